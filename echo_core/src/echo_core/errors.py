@@ -1,0 +1,120 @@
+"""Every error Echo raises, in one place.
+
+All of them derive from `EchoError` *and* from the built-in exception a caller would already be
+catching (`TimeoutError`, `ConnectionError`, ...), so that code written without knowledge of Echo
+does the right thing. Messages name what is wrong (leaf, key, plugin, address) and end in the fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = [
+    "AddressError",
+    "ClosedError",
+    "ConfigError",
+    "ConnectionClosedError",
+    "EchoError",
+    "EchoTimeoutError",
+    "ForkError",
+    "HandshakeRefused",
+    "LeaseError",
+    "PluginConflict",
+    "PluginError",
+    "PluginNotFound",
+    "PluginVersionError",
+    "ProtocolError",
+    "SecurityError",
+    "SpecError",
+    "did_you_mean",
+]
+
+
+class EchoError(Exception):
+    """The root of all errors raised by Echo."""
+
+
+class SpecError(EchoError, ValueError):
+    """An example, a sample or a peer's spec does not fit; the message names the leaf."""
+
+
+class ConfigError(EchoError, ValueError):
+    """A configuration value is unknown, missing or of the wrong type; names the file and key."""
+
+
+class AddressError(EchoError, ValueError):
+    """Text that should be an address is not one; the message shows what was probably meant."""
+
+
+class PluginError(EchoError, ImportError):
+    """A plugin exists but cannot be used: its import failed or it returned something odd."""
+
+
+class PluginNotFound(PluginError):
+    """No installed plugin has this name; the message has the near miss or the install command."""
+
+
+class PluginConflict(PluginError):
+    """Two installed distributions provide the same plugin name."""
+
+
+class PluginVersionError(PluginError):
+    """A plugin speaks another plugin API, or its version is not the one that is required."""
+
+
+class SecurityError(EchoError, PermissionError):
+    """A token is missing, wrong or readable by others, or an address would expose the learner."""
+
+
+class ConnectionClosedError(EchoError, ConnectionError):
+    """The peer is gone: the connection was closed or lost and could not be resumed."""
+
+
+class HandshakeRefused(ConnectionClosedError):
+    """The server answered the handshake with a refusal.
+
+    `code` is the machine-readable reason: "version", "auth", "spec", "busy", "shutdown" or "role".
+    """
+
+    def __init__(self, message: str = "", code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[type[HandshakeRefused], tuple[str, str]]:
+        # ConnectionError pickles only what its own __init__ saw; without this the code is lost
+        # on the way out of a worker process.
+        return type(self), (str(self), self.code)
+
+
+class ProtocolError(EchoError, ConnectionError):
+    """The peer broke the wire format; the connection cannot be used any more."""
+
+
+class EchoTimeoutError(EchoError, TimeoutError):
+    """A blocking call ran past its timeout; the message says who waited for whom."""
+
+
+class LeaseError(EchoTimeoutError):
+    """Every batch buffer is held by batches that are still alive.
+
+    Keep fewer batches, copy them (`copy=True`), or give the server more `num_buffers`.
+    """
+
+
+class ClosedError(EchoError, RuntimeError):
+    """The object was used after its `close()`."""
+
+
+class ForkError(EchoError, RuntimeError):
+    """The object was created before a fork and used in the child; create it in the child."""
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """The end of an error message: `"; did you mean 'tcp'?"`, or `""` when nothing is near.
+
+    Case is ignored when comparing, and the candidate is returned as it is written.
+    """
+    by_folded = {candidate.casefold(): candidate for candidate in candidates}
+    near = get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
+    return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
