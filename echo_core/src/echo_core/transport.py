@@ -1,0 +1,245 @@
+"""What a transport is: the whole contract between Echo and a way for bytes to travel.
+
+A `Transport` has two ends. Its *listener* lives beside the learner and puts what arrives into a
+`sink`; its *connection* lives in a worker. Four flows cross both: samples go up and are
+acknowledged once they lie in the learner's store, weights go down and come back as a receipt,
+small control messages go both ways, and each end can count what it did.
+
+Writing one over a reliable byte stream means writing less than this: see `echo_core.channel`,
+which implements everything below over an object that can send and receive bytes, and
+docs/plugins/transport.md.
+
+Duties of every transport
+-------------------------
+1. **Nothing before the handshake.** Both ends run `echo_core.handshake` (or its equal): protocol
+   version, role, authentication, spec. A mismatch is an error at both ends that names the leaf.
+2. **An acknowledgement means committed.** A sample is acknowledged only after `slot.commit()`.
+   What is not acknowledged is kept by the worker, sent again after a reconnect, and dropped by
+   the learner if it had it already: nothing acknowledged is lost, nothing is inserted twice.
+3. **A slow sender never holds a slot.** A sample is staged outside the store until it is whole.
+4. **Backpressure reaches exactly the client that causes it.** One slow, stalled or broken peer
+   never delays another.
+5. **Weights are whole or not there.** Latest wins, versions may be skipped, none is ever torn,
+   and publishing never stalls experience.
+6. **Sizes are checked before memory is allocated**, and errors travel as text, never as objects.
+
+Threading
+---------
+Every method of every class here may be called from any thread at any time, concurrently, except
+that `close()` may cut other calls short with `ClosedError`. Samples of one thread keep their
+order; samples of several threads interleave whole. Sink methods may be called from any thread of
+the transport; callbacks (`sink.connected`, `sink.lost`, `sink.control`, `sink.receipt`) must not
+be made while holding a lock that `publish()` or `close()` takes.
+
+Waiting
+-------
+`timeout` is in seconds. None means the object's default (option `timeout`, 30 s), `math.inf`
+waits for ever, 0 tries once. A wait sleeps in the kernel without the GIL, answers Ctrl-C within
+100 ms, logs one line on the logger `echo` once it has taken a few seconds, and when it runs out
+raises `EchoTimeoutError` saying who waits for whom.
+
+Errors
+------
+`SpecError` a sample or the peer's spec differs, naming the leaf · `SecurityError` token or
+exposure · `HandshakeRefused` the other end said no (`.code`) · `ProtocolError` the other end
+broke the wire format · `ConnectionClosedError` the other end is gone for good ·
+`EchoTimeoutError` · `ClosedError` use after close · `ForkError` use in a forked child of a
+connection made before the fork · `ConfigError` an option is unknown or unusable. A call that
+raises has not taken its sample: calling it again sends it once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from .address import Address
+    from .sink import Sink
+    from .spec import Spec
+    from .weights import PackedWeights, Weights
+
+__all__ = ["ConnectOptions", "Connection", "ListenOptions", "Listener", "Peer", "Transport"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenOptions:
+    """Options every listener understands; a transport's own `Options` derive from this."""
+
+    timeout: float = 30.0  # seconds: default of waits, and until a client must be authenticated
+    max_connections: int = 4096  # further clients are refused with code "busy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectOptions:
+    """Options every connection understands; a transport's own `ConnectOptions` derive from this."""
+
+    timeout: float = 30.0  # seconds: default of every wait, and for how long to try to reconnect
+    token: bytes | None = field(default=None, repr=False)  # None: the learner must not ask for one
+    allow_unauthenticated: bool = False  # holding a token, still accept a learner asking for none
+    client_id: str = ""  # 32 hex digits that outlive reconnects; "" draws a random one
+    name: str = ""  # shown to people; "" is host:pid
+    role: str = "worker"
+    max_inflight_bytes: int = 64 << 20  # samples kept until acknowledged: bytes, and ...
+    max_inflight_msgs: int = 65536  # ... samples; at either bound `send` waits
+    reconnect: bool = True  # False: a lost connection is final
+
+
+@dataclass
+class Peer:
+    """One connected client as the learner sees it. The transport updates it in place."""
+
+    id: str  # 32 hex digits, the same across reconnects
+    name: str
+    address: str
+    role: str = "worker"
+    pid: int = 0
+    host: str = ""
+    connected_at: float = 0.0  # time.time()
+    samples: int = 0  # committed from this client, all its connections together
+    bytes: int = 0  # received on this connection
+    weights_version: int = 0  # newest version it holds whole; 0: none
+    weights_digest: int = 0
+    state: str = "idle"  # "streaming" | "idle" | "waiting for space" | "half a message"
+    state_since: float = 0.0  # time.monotonic()
+
+
+class Transport(ABC):
+    """One way for samples, weights and control messages to travel.
+
+    A subclass sets `scheme` (what stands before `://`, and the entry point's name), its two
+    option classes, and implements `listen` and `connect`.
+    """
+
+    scheme: ClassVar[str]
+    Options: ClassVar[type] = ListenOptions
+    ConnectOptions: ClassVar[type] = ConnectOptions
+
+    def __init__(self, **options: Any) -> None:
+        """Check `options` against `Options`; nothing is opened yet. Raises ConfigError."""
+        self.options = self.checked(self.Options, options)
+
+    @classmethod
+    def checked(cls, option_class: type[_T], options: dict[str, Any]) -> _T:
+        """Build `option_class(**options)`; an unknown name is a ConfigError with a suggestion."""
+        known = [f.name for f in fields(option_class) if f.init]  # type: ignore[arg-type]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+                raise ConfigError(f"transport {cls.scheme!r} has no option {name!r}; {hint}")
+        try:
+            return option_class(**options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"transport {cls.scheme!r}: {error}") from error
+
+    @abstractmethod
+    def listen(self, sink: Sink) -> Listener:
+        """Open the learner's end and start serving clients into `sink` on threads of its own.
+
+        Returns once clients can connect. Raises OSError with the address in its text when the
+        address cannot be taken, SecurityError when it would be exposed without authentication.
+        """
+
+    @classmethod
+    @abstractmethod
+    def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
+        """Open the worker's end; returns after the handshake.
+
+        A learner that is not there yet is tried again with backoff until `timeout`. Raises
+        SpecError, SecurityError, HandshakeRefused, ProtocolError at once and EchoTimeoutError
+        with the last reason when the learner could not be reached.
+        """
+
+
+class Listener(ABC):
+    """The learner's end: serves many clients until closed."""
+
+    address: Address  # where clients connect, with the port that was really taken
+
+    @abstractmethod
+    def publish(self, weights: PackedWeights) -> None:
+        """Offer `weights` to every subscriber, now and as they come; returns at once.
+
+        A subscriber is sent the newest version when it has confirmed the one before; versions
+        in between are never sent. Its receipt is reported by `sink.receipt`.
+        """
+
+    @abstractmethod
+    def peers(self) -> list[Peer]:
+        """The clients connected now (the same `Peer` objects `sink.connected` was given)."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, float | int]:
+        """Flat counters since `listen`: at least connections_total, active_connections,
+        samples, duplicates, bytes_received, bytes_sent, refused, protocol_errors."""
+
+    @abstractmethod
+    def close(self, timeout: float | None = None) -> None:
+        """Commit what has arrived whole, say BYE to every client, free the address, join every
+        thread. Idempotent. Running out of time closes the rest hard rather than raising."""
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Connection(ABC):
+    """The worker's end: one session with one learner, across reconnects."""
+
+    @abstractmethod
+    def send(self, sample: Any, timeout: float | None = None) -> None:
+        """Take over one sample (copied: its arrays may be changed at once). Waits while the
+        window of unacknowledged samples is full."""
+
+    @abstractmethod
+    def send_batch(self, samples: Any, timeout: float | None = None) -> None:
+        """Take over N samples at once: the tree of `send`, every leaf of shape (N, *leaf.shape).
+        All or nothing, N may exceed the window only if it fits one frame."""
+
+    @abstractmethod
+    def flush(self, timeout: float | None = None) -> None:
+        """Hand everything taken over so far to the network."""
+
+    @abstractmethod
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when everything taken over so far is acknowledged."""
+
+    @abstractmethod
+    def weights(
+        self, timeout: float | None = None, newer_than: int | None = None, like: Any = None
+    ) -> Weights:
+        """The newest whole version; waits for one with version > `newer_than` (None: any).
+        `like` is an example tree for structures JSON cannot carry."""
+
+    @abstractmethod
+    def request(
+        self, op: str, body: dict[str, Any], blob: bytes = b"", timeout: float | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        """Ask the learner and return its answer (body, blob). Both ways at most 1 MiB together.
+        An error on the learner's side is raised here as EchoError with its text."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """Flat counters: at least samples, bytes_sent, acknowledged, unacknowledged, reconnects,
+        learner_restarts, connected, weights_version, send_blocked."""
+
+    @abstractmethod
+    def close(self, timeout: float | None = None) -> None:
+        """Deliver what was taken over, say BYE, release everything. Idempotent. Raises
+        EchoTimeoutError or ConnectionClosedError saying how many samples were not acknowledged;
+        the connection is closed even then."""
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
