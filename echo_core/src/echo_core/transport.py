@@ -50,12 +50,11 @@ raises has not taken its sample: calling it again sends it once.
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from .errors import ConfigError
+from .errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from .address import Address
@@ -131,9 +130,8 @@ class Transport(ABC):
         known = [f.name for f in fields(option_class) if f.init]  # type: ignore[arg-type]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-                raise ConfigError(f"transport {cls.scheme!r} has no option {name!r}; {hint}")
+                hint = did_you_mean(name, known) or f"; it has: {', '.join(known)}"
+                raise ConfigError(f"transport {cls.scheme!r} has no option {name!r}{hint}")
         try:
             return option_class(**options)
         except (TypeError, ValueError) as error:
@@ -203,7 +201,8 @@ class Connection(ABC):
     @abstractmethod
     def send_batch(self, samples: Any, timeout: float | None = None) -> None:
         """Take over N samples at once: the tree of `send`, every leaf of shape (N, *leaf.shape).
-        All or nothing, N may exceed the window only if it fits one frame."""
+        All or nothing: waits for room for the whole batch (one larger than the window waits for
+        an empty window). N = 0 does nothing."""
 
     @abstractmethod
     def flush(self, timeout: float | None = None) -> None:
