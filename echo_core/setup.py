@@ -1,0 +1,25 @@
+"""Builds the Cython modules; everything else is in pyproject.toml."""
+
+from pathlib import Path
+
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+here = Path(__file__).parent
+package = Path("src/echo_core")
+headers = [str(path) for path in sorted(package.glob("**/*.h*")) + sorted(package.glob("*.pxd"))]
+extensions = [
+    Extension(
+        f"echo_core.{source.stem}",
+        [str(source)],
+        language="c++",
+        depends=headers,
+        include_dirs=[str(package), str(package / "include"), numpy.get_include()],
+        # CXXFLAGS come after these: a sanitizer build only adds to them.
+        extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wno-unused-function"],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
+    )
+    for source in sorted(package.glob("*.pyx"))
+]
+setup(ext_modules=cythonize(extensions, include_path=["src"], build_dir="build/cython"))

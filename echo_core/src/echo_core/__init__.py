@@ -1,0 +1,75 @@
+"""Echo: everything that flows between the workers and the learners of reinforcement learning, over any transport.
+
+    from echo_core import Client, Server
+
+    server = Server(example, batch_size=32, transport="tcp://127.0.0.1:0").start()
+    client = Client(server.address, example)         # usually in another process
+    client.send(sample)
+    batch, info = server.sample(timeout=10)
+
+`TcpTransport`, `TcpClient` and their like are found among the installed plugins when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Where each public name lives. Imported when first used, so that `import echo_core` costs little and a plugin's import of one
+# submodule never pulls in the others.
+_HOME = {
+    "Address": "address",
+    "Client": "client",
+    "ClosedError": "errors",
+    "ConfigError": "errors",
+    "ConnectionClosedError": "errors",
+    "EchoError": "errors",
+    "EchoTimeoutError": "errors",
+    "ForkError": "errors",
+    "HistSnapshot": "sample",
+    "LeaseError": "errors",
+    "PluginError": "errors",
+    "Published": "server",
+    "Sample": "sample",
+    "SampleInfo": "sample",
+    "Sampler": "sampler",
+    "SecurityError": "errors",
+    "Server": "server",
+    "Spec": "spec",
+    "SpecError": "errors",
+    "TrajectoryAccumulator": "trajectory",
+    "Transport": "transport",
+    "Weights": "weights",
+    "hookimpl": "hookspecs",
+}
+
+__all__ = [*sorted(_HOME), "get_include"]
+
+
+def get_include() -> str:
+    """The directory of echo_capi.h, for building native plugins."""
+    from pathlib import Path
+
+    return str(Path(__file__).parent / "include")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    elif name.endswith(("Transport", "Client")) and name[0].isupper():
+        # TcpTransport, ShmClient, ...: whatever plugin of that name is installed.
+        from . import plugins
+
+        kind = "Transport" if name.endswith("Transport") else "Client"
+        plugin = name.removesuffix(kind).lower()
+        value = plugins.transport_class(plugin) if kind == "Transport" else plugins.client_class(plugin)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,38 @@
+# The native door for Cython plugins: `from echo_core.capi cimport ...`. The C struct is echo_capi.h's, the only stable native surface.
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+cdef extern from "echo_capi.h" nogil:
+    int ECHO_CAPI_VERSION
+    int ECHO_OK, ECHO_FULL, ECHO_CLOSED, ECHO_TIMEOUT, ECHO_READY
+    int ECHO_GAUGE_CONNECTIONS, ECHO_GAUGE_QUEUED, ECHO_HIST_COPY, ECHO_HIST_INGEST_ROUND
+    ctypedef struct echo_store:
+        pass
+    ctypedef struct echo_run:
+        uint32_t buffer
+        uint32_t slot
+        uint32_t count
+        uint32_t reserved
+    ctypedef struct echo_capi:
+        uint32_t version
+        uint32_t size
+        void (*retain)(echo_store*)
+        void (*release)(echo_store*)
+        uint32_t (*leaf_count)(const echo_store*)
+        uint64_t (*leaf_bytes)(const echo_store*, uint32_t)
+        uint64_t (*sample_bytes)(const echo_store*)
+        uint32_t (*batch_size)(const echo_store*)
+        int (*claim)(echo_store*, uint32_t, echo_run*)
+        void* (*leaf)(echo_store*, const echo_run*, uint32_t)
+        void (*commit)(echo_store*, const echo_run*)
+        void (*abort)(echo_store*, const echo_run*)
+        int (*wait_space)(echo_store*, int64_t)
+        int (*arm_space)(echo_store*, int)
+        void (*disarm_space)(echo_store*, int)
+        void (*gauge_add)(echo_store*, int, int64_t)
+        void (*queue_depth)(echo_store*, uint64_t)
+        void (*observe)(echo_store*, int, uint64_t)
+
+cdef const echo_capi* echo_table(uint32_t version) except NULL
+cdef echo_store* echo_store_of(object capsule) except NULL
+cdef int echo_leaf_pointers(object spec, object sample, const void** out, list keep) except -1
+cdef Py_ssize_t echo_batch_pointers(object spec, object samples, const void** out, list keep) except -1

@@ -1,0 +1,76 @@
+// Sleeping until a condition holds, when somebody else makes it hold: an event count over one futex word.
+//
+// The two sides must not miss each other. The waiter says "I am waiting" and then looks at the condition; the notifier changes
+// the condition and then looks for waiters. Both sides do store-then-load on two different words, so only sequentially consistent
+// order makes "neither saw the other" impossible (SYNC wakeup, below, at both ends). With acquire/release alone the two loads may
+// both be served before the stores, and a wake-up is lost for good.
+#pragma once
+
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <cstdint>
+#include <ctime>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace echo {
+
+inline int64_t now_ns() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
+}
+
+class EventCount {
+public:
+    // To be called after a sequentially consistent write that may have made the condition true. Costs one load while nobody waits.
+    // Returns whether anybody had to be woken.
+    bool notify(int how_many) {
+        if (waiters_.load(std::memory_order_seq_cst) == 0) return false;  // SYNC wakeup
+        epoch_.fetch_add(1, std::memory_order_seq_cst);
+        futex(FUTEX_WAKE_PRIVATE, how_many, nullptr);
+        return true;
+    }
+
+    // Sleep until `ready()` (which must load with seq_cst) or the deadline (of now_ns; negative: none). Spurious returns do not
+    // happen: the answer is ready()'s last. A signal ends the sleep early so that Python can look at it: the answer is then false.
+    template <class Ready>
+    bool wait(Ready ready, int64_t deadline) {
+        waiters_.fetch_add(1, std::memory_order_seq_cst);  // SYNC wakeup
+        bool answer;
+        for (;;) {
+            const uint32_t epoch = epoch_.load(std::memory_order_seq_cst);
+            answer = ready();
+            if (answer) break;
+            timespec relative;
+            timespec *limit = nullptr;
+            if (deadline >= 0) {
+                const int64_t left = deadline - now_ns();
+                if (left <= 0) break;
+                relative = {time_t(left / 1'000'000'000), long(left % 1'000'000'000)};
+                limit = &relative;
+            }
+            // The kernel compares the word with `epoch` atomically: a notify since our look makes this return at once.
+            if (futex(FUTEX_WAIT_PRIVATE, int(epoch), limit) != 0 && errno == EINTR) {
+                answer = ready();
+                break;
+            }
+        }
+        waiters_.fetch_sub(1, std::memory_order_seq_cst);
+        return answer;
+    }
+
+    uint32_t waiters() const { return waiters_.load(std::memory_order_relaxed); }
+
+private:
+    long futex(int operation, int value, const timespec *limit) {
+        return syscall(SYS_futex, reinterpret_cast<uint32_t *>(&epoch_), operation, value, limit, nullptr, 0);
+    }
+
+    std::atomic<uint32_t> epoch_{0};    // invariant: changes between a notify and the return of every wait it wakes
+    std::atomic<uint32_t> waiters_{0};  // invariant: >= the number of threads inside futex wait
+};
+
+}  // namespace echo

@@ -1,0 +1,57 @@
+# What Cython code of echo_core itself sees of ring.hpp. Not for plugins: their door is capi.pxd.
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+cdef extern from "echo_capi.h" nogil:
+    ctypedef struct echo_run:
+        uint32_t buffer
+        uint32_t slot
+        uint32_t count
+        uint32_t reserved
+    int ECHO_OK, ECHO_FULL, ECHO_CLOSED, ECHO_TIMEOUT, ECHO_READY
+
+cdef extern from "histogram.hpp" namespace "echo" nogil:
+    cdef cppclass HistogramSnapshot "echo::Histogram::Snapshot":
+        uint64_t count, min, max, p50, p90, p99
+        double mean
+
+    cdef cppclass Histogram:
+        void record(uint64_t)
+        HistogramSnapshot snapshot()
+        void reset()
+
+cdef extern from "eventcount.hpp" namespace "echo" nogil:
+    int64_t now_ns()
+
+cdef extern from "ring.hpp" namespace "echo" nogil:
+    cdef cppclass Counters "echo::Ring::Counters":
+        uint64_t inserted, stored, batches_taken, push_blocked, notified, aborted, leased
+        uint64_t connections, queued, queue_depth_max
+
+    cdef cppclass Ring:
+        Ring(const vector[uint64_t]&, uint64_t, uint64_t) except +
+        @staticmethod
+        uint64_t storage_bytes(const vector[uint64_t]&, uint64_t, uint64_t)
+        void retain()
+        void release()
+        int claim(uint32_t, echo_run*)
+        char* leaf(const echo_run&, uint32_t)
+        void commit(const echo_run&)
+        void abort(const echo_run&)
+        int wait_space(int64_t)
+        int take()
+        void give_back(int)
+        cbool wait_ready(int64_t)
+        char* batch_leaf(int, uint32_t)
+        void close()
+        cbool closed()
+        Counters counters()
+        uint64_t batch_size()
+        uint64_t buffers()
+        uint64_t leased()
+        uint32_t leaf_count()
+        uint64_t leaf_bytes(uint32_t)
+        uint64_t sample_bytes()
+        uint32_t writers_waiting()
+        Histogram copy, ingest_round, queue_dwell

@@ -1,0 +1,17 @@
+from libc.stdint cimport int64_t, uint32_t
+
+from echo_core.pytree cimport Flattener
+from echo_core.ring cimport Ring, echo_run
+
+cdef class Store:
+    cdef Ring* ring
+    cdef Flattener flattener
+    cdef uint32_t leaves
+    cdef size_t sample_bytes
+    cdef int64_t lease_timeout_ns
+    cdef readonly object spec
+    cdef object __weakref__
+    cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout) except -1
+    cdef int insert(self, const void** data, Py_ssize_t count, object timeout, str caller) except -1
+    cdef int wait_claim(self, uint32_t wanted, echo_run* run, object timeout, str caller) except -1
+    cdef int wait_batch(self, object timeout) except -2

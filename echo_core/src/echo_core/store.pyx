@@ -1,0 +1,341 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The stream store as Python sees it: `submit` on one side, `sample` on the other, ring.hpp in between.
+
+`Server` derives from `Store`, so that `server.submit` and `server.sample` are builtin methods: a Python call in between would cost
+as much as the insert itself.
+"""
+import logging
+import math
+import os
+
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+from libcpp.vector cimport vector
+
+from echo_core.pytree cimport Flattener
+from echo_core.ring cimport ECHO_CLOSED, ECHO_OK, Counters, Ring, echo_run, now_ns
+from echo_core.sample cimport Lease, Sample, new_lease, new_sample, snapshot
+
+from echo_core.errors import ClosedError, EchoTimeoutError, LeaseError, SpecError
+
+_log = logging.getLogger("echo")
+
+cdef enum:
+    INLINE_LEAVES = 64          # samples with more leaves take their pointers from the heap
+    SLICE_NS = 50000000         # longest sleep before Python may look at signals
+    GIL_BYTES = 32768           # copies larger than this are done without the GIL: it costs 46 ns to give away and take back
+
+cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
+
+
+cdef int64_t deadline_of(object timeout) except -2:
+    """The now_ns() at which a wait ends; -1 for never (None and infinity)."""
+    if timeout is None:
+        return -1
+    cdef double seconds = timeout
+    if seconds != seconds or seconds < 0:
+        raise ValueError(f"timeout must be a number of seconds >= 0 or None, not {timeout!r}")
+    if seconds > 1e9:
+        return -1
+    return now_ns() + <int64_t>(seconds * 1e9)
+
+
+cdef inline int64_t slice_of(int64_t deadline) noexcept nogil:
+    cdef int64_t left
+    if deadline < 0:
+        return SLICE_NS
+    left = deadline - now_ns()
+    return 0 if left < 0 else left if left < SLICE_NS else SLICE_NS
+
+
+cdef void release_capsule(object capsule) noexcept:
+    (<Ring*>PyCapsule_GetPointer(capsule, "echo_core.store")).release()
+
+
+def _available_memory() -> int:
+    with open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+cdef class Store:
+    """Batch buffers that writers fill slot by slot and learners take whole; see docs/design/store.md."""
+
+    def __dealloc__(self):
+        if self.ring != NULL:
+            self.ring.close()
+            self.ring.release()
+
+    cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout) except -1:
+        cdef vector[uint64_t] sizes
+        cdef uint64_t total
+        if self.ring != NULL:
+            raise RuntimeError("this store is open already")
+        for name, value, most in (("batch_size", batch_size, (1 << 24) - 1), ("num_buffers", num_buffers, (1 << 12) - 1)):
+            least = 2 if name == "num_buffers" else 1
+            if not hasattr(type(value), "__index__") or isinstance(value, bool) or not least <= value <= most:
+                raise ValueError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+        if batch_size * num_buffers >= 1 << 32:
+            raise ValueError(f"batch_size x num_buffers must stay below 2**32, not {batch_size} x {num_buffers}")
+        for leaf in spec.leaves:
+            sizes.push_back(leaf.nbytes)
+        total = Ring.storage_bytes(sizes, batch_size, num_buffers)
+        free = _available_memory()
+        if total > free:
+            raise MemoryError(
+                f"{num_buffers} buffers of {batch_size} samples of {spec.sample_bytes:,} bytes need {total:,} bytes; "
+                f"{free:,} are available: lower batch_size or num_buffers"
+            )
+        self.ring = new Ring(sizes, batch_size, num_buffers)
+        self.spec = spec
+        self.flattener = spec.flattener
+        self.leaves = len(spec.leaves)
+        self.sample_bytes = spec.sample_bytes
+        self.lease_timeout_ns = <int64_t>(lease_timeout * 1e9) if lease_timeout < 1e9 else INT64_MAX
+        return 0
+
+    def _open(self, spec, batch_size, num_buffers, lease_timeout):
+        self.open(spec, batch_size, num_buffers, lease_timeout)
+
+    # ---- writing ----------------------------------------------------------------------------------------------------------
+
+    def submit(self, sample, timeout=30.0):
+        """Insert one sample, from any thread of this process.
+
+        Args:
+            sample: a pytree that matches the spec.
+            timeout: seconds to wait for space when every buffer is full; None waits for ever.
+
+        Raises:
+            SpecError: the sample does not match, naming the leaf; nothing was inserted.
+            EchoTimeoutError: no space in time, saying who waits for whom; nothing was inserted.
+            ClosedError: the server is closed.
+        """
+        cdef const void* inline_data[INLINE_LEAVES]
+        cdef vector[const void*] heap_data
+        cdef const void** data = inline_data
+        cdef list keep = []
+        if self.ring == NULL:
+            raise RuntimeError("Server.__init__ was not called")
+        if self.leaves > INLINE_LEAVES:
+            heap_data.resize(self.leaves)
+            data = heap_data.data()
+        self.flattener.pointers(sample, data, keep)
+        self.insert(data, 1, timeout, "submit()")
+
+    def submit_batch(self, samples, timeout=30.0):
+        """Insert N samples at once, as vectorised environments produce them.
+
+        Args:
+            samples: a pytree like the example whose leaves have one more leading axis: shape `(N, *leaf.shape)`, the same N for all.
+            timeout: seconds to wait for space; None waits for ever.
+
+        Returns:
+            N. On EchoTimeoutError or ClosedError the error's `inserted` attribute says how many of them were inserted, from the front.
+
+        Raises:
+            SpecError, EchoTimeoutError, ClosedError: as `submit`.
+        """
+        cdef const void* inline_data[INLINE_LEAVES]
+        cdef vector[const void*] heap_data
+        cdef const void** data = inline_data
+        cdef list keep = []
+        cdef Py_ssize_t count
+        if self.ring == NULL:
+            raise RuntimeError("Server.__init__ was not called")
+        if self.leaves > INLINE_LEAVES:
+            heap_data.resize(self.leaves)
+            data = heap_data.data()
+        count = self.flattener.batch_pointers(samples, data, keep)
+        self.insert(data, count, timeout, "submit_batch()")
+        return count
+
+    cdef int insert(self, const void** data, Py_ssize_t count, object timeout, str caller) except -1:
+        """Copy `count` samples, leaf runs at `data`, into slots. The arrays behind `data` are kept alive by the caller."""
+        cdef echo_run run
+        cdef Py_ssize_t done = 0
+        cdef uint32_t wanted
+        cdef int status
+        cdef int64_t began = 0
+        while done < count:
+            wanted = <uint32_t>(count - done) if count - done < 0x7fffffff else 0x7fffffff
+            status = self.ring.claim(wanted, &run)
+            if status != ECHO_OK:
+                try:
+                    self.wait_claim(wanted, &run, timeout, caller)
+                except (EchoTimeoutError, ClosedError) as error:
+                    error.inserted = done
+                    raise
+            # One in 64 is timed: two looks at the clock cost as much as copying a small sample.
+            if run.slot & 63 == 0:
+                began = now_ns()
+            if self.sample_bytes * run.count > GIL_BYTES:
+                with nogil:
+                    self.copy(data, done, &run)
+            else:
+                self.copy(data, done, &run)
+            if run.slot & 63 == 0:
+                self.ring.copy.record(<uint64_t>(now_ns() - began) / run.count)
+            self.ring.commit(run)
+            done += run.count
+        return 0
+
+    cdef inline void copy(self, const void** data, Py_ssize_t first, const echo_run* run) noexcept nogil:
+        cdef uint32_t i
+        cdef size_t size
+        for i in range(self.leaves):
+            size = self.ring.leaf_bytes(i)
+            memcpy(self.ring.leaf(run[0], i), <const char*>data[i] + first * size, size * run.count)
+
+    cdef int wait_claim(self, uint32_t wanted, echo_run* run, object timeout, str caller) except -1:
+        cdef int64_t deadline = deadline_of(timeout), began = now_ns()
+        cdef int status
+        cdef bint told = False
+        while True:
+            with nogil:
+                status = self.ring.claim(wanted, run)
+                if status != ECHO_OK and status != ECHO_CLOSED:
+                    self.ring.wait_space(slice_of(deadline))
+                    status = self.ring.claim(wanted, run)
+            if status == ECHO_OK:
+                return 0
+            if status == ECHO_CLOSED:
+                raise ClosedError(f"{caller}: the server is closed and takes no more samples")
+            PyErr_CheckSignals()
+            if deadline >= 0 and now_ns() >= deadline:
+                raise EchoTimeoutError(f"{caller} waited {timeout:g} s for space: {self._who_blocks_writers()}")
+            if not told and now_ns() - began > PATIENCE_NS:
+                told = True
+                _log.warning("%s has waited 5 s for space: %s", caller, self._who_blocks_writers())
+
+    # ---- reading ----------------------------------------------------------------------------------------------------------
+
+    def sample(self, timeout=None):
+        """The next batch: waits until `batch_size` samples are there.
+
+        Args:
+            timeout: seconds; None waits until there is one or the server is closed.
+
+        Returns:
+            `Sample(batch, info)`: the batch's arrays have shape `(batch_size, *leaf.shape)`, are writable and zero-copy, and stay
+            valid for as long as anything refers to them. None once the server is closed and its last whole batch was taken.
+
+        Raises:
+            EchoTimeoutError: no batch in time, saying who waits for whom.
+            LeaseError: batches still alive hold every buffer, so that no batch can ever come; raised when `timeout` or
+                `lease_timeout` has passed, whichever is first.
+        """
+        cdef char* inline_data[INLINE_LEAVES]
+        cdef vector[char*] heap_data
+        cdef char** data = inline_data
+        cdef uint32_t i
+        cdef Lease lease
+        cdef int buffer
+        if self.ring == NULL:
+            raise RuntimeError("Server.__init__ was not called")
+        buffer = self.ring.take()
+        if buffer < 0:
+            buffer = self.wait_batch(timeout)
+            if buffer < 0:
+                return None
+        lease = new_lease(self.ring, buffer)
+        if self.leaves > INLINE_LEAVES:
+            heap_data.resize(self.leaves)
+            data = heap_data.data()
+        for i in range(self.leaves):
+            data[i] = self.ring.batch_leaf(buffer, i)
+        return new_sample(self.ring, self.flattener.arrays(data, self.ring.batch_size(), lease))
+
+    cdef int wait_batch(self, object timeout) except -2:
+        """A batch's buffer, or -1 once closed."""
+        cdef int64_t deadline = deadline_of(timeout), began = now_ns(), hoarded_since = -1, now
+        cdef int buffer
+        cdef bint closed, told = False
+        while True:
+            with nogil:
+                # Closed before looked: what was committed before the close is still handed out.
+                closed = self.ring.closed()
+                buffer = self.ring.take()
+                if buffer < 0 and not closed:
+                    self.ring.wait_ready(slice_of(deadline))
+                    buffer = self.ring.take()
+            if buffer >= 0 or closed:
+                return buffer
+            PyErr_CheckSignals()
+            now = now_ns()
+            if self.ring.leased() < self.ring.buffers():
+                hoarded_since = -1
+            elif hoarded_since < 0:
+                hoarded_since = now
+            if hoarded_since >= 0 and (now - hoarded_since >= self.lease_timeout_ns or (deadline >= 0 and now >= deadline)):
+                raise LeaseError(
+                    f"all {self.ring.buffers()} batch buffers are held by batches still alive, so that no new batch can come; "
+                    f"drop batches you no longer need, keep copies (dataset_iter(copy=True), numpy.copy), or give the server more "
+                    f"num_buffers than the batches you hold at once"
+                )
+            if deadline >= 0 and now >= deadline:
+                raise EchoTimeoutError(f"sample() waited {timeout:g} s for a batch: {self._who_blocks_learner()}")
+            if not told and now - began > PATIENCE_NS:
+                told = True
+                _log.warning("sample() has waited 5 s for a batch: %s", self._who_blocks_learner())
+
+    def _who_blocks_writers(self) -> str:
+        cdef Counters c = self.ring.counters()
+        cdef uint64_t buffers = self.ring.buffers()
+        if c.leased == buffers:
+            return f"all {buffers} batch buffers are leased to batches the learner still holds"
+        return (f"{c.stored} samples wait in {buffers - c.leased} of {buffers} batch buffers for the learner to call sample() "
+                f"({c.leased} leased); the learner is slower than the writers")
+
+    def _who_blocks_learner(self) -> str:
+        cdef Counters c = self.ring.counters()
+        return (f"{c.stored} of {self.ring.batch_size()} samples are there, {c.connections} workers connected, "
+                f"{c.inserted} samples inserted so far; the workers are slower than the learner, or not started")
+
+    # ---- figures and doors ------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether the store takes no more samples."""
+        return self.ring == NULL or self.ring.closed()
+
+    @property
+    def batch_size(self) -> int:
+        return self.ring.batch_size()
+
+    @property
+    def num_buffers(self) -> int:
+        return self.ring.buffers()
+
+    def _close_store(self):
+        if self.ring != NULL:
+            self.ring.close()
+
+    def _counters(self) -> dict:
+        return self.ring.counters()
+
+    def _histograms(self) -> dict:
+        return {
+            "queue_dwell": snapshot(self.ring.queue_dwell.snapshot()),
+            "copy": snapshot(self.ring.copy.snapshot()),
+            "ingest_round": snapshot(self.ring.ingest_round.snapshot()),
+        }
+
+    def reset_histograms(self) -> None:
+        """Start the three latency histograms anew; counters stay as they are."""
+        self.ring.queue_dwell.reset()
+        self.ring.copy.reset()
+        self.ring.ingest_round.reset()
+
+    def _native(self):
+        """PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the store's memory alive."""
+        self.ring.retain()
+        try:
+            return PyCapsule_New(self.ring, "echo_core.store", release_capsule)
+        except BaseException:
+            self.ring.release()
+            raise
