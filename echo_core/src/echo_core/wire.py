@@ -96,7 +96,9 @@ class Header(NamedTuple):
     length: int
 
 
-def pack_header(kind: int, *, flags: int = 0, count: int = 0, seq: int = 0, length: int = 0) -> bytes:
+def pack_header(
+    kind: int, *, flags: int = 0, count: int = 0, seq: int = 0, length: int = 0
+) -> bytes:
     """The 24 bytes before a payload of `length` bytes."""
     return HEADER.pack(kind, flags, 0, count, seq, length)
 
@@ -235,7 +237,7 @@ def weights_frames(weights: PackedWeights) -> Iterator[list[Buffer]]:
     The payload is sliced, never copied; the arrays must stay unchanged while frames are taken.
     """
     head = memoryview(U32.pack(len(weights.meta)) + weights.meta)
-    body = memoryview(weights.payload).cast("B")
+    body = memoryview(weights.payload)  # uint8, so its length is its bytes
     total = len(head) + len(body)
     for start in range(0, total, MAX_CHUNK_BYTES):
         stop = min(start + MAX_CHUNK_BYTES, total)
