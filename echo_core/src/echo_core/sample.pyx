@@ -149,6 +149,13 @@ cdef class Sample:
 
     __match_args__ = ("batch", "info")
 
+    def with_batch(self, batch) -> Sample:
+        """The same figures with another batch, such as a copy of this one's."""
+        cdef Sample sample = Sample.__new__(Sample)
+        sample.batch = batch
+        sample.info = self.info
+        return sample
+
     def __iter__(self):
         yield self.batch
         yield self.info

@@ -18,7 +18,7 @@ from echo_core.pytree cimport Flattener
 from echo_core.ring cimport ECHO_CLOSED, ECHO_OK, Counters, Ring, echo_run, now_ns
 from echo_core.sample cimport Lease, Sample, new_lease, new_sample, snapshot
 
-from echo_core.errors import ClosedError, EchoTimeoutError, LeaseError, SpecError
+from echo_core.errors import ClosedError, EchoTimeoutError, ForkError, LeaseError
 
 _log = logging.getLogger("echo")
 
@@ -28,6 +28,17 @@ cdef enum:
     GIL_BYTES = 32768           # copies larger than this are done without the GIL: it costs 46 ns to give away and take back
 
 cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
+
+
+cdef int generation = 0  # of forks: a store belongs to the process of its birth
+
+
+def _forked():
+    global generation
+    generation += 1
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 cdef int64_t deadline_of(object timeout) except -2:
@@ -95,11 +106,24 @@ cdef class Store:
         self.flattener = spec.flattener
         self.leaves = len(spec.leaves)
         self.sample_bytes = spec.sample_bytes
+        self.generation = generation
         self.lease_timeout_ns = <int64_t>(lease_timeout * 1e9) if lease_timeout < 1e9 else INT64_MAX
         return 0
 
     def _open(self, spec, batch_size, num_buffers, lease_timeout):
         self.open(spec, batch_size, num_buffers, lease_timeout)
+
+    cdef int refuse(self) except -1:
+        """Say why this object cannot be used."""
+        if self.ring == NULL:
+            raise RuntimeError("Server.__init__ was not called")
+        raise ForkError(
+            "this server was made before a fork and belongs to the parent process: what the child inserts or takes would never be seen "
+            "there; make clients in the child, or start it with multiprocessing's 'spawn'"
+        )
+
+    def _same_process(self) -> bool:
+        return self.generation == generation
 
     # ---- writing ----------------------------------------------------------------------------------------------------------
 
@@ -119,8 +143,8 @@ cdef class Store:
         cdef vector[const void*] heap_data
         cdef const void** data = inline_data
         cdef list keep = []
-        if self.ring == NULL:
-            raise RuntimeError("Server.__init__ was not called")
+        if self.ring == NULL or self.generation != generation:
+            self.refuse()
         if self.leaves > INLINE_LEAVES:
             heap_data.resize(self.leaves)
             data = heap_data.data()
@@ -145,8 +169,8 @@ cdef class Store:
         cdef const void** data = inline_data
         cdef list keep = []
         cdef Py_ssize_t count
-        if self.ring == NULL:
-            raise RuntimeError("Server.__init__ was not called")
+        if self.ring == NULL or self.generation != generation:
+            self.refuse()
         if self.leaves > INLINE_LEAVES:
             heap_data.resize(self.leaves)
             data = heap_data.data()
@@ -192,6 +216,8 @@ cdef class Store:
             memcpy(self.ring.leaf(run[0], i), <const char*>data[i] + first * size, size * run.count)
 
     cdef int wait_claim(self, uint32_t wanted, echo_run* run, object timeout, str caller) except -1:
+        if self.ring == NULL or self.generation != generation:
+            self.refuse()
         cdef int64_t deadline = deadline_of(timeout), began = now_ns()
         cdef int status
         cdef bint told = False
@@ -235,8 +261,8 @@ cdef class Store:
         cdef uint32_t i
         cdef Lease lease
         cdef int buffer
-        if self.ring == NULL:
-            raise RuntimeError("Server.__init__ was not called")
+        if self.ring == NULL or self.generation != generation:
+            self.refuse()
         buffer = self.ring.take()
         if buffer < 0:
             buffer = self.wait_batch(timeout)

@@ -137,6 +137,18 @@ class Transport(ABC):
         except (TypeError, ValueError) as error:
             raise ConfigError(f"transport {cls.scheme!r}: {error}") from error
 
+    @classmethod
+    def at(cls, address: Address) -> Transport:
+        """The transport that listens at `address`: host and port become options of these names
+        (or `path`, where the address has no host), and so do the options behind the `?`."""
+        place = {"path": address.path} if address.port is None else dict(
+            zip(("host", "port"), address.endpoint, strict=True)
+        )
+        from .config import build_options
+
+        where = f"address {address}"
+        return cls(**vars(build_options(cls.Options, {**place, **address.options}, where)))
+
     @abstractmethod
     def listen(self, sink: Sink) -> Listener:
         """Open the learner's end and start serving clients into `sink` on threads of its own.

@@ -1,0 +1,96 @@
+"""What is counted, seen from outside: flat dicts for loggers, and the ticker that feeds observers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from .server import Server
+
+__all__ = ["StatsTicker", "server_stats"]
+
+_log = logging.getLogger("echo")
+
+
+def server_stats(server: Server) -> dict[str, float | int | str]:
+    """`Server.stats()`. Names are `group/figure`; latencies in nanoseconds.
+
+    `store/*` the counters of `SampleInfo`; `latency/<histogram>_{count,p50,p90,p99,max}_ns`; `weights/version` (0: none published),
+    `weights/age_s`; `transport/<scheme>/*` what each listener counts; `worker/<name>/*` samples, bytes, weights_version, state,
+    state_s of each connected worker.
+    """
+    c = server._counters()
+    out: dict[str, float | int | str] = {
+        "store/samples": c["stored"],
+        "store/samples_inserted_total": c["inserted"],
+        "store/batches_taken_total": c["batches_taken"],
+        "store/leases_held": c["leased"],
+        "store/num_buffers": server.num_buffers,
+        "store/batch_size": server.batch_size,
+        "store/capacity": server.num_buffers * server.batch_size,
+        "store/push_blocked_count": c["push_blocked"],
+        "store/samples_aborted_total": c["aborted"],
+        "store/notify_count": c["notified"],
+        "store/queue_depth_sum": c["queued"],
+        "store/queue_depth_max": c["queue_depth_max"],
+        "store/active_connections": c["connections"],
+    }
+    for name, h in server._histograms().items():
+        out[f"latency/{name}_count"] = h.count
+        for figure in ("p50", "p90", "p99", "max"):
+            out[f"latency/{name}_{figure}_ns"] = getattr(h, f"{figure}_ns")
+    packed = server._weights
+    out["weights/version"] = 0 if packed is None else packed.version
+    out["weights/age_s"] = 0.0 if packed is None else time.monotonic() - server._published_at
+    for listener in list(server._listeners):
+        scheme = listener.address.scheme
+        out.update({f"transport/{scheme}/{key}": value for key, value in listener.stats().items()})
+    now = time.monotonic()
+    for peer in server.peers():
+        worker = f"worker/{peer.name}"
+        out[f"{worker}/samples"] = peer.samples
+        out[f"{worker}/bytes"] = peer.bytes
+        out[f"{worker}/weights_version"] = peer.weights_version
+        out[f"{worker}/weights_digest"] = f"{peer.weights_digest:016x}"
+        out[f"{worker}/state"] = peer.state
+        out[f"{worker}/state_s"] = now - peer.state_since
+    return out
+
+
+class StatsTicker:
+    """Calls the observers' `echo_stats` about once a second while the server lives; no observer, no thread."""
+
+    INTERVAL = 1.0  # seconds
+
+    def __init__(self, server: Server, observers: pluggy.PluginManager) -> None:
+        self._server = weakref.ref(server)
+        self._observers = observers
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="echo-stats", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def maybe(cls, server: Server, observers: pluggy.PluginManager) -> StatsTicker | None:
+        return cls(server, observers) if observers.hook.echo_stats.get_hookimpls() else None
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.INTERVAL):
+            server = self._server()
+            if server is None:
+                return
+            try:
+                self._observers.hook.echo_stats(stats=server.stats())
+            except Exception:  # an observer's bug must not end the statistics of the others
+                _log.exception("an observer's echo_stats failed")
+            del server
+
+    def stop(self) -> None:
+        self._stop.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()

@@ -1,0 +1,291 @@
+"""The learner's side: a store that workers fill, batches out of it, weights down to the workers."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import optree
+
+from . import metrics, plugins, security
+from .address import Address
+from .errors import ClosedError, ConfigError, EchoError
+from .sample import Sample
+from .sampler import Sampler
+from .sink import Sink
+from .spec import Spec
+from .store import Store
+from .transport import Listener, Peer, Transport
+from .weights import PackedWeights, pack
+
+__all__ = ["Published", "Server"]
+
+_log = logging.getLogger("echo")
+
+
+class Published(NamedTuple):
+    """What `Server.publish` made: the version workers will report back, and the digest (16 hex digits) of its bytes."""
+
+    version: int
+    digest: str
+
+
+class Server(Store):
+    """Assembles samples of many workers into batches for a learner.
+
+    Args:
+        example: a pytree of numpy arrays: one sample. It fixes structure, shapes and dtypes for good.
+        batch_size: samples per batch.
+        transport: how workers reach this server: a `Transport`, an address such as `"tcp://127.0.0.1:0"` (port 0: any free one),
+            a mapping `{"type": "tcp", "port": 0}`, several of these in a list, or None for use within one process.
+        sampler: name of an installed sampler, a mapping `{"type": "fifo"}`, or a `Sampler`.
+        num_buffers: batch buffers (at least 2): one is being filled while others wait or are held by the learner.
+        lease_timeout: seconds that `sample()` waits when batches still alive hold every buffer, before it raises LeaseError.
+        token: secret shared with the workers; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file.
+
+    Raises:
+        SpecError: the example cannot be a sample, naming the leaf.
+        PluginError: transport or sampler is not installed or broken; the message ends in the command to run.
+        MemoryError: the buffers do not fit into this machine's memory.
+
+    Batches are leases: zero-copy, writable, valid for as long as anything refers to them, also after `close()`.
+    """
+
+    def __init__(
+        self,
+        example: Any,
+        batch_size: int,
+        transport: Transport | str | Mapping[str, Any] | Iterable[Any] | None = None,
+        sampler: Sampler | str | Mapping[str, Any] = "fifo",
+        num_buffers: int = 3,
+        *,
+        lease_timeout: float = 10.0,
+        token: str | bytes | None = None,
+        num_drainers: int | None = None,
+        producer_queue_size: int | None = None,
+    ) -> None:
+        if num_drainers is not None or producer_queue_size is not None:
+            warnings.warn("num_drainers and producer_queue_size do nothing: Echo has no drainer threads and no queues", stacklevel=2)
+        self.sampler = _sampler(sampler)
+        self._transports = list(_transports(transport))
+        self._token = token
+        self._open(Spec.from_example(example), batch_size, num_buffers, lease_timeout)
+        self._listeners: list[Listener] = []
+        self._peers: dict[int, Peer] = {}
+        self._lock = threading.Lock()
+        self._weights: PackedWeights | None = None
+        self._versions = itertools.count(1)
+        self._published_at = 0.0
+        self._observers = plugins.observers()
+        self._ticker: metrics.StatsTicker | None = None
+        self._operations: dict[str, Callable[[Peer, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
+            "stats": lambda peer, body, blob: (self.stats(), b""),
+            "ping": lambda peer, body, blob: ({"time": time.time()}, blob),
+        }
+
+    @classmethod
+    def from_config(cls, source: Any, example: Any = None, /, **overrides: Any) -> Server:
+        """A server as a configuration says: a TOML path, a mapping, or several of them in a list (later ones win).
+
+        Environment variables `ECHO_SERVER__...` win over files, keyword arguments over everything. See docs/configuration.md.
+
+        Raises:
+            ConfigError: unknown or ill-typed keys, with file, key and suggestion.
+        """
+        from .config import server_arguments
+
+        arguments = server_arguments(source, overrides)
+        if example is None:
+            raise ConfigError("Server.from_config needs the example pytree: Server.from_config('echo.toml', example)")
+        return cls(example, **arguments)
+
+    # ---- life -------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Server:
+        """Open the transports and let workers in; returns the server itself. Without a transport it does nothing.
+
+        Raises:
+            OSError: an address cannot be taken, naming it and the way out.
+            SecurityError: an address would be exposed without authentication.
+        """
+        with self._lock:
+            if self.closed:
+                raise ClosedError("this server was closed; make a new one")
+            if self._listeners:
+                return self
+            sink = Sink(self)
+            try:
+                for transport in self._transports:
+                    self._listeners.append(transport.listen(sink))
+            except BaseException:
+                for listener in self._listeners:
+                    listener.close(0)
+                self._listeners.clear()
+                raise
+            self._ticker = metrics.StatsTicker.maybe(self, self._observers)
+        return self
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End: workers are told, what has arrived whole is committed, every waiting call returns. Idempotent.
+
+        Batches already made can still be taken by `sample()`, which then returns None. `timeout` bounds the farewell, in seconds.
+        """
+        with self._lock:
+            listeners, self._listeners = self._listeners, []
+            ticker, self._ticker = self._ticker, None
+        if ticker is not None:
+            ticker.stop()
+        for listener in listeners:
+            listener.close(timeout)
+        self._close_store()
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_listeners", None) and self._same_process():
+            self.close(0.0)
+
+    # ---- batches ----------------------------------------------------------------------------------------------------------
+
+    def dataset_iter(self, *, copy: bool = False, timeout: float | None = None) -> Generator[Sample, None, None]:
+        """Yield `Sample`s as batches become ready, until the server is closed.
+
+        Args:
+            copy: yield copies, so that batches may be hoarded without holding the store's buffers.
+            timeout: seconds for each batch; None waits for ever. Raises as `sample()`.
+        """
+        while (sample := self.sample(timeout)) is not None:
+            if copy:
+                sample = sample.with_batch(optree.tree_map(np.copy, sample.batch))
+            yield sample
+            del sample  # give the buffer back before waiting for the next batch
+
+    # ---- weights ----------------------------------------------------------------------------------------------------------
+
+    def publish(self, weights: Any) -> Published:
+        """Offer a pytree of arrays to the workers; returns at once, the latest wins, none is ever seen torn.
+
+        The arrays are copied, so they may be changed right after. Workers confirm the version and digest they hold: see `stats()`.
+        """
+        with self._lock:
+            packed = pack(weights, next(self._versions))
+            self._weights = packed
+            self._published_at = time.monotonic()
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener.publish(packed)
+        return Published(packed.version, f"{packed.digest:016x}")
+
+    # ---- looking ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> Address:
+        """Where workers connect (`str()` gives `tcp://127.0.0.1:5555`); of the first transport, when there are several.
+
+        Raises:
+            EchoError: not started, or no transport.
+        """
+        if not self._listeners:
+            why = "is closed" if self.closed else "has not been started: call start()" if self._transports else "has no transport"
+            raise EchoError(f"no address: this server {why}")
+        return self._listeners[0].address
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Where workers connect, one address for each transport."""
+        return [listener.address for listener in self._listeners]
+
+    @property
+    def port(self) -> int:
+        """The port of `address`, valid after `start()`."""
+        port = self.address.port
+        if port is None:
+            raise EchoError(f"{self.address} has no port")
+        return port
+
+    def peers(self) -> list[Peer]:
+        """The workers connected now, oldest first, each with what it sent, holds and does."""
+        for listener in list(self._listeners):
+            listener.peers()  # native transports bring their Peer objects up to date here
+        with self._lock:
+            return sorted(self._peers.values(), key=lambda peer: peer.connected_at)
+
+    def stats(self) -> dict[str, float | int | str]:
+        """Everything that is counted, as a flat dict ready for a logger: see docs/getting-started.md for each name."""
+        return metrics.server_stats(self)
+
+    def _who_blocks_learner(self) -> str:
+        text = super()._who_blocks_learner()
+        now = time.monotonic()
+        waits = [f"{p.name} {p.state} for {now - p.state_since:.0f} s" for p in self.peers()[:5]]
+        return f"{text} [{'; '.join(waits)}]" if waits else text
+
+    # ---- what the sink reports --------------------------------------------------------------------------------------------
+
+    def _tokens(self) -> list[bytes]:
+        return [security.find_token(self._token)]
+
+    def _peer_connected(self, peer: Peer) -> None:
+        with self._lock:
+            self._peers[id(peer)] = peer
+        _log.info("worker %s connected from %s", peer.name, peer.address)
+        self._observers.hook.echo_peer_connected(peer=peer)
+
+    def _peer_lost(self, peer: Peer, reason: str) -> None:
+        with self._lock:
+            self._peers.pop(id(peer), None)
+        _log.log(logging.WARNING if reason else logging.INFO, "worker %s left%s", peer.name, f": {reason}" if reason else "")
+        self._observers.hook.echo_peer_lost(peer=peer, reason=reason)
+
+    def __repr__(self) -> str:
+        where = ", ".join(map(str, self.addresses)) or ("closed" if self.closed else "not started" if self._transports else "in-process")
+        return f"<Server {where} batch_size={self.batch_size} pid={os.getpid()}>"
+
+
+def _sampler(choice: Sampler | str | Mapping[str, Any]) -> Sampler:
+    if isinstance(choice, Sampler):
+        sampler = choice
+    else:
+        options = {"type": choice} if isinstance(choice, str) else dict(choice)
+        try:
+            name = options.pop("type")
+        except KeyError:
+            raise ConfigError("the sampler's table needs a key 'type', such as {type = 'fifo'}") from None
+        sampler = plugins.sampler_class(name)(**options)
+    if sampler.storage != "stream":
+        raise ConfigError(
+            f"sampler {type(sampler).__name__} draws from a replay table, which this version of echo-core does not have; "
+            f"use a streaming sampler such as 'fifo'"
+        )
+    return sampler
+
+
+def _transports(choice: Any) -> Iterable[Transport]:
+    if choice is None:
+        return
+    if isinstance(choice, (Transport, str, Mapping, Address)):
+        choice = [choice]
+    for one in choice:
+        if isinstance(one, Transport):
+            yield one
+        elif isinstance(one, Mapping):
+            options = dict(one)
+            try:
+                name = options.pop("type")
+            except KeyError:
+                raise ConfigError("the transport's table needs a key 'type', such as {type = 'tcp', port = 0}") from None
+            yield plugins.transport_class(name)(**options)
+        else:
+            address = one if isinstance(one, Address) else Address.parse(one)
+            yield plugins.transport_class(address.scheme).at(address)

@@ -1,0 +1,95 @@
+"""What a listener is handed: the door through which it puts samples into the learner's store and reports its peers."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import ClosedError, EchoError
+from .slot import Slot, claim
+
+if TYPE_CHECKING:
+    from .server import Server
+    from .spec import Spec
+    from .transport import Peer
+    from .weights import PackedWeights
+
+__all__ = ["Sink"]
+
+_log = logging.getLogger("echo")
+
+
+class Sink:
+    """One server, as its listeners see it.
+
+    It refers to the server weakly: threads of a listener must not keep a dropped server alive. Every method may be called from any
+    thread; once the server is gone they raise ClosedError (the reporting ones do nothing).
+
+    Attributes:
+        spec: the `Spec` that every sample must match.
+        incarnation: 32 hex digits, new for every server: workers tell a restart from a dropped connection by it.
+        native: PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the store's memory alive.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = weakref.ref(server)
+        self.spec: Spec = server.spec
+        self.incarnation: str = secrets.token_hex(16)
+        self.native: object = server._native()
+
+    def _alive(self) -> Server:
+        server = self._server()
+        if server is None:
+            raise ClosedError("the server is gone")
+        return server
+
+    @property
+    def tokens(self) -> Sequence[bytes]:
+        """Tokens that authenticate a client, any of them; read (and, on first use, created) when a network transport asks."""
+        return self._alive()._tokens()
+
+    @property
+    def weights(self) -> PackedWeights | None:
+        """The newest published weights."""
+        server = self._server()
+        return None if server is None else server._weights
+
+    def claim(self, timeout: float | None = None) -> Slot:
+        """Claim one slot: see `Slot`. timeout in seconds, None waits for ever.
+
+        Raises:
+            EchoTimeoutError: the store stayed full. ClosedError: it is closed.
+        """
+        return claim(self._alive(), timeout)
+
+    def connected(self, peer: Peer) -> None:
+        """A client passed the handshake. The server keeps `peer` and shows it; the transport updates it in place."""
+        if (server := self._server()) is not None:
+            server._peer_connected(peer)
+
+    def lost(self, peer: Peer, reason: str) -> None:
+        """A client's connection ended; an orderly end has an empty reason."""
+        if (server := self._server()) is not None:
+            server._peer_lost(peer, reason)
+
+    def receipt(self, peer: Peer, version: int, digest: int) -> None:
+        """`peer` holds this version of the weights whole."""
+        packed = self.weights
+        if packed is not None and packed.version == version and packed.digest != digest:
+            _log.error(
+                "worker %s confirms weights %d with digest %016x, but %016x was published", peer.name, version, digest, packed.digest
+            )
+
+    def control(self, peer: Peer, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+        """Answer a client's request.
+
+        Raises:
+            EchoError: unknown operation or a failed one; its text travels back to the client.
+        """
+        operation = self._alive()._operations.get(op)
+        if operation is None:
+            raise EchoError(f"this server has no operation {op!r}")
+        return operation(peer, body, blob)
