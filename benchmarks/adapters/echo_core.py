@@ -1,0 +1,50 @@
+"""Echo: `Server` and `Client` with default options, over TCP or in-process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from echo_core import Client, Server, TcpTransport
+
+from benchmarks.adapters.base import ArrayLearner, Learner, System, Worker
+from benchmarks.payloads import Payload, Tree
+
+
+class EchoLearner(ArrayLearner):
+    def __init__(self, payload: Payload, batch_size: int, connections: int) -> None:
+        super().__init__(payload, batch_size)
+        transport = TcpTransport(port=0) if connections else None
+        self._server = Server(payload.example(), batch_size, transport=transport)
+        if connections:
+            self._server.start()
+        self.address = str(self._server.address) if connections else ""
+        self.sample = self._server.sample
+        self.submit = self._server.submit
+        self.submit_batch = self._server.submit_batch
+
+    def sample(self) -> Any:
+        return self._server.sample()
+
+    def close(self) -> None:
+        self._server.close()
+
+
+class EchoWorker(Worker):
+    def __init__(self, address: str, payload: Payload) -> None:
+        self._client = Client(address, payload.example())
+        self.send = self._client.send
+        self.send_batch = self._client.send_batch
+
+    def send(self, sample: Tree) -> None:
+        self._client.send(sample)
+
+
+class EchoCore(System):
+    name = "echo"
+    can = frozenset({"tcp", "tcp-batch", "inprocess", "inprocess-batch", "crowd"})
+
+    def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
+        return EchoLearner(payload, batch_size, connections)
+
+    def worker(self, address: str, payload: Payload) -> Worker:
+        return EchoWorker(address, payload)

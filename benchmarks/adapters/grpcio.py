@@ -1,0 +1,95 @@
+"""grpcio: one bidirectional stream per worker carrying samples as plain bytes.
+
+No protobuf is involved: generic handlers without serializers pass bytes through. The learner answers
+every 64 messages with one byte on the way back, so that a worker could know what arrived.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import grpc
+
+from benchmarks.adapters.base import Learner, MessageLearner, System, Worker
+from benchmarks.payloads import Payload, Tree
+
+METHOD = "/benchmarks.Experience/Stream"
+OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Without it, all channels of a process to one address share a connection.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+ACK_EVERY = 64
+
+
+class GrpcLearner(MessageLearner):
+    def __init__(self, payload: Payload, batch_size: int, connections: int) -> None:
+        super().__init__(payload, batch_size)
+        # Bounded, so that a slow learner pushes back through the stream's flow control.
+        self._arrived: queue.Queue[bytes] = queue.Queue(maxsize=3 * batch_size)
+        self._grpc = grpc.server(ThreadPoolExecutor(max_workers=connections), options=OPTIONS)
+        handler = grpc.stream_stream_rpc_method_handler(self._stream)
+        self._grpc.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("benchmarks.Experience", {"Stream": handler}),)
+        )
+        self.address = f"127.0.0.1:{self._grpc.add_insecure_port('127.0.0.1:0')}"
+        self._grpc.start()
+
+    def _stream(self, messages: Iterator[bytes], _context: Any) -> Iterator[bytes]:
+        put = self._arrived.put
+        for number, message in enumerate(messages, start=1):
+            put(message)
+            if number % ACK_EVERY == 0:
+                yield b"\x01"
+
+    def sample(self) -> Any:
+        get = self._arrived.get
+        return [get() for _ in range(self.batch_size)]
+
+    def close(self) -> None:
+        self._grpc.stop(grace=None)
+
+
+class GrpcWorker(Worker):
+    def __init__(self, address: str, payload: Payload) -> None:
+        self._pack = payload.pack
+        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        grpc.channel_ready_future(self._channel).result(timeout=60)
+        self._call = self._channel.stream_stream(METHOD)
+        self._outbox: queue.SimpleQueue[bytes] | None = None
+
+    def send(self, sample: Tree) -> None:
+        # grpcio pulls messages from an iterator in a thread of its own; a queue feeds it.
+        if self._outbox is None:
+            self._outbox = queue.SimpleQueue()
+            replies = self._call(iter(self._outbox.get, None))
+            threading.Thread(target=lambda: list(replies), daemon=True).start()
+        self._outbox.put(self._pack(sample))
+
+    def flood(self, samples: list[Tree]) -> NoReturn:
+        # The iterator makes the messages itself: no queue, and flow control reaches the loop.
+        def forever() -> Iterator[bytes]:
+            pack = self._pack
+            while True:
+                for sample in samples:
+                    yield pack(sample)
+
+        for _reply in self._call(forever()):
+            pass
+        raise ConnectionError("the learner ended the stream")
+
+
+class Grpcio(System):
+    name = "grpcio"
+    can = frozenset({"tcp"})
+
+    def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
+        return GrpcLearner(payload, batch_size, connections)
+
+    def worker(self, address: str, payload: Payload) -> Worker:
+        return GrpcWorker(address, payload)

@@ -1,0 +1,155 @@
+"""What is measured: a list of cases, each one mode with one payload and one number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from typing import Any
+
+from benchmarks.payloads import PAYLOADS
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The figure a case is judged by."""
+
+    key: str
+    unit: str
+    more_is_better: bool
+
+
+RATE = Metric("rate", "samples/s", True)
+CALL = Metric("call_ns", "ns per call", False)
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way of using a system; ``needs`` is what an adapter must list in ``can`` to take part."""
+
+    name: str
+    title: str
+    needs: str
+    metric: Metric
+
+
+MODES: dict[str, Mode] = {
+    mode.name: mode
+    for mode in (
+        Mode("tcp", "TCP, plain send() in a loop", "tcp", RATE),
+        Mode("tcp-batch", "TCP, send_batch() of 64", "tcp-batch", RATE),
+        Mode("inproc", "in-process submit() → sample(), one thread", "inprocess", RATE),
+        Mode("inproc-2t", "in-process submit() → sample(), two threads", "inprocess", RATE),
+        Mode(
+            "inproc-batch-2t",
+            "in-process submit_batch() of 64 → sample(), two threads",
+            "inprocess-batch",
+            RATE,
+        ),
+        Mode("ready", "sample() with a batch ready", "inprocess", CALL),
+        Mode("submit", "submit(), per call", "inprocess", CALL),
+        Mode("submit-batch", "submit_batch() of 64, per sample", "inprocess-batch", CALL),
+        Mode("latency", "idle send → sample, batch of 1, p50", "tcp", Metric("p50_us", "µs", False)),
+        Mode(
+            "idle",
+            "CPU of an idle server",
+            "tcp",
+            Metric("cpu_percent", "% of a core", False),
+        ),
+        Mode(
+            "crowd",
+            "500 connections: busiest / slowest",
+            "crowd",
+            Metric("unfairness", "times", False),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table."""
+
+    mode: str
+    payload: str
+    workers: int = 0
+    connections: int = 0
+    quick: bool = False
+
+    @property
+    def name(self) -> str:
+        parts = [self.mode, self.payload]
+        if self.connections:
+            parts.append(f"{self.connections}c")
+        elif self.workers:
+            parts.append(f"{self.workers}w")
+        return "/".join(parts)
+
+    @property
+    def metric(self) -> Metric:
+        return MODES[self.mode].metric
+
+    @property
+    def batch_size(self) -> int:
+        """Latency is a matter of single samples; ``ready`` and ``submit`` of small batches."""
+        if self.mode in ("latency", "idle"):
+            return 1
+        return PAYLOADS[self.payload].batch_size
+
+    def describe(self) -> dict[str, Any]:
+        """The case as it stands in a result file."""
+        return {
+            **asdict(self),
+            "name": self.name,
+            "batch_size": self.batch_size,
+            "metric": asdict(self.metric),
+        }
+
+
+def _all() -> Iterable[Case]:
+    for payload in ("20B", "1KB", "28KB"):
+        for workers in (1, 4, 16):
+            yield Case("tcp", payload, workers, quick=payload != "1KB" and workers < 16)
+    for payload in ("28KB-42", "220KB-43", "1MB"):
+        for workers in (1, 4):
+            yield Case("tcp", payload, workers, quick=payload != "220KB-43" and workers == 1)
+    for payload in ("20B", "1KB"):
+        for workers in (1, 4, 16):
+            yield Case("tcp-batch", payload, workers, quick=payload == "20B" and workers < 16)
+    for payload in ("20B", "1KB", "28KB", "28KB-42"):
+        yield Case("inproc", payload, quick=payload in ("20B", "28KB-42"))
+        yield Case("inproc-2t", payload, quick=payload in ("20B", "28KB-42"))
+    yield Case("inproc-batch-2t", "20B", quick=True)
+    for payload in ("20B", "1KB", "28KB-42"):
+        yield Case("ready", payload, quick=payload != "1KB")
+    for payload in ("20B", "28KB-42"):
+        yield Case("submit", payload, quick=payload == "20B")
+    yield Case("submit-batch", "20B", quick=True)
+    yield Case("latency", "20B", 1, quick=True)
+    yield Case("idle", "20B", 4, quick=True)
+    yield Case("crowd", "1KB", workers=4, connections=500)
+
+
+CASES: dict[str, Case] = {case.name: case for case in _all()}
+
+
+def select(patterns: Iterable[str] | None, quick: bool) -> list[Case]:
+    """The cases whose names match any pattern (shell wildcards, or a whole part before a slash).
+
+    Without patterns: all of them, or the quick ones. ValueError names a pattern that matches none.
+    """
+    if not patterns:
+        return [case for case in CASES.values() if case.quick or not quick]
+    chosen: list[Case] = []
+    for pattern in patterns:
+        matched = [
+            case
+            for name, case in CASES.items()
+            if fnmatch(name, pattern) or name.startswith(f"{pattern}/")
+        ]
+        if not matched:
+            raise ValueError(
+                f"no case matches '{pattern}'; python -m benchmarks cases lists them all"
+            )
+        chosen += [case for case in matched if case not in chosen]
+    return chosen

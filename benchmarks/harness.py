@@ -1,0 +1,175 @@
+"""Runs cases and systems in turn, each in a process of its own, and survives whatever they do.
+
+For each case the systems take turns: A B C, A B C, ... so that whatever else the machine is doing
+meets all of them. A run that goes silent past its phase is killed with everything it started and
+recorded as hung; a system that is not installed is skipped with a note.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks import adapters, machine
+from benchmarks.cases import MODES, Case
+from benchmarks.processes import environment
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is done; stands in the result file as it is.
+
+    ``repeat`` rounds of ``seconds`` each after ``warmup`` seconds that are thrown away; a phase may
+    be late by ``patience`` seconds before the run counts as hung.
+    """
+
+    repeat: int = 5
+    seconds: float = 2.0
+    warmup: float = 0.5
+    patience: float = 20.0
+
+
+#: Told before each run: how many are done, how many there are, case, system; after it: the run.
+Progress = Callable[[int, int, Case, str, "Result | None"], None]
+
+
+def run(
+    cases: Iterable[Case],
+    systems: Iterable[str],
+    settings: Settings,
+    progress: Progress = lambda *_: None,
+) -> Result:
+    """Measure every case with every system able to do it, and return the result file's content."""
+    cases, notes = list(cases), []
+    present = []
+    for name in systems:
+        if adapters.version(name) is None:
+            notes.append(f"{name} is not installed: skipped")
+        else:
+            present.append(name)
+    able = {name: _abilities(name, notes) for name in present}
+    plan = [
+        (case, [name for name in present if MODES[case.mode].needs in able[name]])
+        for case in cases
+    ]
+    total, done = settings.repeat * sum(len(names) for _, names in plan), 0
+    results: list[Result] = []
+    for case, names in plan:
+        runs: dict[str, list[Result]] = {name: [] for name in names}
+        for _ in range(settings.repeat):
+            for name in names:
+                progress(done, total, case, name, None)
+                runs[name].append(run_once(case, name, settings))
+                done += 1
+                progress(done, total, case, name, runs[name][-1])
+        results += [
+            {"case": case.name, "system": name, "runs": runs[name]} for name in names
+        ]
+    return {
+        "format": "echo-benchmarks",
+        "version": 1,
+        **machine.describe(),
+        "systems": {name: adapters.version(name) for name in present},
+        "settings": asdict(settings),
+        "notes": notes,
+        "cases": [case.describe() for case in cases],
+        "results": results,
+    }
+
+
+def _abilities(name: str, notes: list[str]) -> frozenset[str]:
+    """What a system can do, asked in a process of its own: importing it may fail or crash."""
+    code = (
+        "import json, sys; from benchmarks import adapters; "
+        "print(json.dumps(sorted(adapters.load(sys.argv[1]).can)))"
+    )
+    asked = subprocess.run(
+        [sys.executable, "-c", code, name],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if asked.returncode:
+        reason = (asked.stderr.strip().splitlines() or ["no message"])[-1]
+        notes.append(f"{name} cannot be imported: {reason}")
+        return frozenset()
+    return frozenset(json.loads(asked.stdout.splitlines()[-1]))
+
+
+def run_once(case: Case, system: str, settings: Settings) -> Result:
+    """One run: ``{"status": "ok" | "hung" | "failed", ...}`` with ``figures`` or a ``reason``."""
+    job = {
+        "case": case.name,
+        "system": system,
+        "seconds": settings.seconds,
+        "warmup": settings.warmup,
+        "parent": os.getpid(),
+    }
+    env = environment()
+    # One secret for both ends, so that authentication is on and no file of the user's is touched.
+    env.setdefault("ECHO_TOKEN", secrets.token_hex(32))
+    with tempfile.TemporaryFile() as errors:
+        probe = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.probe", json.dumps(job)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=env,
+            start_new_session=True,  # one group for the probe and its workers: killed as one
+        )
+        try:
+            result = _listen(probe, settings.patience)
+        finally:
+            _kill_group(probe)
+        if result["status"] == "failed":
+            errors.seek(0)
+            result["stderr"] = errors.read().decode(errors="replace").splitlines()[-12:]
+    return result
+
+
+def _listen(probe: subprocess.Popen[bytes], patience: float) -> Result:
+    """Follow the probe's lines until it reports figures, an error, ends, or is overdue."""
+    assert probe.stdout is not None
+    phase, deadline = "start", time.monotonic() + patience
+    buffer = b""
+    while True:
+        ready, _, _ = select.select([probe.stdout], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return {"status": "hung", "reason": f"silent in phase '{phase}'"}
+        data = os.read(probe.stdout.fileno(), 65536)
+        if not data:
+            code = probe.wait()
+            return {"status": "failed", "reason": f"ended in phase '{phase}' with status {code}"}
+        *lines, buffer = (buffer + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "figures" in message:
+                return {"status": "ok", "figures": message["figures"]}
+            if "error" in message:
+                return {"status": "failed", "reason": f"phase '{phase}': {message['error']}"}
+            phase = message["phase"]
+            deadline = time.monotonic() + message["seconds"] + patience
+
+
+def _kill_group(probe: subprocess.Popen[bytes]) -> None:
+    """Kill the probe and every worker it started; harmless when all have ended."""
+    try:
+        os.killpg(probe.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    probe.wait()
+    assert probe.stdout is not None
+    probe.stdout.close()

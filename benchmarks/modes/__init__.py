@@ -1,0 +1,30 @@
+"""One module per way of measuring. Each has ``run(system, case, pace, announce) -> Figures``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from benchmarks.adapters.base import System
+from benchmarks.cases import Case
+from benchmarks.pace import Announce, Figures, Pace
+
+MODULES = {
+    "tcp": "throughput",
+    "tcp-batch": "throughput",
+    "inproc": "inprocess",
+    "inproc-2t": "inprocess",
+    "inproc-batch-2t": "inprocess",
+    "ready": "calls",
+    "submit": "calls",
+    "submit-batch": "calls",
+    "latency": "latency",
+    "idle": "idle",
+    "crowd": "crowd",
+}
+
+
+def run(system: System, case: Case, pace: Pace, announce: Announce) -> Figures:
+    """Measure one case once, in this process, which is the learner."""
+    module = import_module(f"benchmarks.modes.{MODULES[case.mode]}")
+    figures: Figures = module.run(system, case, pace, announce)
+    return figures

@@ -1,0 +1,59 @@
+"""Hundreds of connections to one server, all sending as fast as they may: who gets how much?"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+
+from benchmarks.adapters.base import System
+from benchmarks.cases import Case
+from benchmarks.pace import Announce, Figures, Pace
+from benchmarks.payloads import PAYLOADS
+from benchmarks.processes import Crew, allow_open_files
+
+#: Connections get their turns in rounds; a share is only fair over several of them.
+ROUNDS = 4.0
+
+
+def run(system: System, case: Case, pace: Pace, announce: Announce) -> Figures:
+    allow_open_files(4096)
+    payload = PAYLOADS[case.payload]
+    learner = system.learner(payload, case.batch_size, case.connections)
+    jobs = [
+        {
+            "role": "crowd",
+            "system": system.name,
+            "payload": case.payload,
+            "address": learner.address,
+            "connections": list(range(first, case.connections, case.workers)),
+        }
+        for first in range(case.workers)
+    ]
+    mark = payload.paths[0]
+
+    def count(seconds: float) -> tuple[np.ndarray, float]:
+        counts = np.zeros(case.connections, np.int64)
+        start = now = perf_counter()
+        while now < start + seconds:
+            marks = learner.column(learner.sample(), mark)[:, 0].astype(np.int64)
+            counts += np.bincount(marks, minlength=case.connections)
+            now = perf_counter()
+        return counts, now - start
+
+    announce("connect", 20.0)
+    with Crew(jobs) as crew:
+        announce("warm-up", pace.warmup)
+        crew.go()
+        count(pace.warmup)
+        seconds = ROUNDS * pace.seconds
+        announce("measure", seconds)
+        counts, elapsed = count(seconds)
+        crew.check_alive()
+    p5, p95 = np.percentile(counts, [5, 95])
+    return {
+        "unfairness": float(counts.max() / max(counts.min(), 0.5)),
+        "p95_over_p5": float(p95 / max(p5, 0.5)),
+        "rate": float(counts.sum() / elapsed),
+        "connections_served": int((counts > 0).sum()),
+    }

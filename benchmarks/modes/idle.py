@@ -1,0 +1,37 @@
+"""What a server with connected but silent workers costs while its learner waits in ``sample()``."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from benchmarks.adapters.base import System
+from benchmarks.cases import Case
+from benchmarks.pace import Announce, Figures, Pace
+from benchmarks.payloads import PAYLOADS
+from benchmarks.processes import Crew, cpu_seconds
+
+
+def run(system: System, case: Case, pace: Pace, announce: Announce) -> Figures:
+    learner = system.learner(PAYLOADS[case.payload], 1, case.workers)
+    job = {
+        "role": "idle",
+        "system": system.name,
+        "payload": case.payload,
+        "address": learner.address,
+    }
+    with Crew([job] * case.workers) as crew:
+        announce("warm-up", pace.warmup)
+        crew.go()
+        for _ in crew.workers:
+            learner.sample()
+        threading.Thread(target=learner.sample, daemon=True).start()
+        time.sleep(pace.warmup)
+        announce("measure", pace.seconds)
+        start, cpu = time.perf_counter(), cpu_seconds(os.getpid())
+        time.sleep(pace.seconds)
+        cpu = cpu_seconds(os.getpid()) - cpu
+        elapsed = time.perf_counter() - start
+        crew.check_alive()
+    return {"cpu_percent": 100 * cpu / elapsed}

@@ -1,0 +1,39 @@
+"""Samples per second from worker processes over TCP, and the CPU they cost at either end."""
+
+from __future__ import annotations
+
+import os
+
+from benchmarks.adapters.base import System
+from benchmarks.cases import Case
+from benchmarks.modes.receive import check, receive
+from benchmarks.pace import Announce, Figures, Pace
+from benchmarks.payloads import PAYLOADS
+from benchmarks.processes import Crew, cpu_seconds
+
+
+def run(system: System, case: Case, pace: Pace, announce: Announce) -> Figures:
+    payload = PAYLOADS[case.payload]
+    learner = system.learner(payload, case.batch_size, case.workers)
+    job = {
+        "role": "flood-batch" if case.mode == "tcp-batch" else "flood",
+        "system": system.name,
+        "payload": case.payload,
+        "address": learner.address,
+    }
+    with Crew([job] * case.workers) as crew:
+        announce("warm-up", pace.warmup)
+        crew.go()
+        check(learner)
+        receive(learner, pace.warmup)
+        announce("measure", pace.seconds)
+        own, theirs = cpu_seconds(os.getpid()), crew.cpu_seconds()
+        count, elapsed = receive(learner, pace.seconds)
+        own, theirs = cpu_seconds(os.getpid()) - own, crew.cpu_seconds() - theirs
+        crew.check_alive()
+    return {
+        "rate": count / elapsed,
+        "bytes_per_s": count * payload.sample_bytes / elapsed,
+        "learner_cpu_us": own / count * 1e6,
+        "worker_cpu_us": theirs / count * 1e6,
+    }
