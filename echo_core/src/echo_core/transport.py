@@ -51,10 +51,10 @@ raises has not taken its sample: calling it again sends it once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from .errors import ConfigError, did_you_mean
+from .options import ConnectOptions, ListenOptions, checked, from_text
 
 if TYPE_CHECKING:
     from .address import Address
@@ -65,29 +65,6 @@ if TYPE_CHECKING:
 __all__ = ["ConnectOptions", "Connection", "ListenOptions", "Listener", "Peer", "Transport"]
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListenOptions:
-    """Options every listener understands; a transport's own `Options` derive from this."""
-
-    timeout: float = 30.0  # seconds: default of waits, and until a client must be authenticated
-    max_connections: int = 4096  # further clients are refused with code "busy"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConnectOptions:
-    """Options every connection understands; a transport's own `ConnectOptions` derive from this."""
-
-    timeout: float = 30.0  # seconds: default of every wait, and for how long to try to reconnect
-    token: bytes | None = field(default=None, repr=False)  # None: the learner must not ask for one
-    allow_unauthenticated: bool = False  # holding a token, still accept a learner asking for none
-    client_id: str = ""  # 32 hex digits that outlive reconnects; "" draws a random one
-    name: str = ""  # shown to people; "" is host:pid
-    role: str = "worker"
-    max_inflight_bytes: int = 64 << 20  # samples kept until acknowledged: bytes, and ...
-    max_inflight_msgs: int = 65536  # ... samples; at either bound `send` waits
-    reconnect: bool = True  # False: a lost connection is final
 
 
 @dataclass
@@ -125,29 +102,24 @@ class Transport(ABC):
         self.options = self.checked(self.Options, options)
 
     @classmethod
-    def checked(cls, option_class: type[_T], options: dict[str, Any]) -> _T:
-        """Build `option_class(**options)`; an unknown name is a ConfigError with a suggestion."""
-        known = [f.name for f in fields(option_class) if f.init]  # type: ignore[arg-type]
-        for name in options:
-            if name not in known:
-                hint = did_you_mean(name, known) or f"; it has: {', '.join(known)}"
-                raise ConfigError(f"transport {cls.scheme!r} has no option {name!r}{hint}")
-        try:
-            return option_class(**options)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"transport {cls.scheme!r}: {error}") from error
+    def at(cls, address: Address, **options: Any) -> Transport:
+        """A transport that will listen at `address`: its host, port and path become the options
+        of these names, what follows its `?` the others."""
+        place = {"host": address.host, "port": address.port, "path": address.path}
+        given = {name: value for name, value in place.items() if value not in ("", None)}
+        return cls(**given, **from_text(cls.Options, address.options) | options)
 
     @classmethod
-    def at(cls, address: Address) -> Transport:
-        """The transport that listens at `address`: host and port become options of these names
-        (or `path`, where the address has no host), and so do the options behind the `?`."""
-        place = {"path": address.path} if address.port is None else dict(
-            zip(("host", "port"), address.endpoint, strict=True)
+    def connect_options(cls, address: Address, options: dict[str, Any]) -> Any:
+        """The `ConnectOptions` of `connect`'s arguments; keywords win over what follows the `?`."""
+        return cls.checked(
+            cls.ConnectOptions, from_text(cls.ConnectOptions, address.options) | options
         )
-        from .config import build_options
 
-        where = f"address {address}"
-        return cls(**vars(build_options(cls.Options, {**place, **address.options}, where)))
+    @classmethod
+    def checked(cls, option_class: type[_T], options: dict[str, Any]) -> _T:
+        """Build `option_class(**options)`; an unknown name is a ConfigError with a suggestion."""
+        return checked(option_class, options, f"transport {cls.scheme!r}")
 
     @abstractmethod
     def listen(self, sink: Sink) -> Listener:
