@@ -1,0 +1,72 @@
+"""The verbs: what one does with this repository. (The test matrix is in tox.ini.) `./dev VERB` sets nox up first."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "uv"
+nox.options.sessions = ["demo"]
+nox.options.reuse_existing_virtualenvs = True
+
+NATIVE = Path("tests/native")
+INCLUDE = "echo_core/src/echo_core/include"
+
+
+def install(session: nox.Session, groups: list[str], *distributions: str) -> None:
+    """Dependency groups of the root pyproject.toml, and distributions of this repository as wheels."""
+    session.install(*nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), *groups))
+    session.run("python", "tools/install.py", *distributions, silent=True)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """A learner and several workers learn CartPole over TCP, with a live view. Arguments go to `python -m examples.cartpole`."""
+    install(session, ["demo"], "echo-core[tcp]")
+    session.run("python", "-m", "examples.cartpole", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Echo beside its rivals in one run: a table of ratios, JSON and a plot. Arguments go to `python -m benchmarks run`."""
+    install(session, ["bench"], "echo-core[tcp]")
+    session.run("python", "-m", "benchmarks", "run", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def wheels(session: nox.Session) -> None:
+    """All wheels and source distributions, for this Python, into dist/."""
+    session.run("python", "tools/wheels.py", "--sdist", "--out", "dist", external=True)
+
+
+@nox.session(venv_backend="none")
+def tsan(session: nox.Session) -> None:
+    """The native stress programs under ThreadSanitizer. The argument is seconds per scenario."""
+    native_stress(session, "thread")
+
+
+@nox.session(venv_backend="none")
+def asan(session: nox.Session) -> None:
+    """The native stress programs under AddressSanitizer and UBSan. The argument is seconds per scenario."""
+    native_stress(session, "address,undefined")
+
+
+def native_stress(session: nox.Session, sanitizer: str) -> None:
+    out = Path("build/stress")
+    out.mkdir(parents=True, exist_ok=True)
+    sources = [*sorted(NATIVE.glob("*_stress.cpp")), *sorted(Path("plugins").glob("*/tests/native/*_stress.cpp"))]
+    for source in sources:
+        program = out / f"{source.stem}-{sanitizer.split(',')[0]}"
+        compiler = os.environ.get("CXX", "g++")
+        session.run(compiler, "-std=c++20", "-O1", "-g", f"-fsanitize={sanitizer}", "-I", INCLUDE, str(source), "-o", str(program), "-pthread", external=True)
+        # ThreadSanitizer wants its shadow memory where address randomisation may have put something else.
+        session.run("setarch", "-R", str(program), *session.posargs, external=True)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Formatting and types."""
+    session.install(*nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint"))
+    session.run("ruff", "check", ".")
