@@ -1,0 +1,169 @@
+"""One leaf of a spec, and the rules by which a value becomes that leaf or is refused.
+
+A value must have exactly the leaf's dtype and shape. What is adapted silently is only what keeps
+every value as it is: byte order, memory layout, array-likes (through `np.asarray`), strings
+narrower than the leaf's, and Python scalars for 0-d leaves, which are typed weakly as in NEP 50:
+bool into bool, int into int, float into floating (rounded, but never to infinity), int into
+floating or complex and float into complex when no digit is lost, str and bytes when they fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite, prod
+from typing import Any
+
+import numpy as np
+
+from .dtypes import native
+from .errors import SpecError
+from .structure import shown
+
+__all__ = ["EXACT", "ONE_OPTIONAL", "STACKED", "LeafSpec"]
+
+# What leading axis `LeafSpec.convert` accepts; the values are those of pytree.pxd.
+EXACT = 0  # none
+STACKED = 1  # one more, of length n (any length while n < 0)
+ONE_OPTIONAL = 2  # none, or one more of length 1
+
+
+@dataclass(frozen=True)
+class LeafSpec:
+    """One array of a sample: `path` (readable, `obs/pixels`), `shape`, native-endian `dtype`,
+    `nbytes` of one sample's leaf."""
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
+    def convert(self, value: Any, mode: int = EXACT, n: int = -1) -> np.ndarray:
+        """`value` as a C-contiguous, native-endian array of this leaf; the array itself if it
+        is one already. Raises SpecError."""
+        if isinstance(value, (bool, int, float, complex, str, bytes)) and not isinstance(
+            value, np.generic
+        ):
+            return self._from_scalar(value, mode)
+        array = self._as_array(value)
+        self._check_shape(array, mode, n)
+        dtype = native(array.dtype)
+        if dtype != self.dtype and not self._is_narrower_text(dtype):
+            raise SpecError(
+                f"leaf {shown(self.path)} must be {self.dtype}, got {dtype}; convert it with "
+                f"np.asarray(value, {str(self.dtype)!r}), or declare {dtype} in the example at "
+                "both ends"
+            )
+        return array.astype(self.dtype, order="C", copy=False)
+
+    def _as_array(self, value: Any) -> np.ndarray:
+        if type(value) is np.ndarray:
+            return value
+        kind = type(value).__name__
+        if value is None or isinstance(value, (dict, list, tuple, set)):
+            raise SpecError(
+                f"leaf {shown(self.path)} must be an array ({self}), got a {kind}; "
+                "convert it with np.asarray(value, dtype)"
+            )
+        if isinstance(value, np.ma.MaskedArray):
+            raise SpecError(
+                f"leaf {shown(self.path)} is a masked array, whose mask would be lost; "
+                "use value.filled(...)"
+            )
+        try:
+            array = np.asarray(value)
+        except Exception as error:
+            raise SpecError(
+                f"leaf {shown(self.path)}: numpy cannot read this {kind}: {error}; convert it to "
+                "an array yourself (a torch tensor: value.detach().cpu().numpy())"
+            ) from error
+        if array.dtype.hasobject:
+            raise SpecError(
+                f"leaf {shown(self.path)} must be an array ({self}), got a {kind}, which numpy "
+                "only takes as an object; convert it to an array of numbers"
+            )
+        return array
+
+    def _check_shape(self, array: np.ndarray, mode: int, n: int) -> None:
+        got, own = array.shape, self.shape
+        if mode == STACKED:
+            if got[1:] == own and array.ndim == len(own) + 1 and n in (-1, got[0]):
+                return
+            wanted = (n if n >= 0 else "N", *own)
+            text = "(" + ", ".join(map(str, wanted)) + ("," if len(wanted) == 1 else "") + ")"
+            fix = "stack the samples of a batch along a new first axis, the same N in every leaf"
+        else:
+            if got == own or (mode == ONE_OPTIONAL and got == (1, *own)):
+                return
+            text = str(own)
+            if got[1:] == own and array.ndim == len(own) + 1:
+                fix = "it looks like several samples: use send_batch, or index one of them"
+            elif array.size == prod(own):
+                fix = f"if its elements are in the right order, use value.reshape({own})"
+            else:
+                fix = "give that shape, or declare this one in the example at both ends"
+        raise SpecError(f"leaf {shown(self.path)} must have shape {text}, got {got}; {fix}")
+
+    def _is_narrower_text(self, dtype: np.dtype) -> bool:
+        return (
+            self.dtype.kind in "SU"
+            and dtype.kind == self.dtype.kind
+            and dtype.itemsize <= self.dtype.itemsize
+        )
+
+    def _from_scalar(self, value: Any, mode: int) -> np.ndarray:
+        if mode == STACKED or self.shape != ():
+            raise SpecError(
+                f"leaf {shown(self.path)} must be an array ({self}), got the Python "
+                f"{type(value).__name__} {value!r:.40}; only 0-d leaves take Python scalars, so "
+                f"make it an array: np.full({self.shape}, value, {str(self.dtype)!r})"
+            )
+        try:
+            # Overflow shows as an exception or as another value; its warning would add nothing.
+            with np.errstate(all="ignore"):
+                array = np.array(value, self.dtype)
+                fits = self._kept(value, array[()])
+        except (TypeError, ValueError, OverflowError):
+            fits = False
+        if not fits:
+            raise SpecError(
+                f"leaf {shown(self.path)} is {self.dtype} and cannot hold the Python "
+                f"{type(value).__name__} {value!r:.40} unchanged; convert it on purpose with "
+                f"np.asarray(value, {str(self.dtype)!r}), or declare a dtype that holds it"
+            )
+        return array
+
+    def _kept(self, value: Any, stored: np.generic) -> bool:
+        """Whether `stored`, which numpy made of the Python scalar, still is that value."""
+        kind = kind_of(self.dtype)
+        if isinstance(value, bool):
+            return kind == "b"
+        if isinstance(value, int):
+            if kind == "i":
+                return int(stored) == value
+            return kind in "fc" and isfinite(stored.real) and int(stored.real) == value
+        if isinstance(value, float):
+            if kind == "f":
+                return isfinite(stored) == isfinite(value)
+            return kind == "c" and isfinite(stored.real) == isfinite(value)
+        if isinstance(value, complex):
+            return kind == "c" and isfinite(stored.real) == isfinite(value.real) and isfinite(
+                stored.imag
+            ) == isfinite(value.imag)
+        return kind == ("U" if isinstance(value, str) else "S") and stored == value
+
+
+def kind_of(dtype: np.dtype) -> str:
+    """"b" bool, "i" integer, "f" floating, "c" complex, else `dtype.kind`; knows ml_dtypes."""
+    if dtype.isbuiltin == 2:
+        name = dtype.name.lstrip("bu")
+        for prefix, kind in (("int", "i"), ("complex", "c"), ("float", "f")):
+            if name.startswith(prefix):
+                return kind
+        return "V"
+    return {"u": "i"}.get(dtype.kind, dtype.kind)

@@ -1,0 +1,580 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# distutils: language = c++
+# distutils: define_macros = NPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION
+"""From a pytree to the addresses of its arrays, and back, without allocating per sample.
+
+A `Flattener` turns the example's containers into a small tree of C nodes. `pointers()` walks that
+tree beside a sample: plain dicts, lists, tuples and namedtuples, with a leaf check that is a few
+comparisons on an exact ndarray. Whatever is anything else (other containers, array-likes, Python
+scalars, another byte order, strided arrays) takes the careful path: optree takes the containers
+apart, numpy converts the leaf, or a SpecError names what is wrong.
+
+Threading: every method is called with the GIL held and none keeps state between calls, so one
+flattener serves any number of threads.
+Lifetime: an address is good while its array lives. `pointers()` borrows from the sample, so it is
+good while nobody can change the sample: until the GIL is released. `pointers_held()` puts every
+array into `keep` too, for callers that go on without the GIL or wait.
+"""
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.dict cimport PyDict_Copy, PyDict_SetItem
+from cpython.list cimport PyList_New
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport PyTuple_New
+from libc.string cimport memcpy, memmove
+
+from optree import PyTreeKind
+
+from echo_core.errors import SpecError
+from echo_core.structure import dict_order, explain
+
+cdef extern from "Python.h":
+    PyTypeObject PyDict_Type, PyList_Type, PyFloat_Type
+    PyTypeObject* Py_TYPE(PyObject*)
+    PyObject* Py_None
+    int PyDict_Next(PyObject*, Py_ssize_t*, PyObject**, PyObject**)
+    Py_ssize_t PyDict_Size(PyObject*)
+    PyObject* PyDict_GetItemWithError(PyObject*, PyObject*) except? NULL
+    Py_ssize_t PyList_GET_SIZE(PyObject*)
+    PyObject* PyList_GET_ITEM(PyObject*, Py_ssize_t)
+    void PyList_SET_ITEM(PyObject*, Py_ssize_t, PyObject*)
+    Py_ssize_t PyTuple_GET_SIZE(PyObject*)
+    PyObject* PyTuple_GET_ITEM(PyObject*, Py_ssize_t)
+    void PyTuple_SET_ITEM(PyObject*, Py_ssize_t, PyObject*)
+    void XINCREF "Py_XINCREF"(PyObject*)
+    double PyFloat_AS_DOUBLE(PyObject*)
+    object PyObject_CallObject(object, object)
+    object PyMemoryView_FromObject(object)
+    Py_buffer* PyMemoryView_GET_BUFFER(object)
+    int PyBuffer_IsContiguous(const Py_buffer*, char)
+
+cdef extern from "numpy/arrayobject.h":
+    ctypedef Py_ssize_t npy_intp
+    ctypedef struct PyArrayObject
+    ctypedef struct PyArray_Descr
+    PyTypeObject PyArray_Type
+    int NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_CARRAY
+    int NPY_FLOAT, NPY_DOUBLE
+    int PyArray_ImportNumPyAPI() except -1
+    PyArray_Descr* PyArray_DESCR(PyArrayObject*)
+    int PyArray_NDIM(PyArrayObject*)
+    npy_intp* PyArray_DIMS(PyArrayObject*)
+    void* PyArray_DATA(PyArrayObject*)
+    int PyArray_FLAGS(PyArrayObject*)
+    int PyArray_TYPE(PyArrayObject*)
+    bint PyArray_EquivTypes(PyArray_Descr*, PyArray_Descr*)
+    # Steals the reference to the descr.
+    object PyArray_NewFromDescr(PyTypeObject*, PyArray_Descr*, int, npy_intp*, npy_intp*, void*, int, PyObject*)
+    # Steals the reference to the base.
+    int PyArray_SetBaseObject(PyArrayObject*, PyObject*) except -1
+    int NPY_ARRAY_ALIGNED
+    void PyArray_UpdateFlags(PyArrayObject*, int)
+
+PyArray_ImportNumPyAPI()
+
+cdef enum:
+    MAX_NDIM = 32  # spec.MAX_NDIM
+    LEAF = 0
+    DICT = 1
+    LIST = 2
+    TUPLE = 3
+    NONE = 4
+    # What visit() and fit() answer.
+    FITS = 0
+    OTHERWISE = 1  # perhaps right, perhaps wrong: the careful path will say
+
+# Where arrays without elements point when their memory is nowhere: numpy would allocate otherwise.
+cdef long long nowhere[8]
+
+
+cdef inline Walk new_walk(const void** out, int lead) noexcept:
+    cdef Walk walk
+    walk.out = out
+    walk.values = NULL
+    walk.lead = lead
+    walk.n = -1
+    return walk
+
+
+@cython.final
+cdef class Flattener:
+    """Takes samples of one spec apart and puts batches together.
+
+    Args:
+        treedef: optree's treedef of the example.
+        specs: its leaves (`echo_core.leaf.LeafSpec`), in the treedef's order.
+        namespace: optree namespace of the example's classes.
+    """
+
+    def __cinit__(self, object treedef, tuple specs, str namespace=""):
+        cdef Py_ssize_t i, axis, next_leaf = 0
+        if treedef.num_leaves != len(specs):
+            raise ValueError(f"{treedef.num_leaves} leaves in the tree, {len(specs)} described")
+        self.treedef, self.specs, self.namespace = treedef, specs, namespace
+        self.count = len(specs)
+        self.owned = []
+        self.leaf = <Leaf*>PyMem_Calloc(self.count + 1, sizeof(Leaf))
+        if self.leaf == NULL:
+            raise MemoryError()
+        for i in range(self.count):
+            spec = specs[i]
+            if len(spec.shape) > MAX_NDIM:
+                raise ValueError(f"more than {MAX_NDIM} axes")
+            dtype = spec.dtype
+            self.owned.append(dtype)
+            self.leaf[i].dtype = <PyObject*>dtype
+            self.leaf[i].ndim = len(spec.shape)
+            self.leaf[i].nbytes = spec.nbytes
+            self.sample_bytes += self.leaf[i].nbytes
+            self.leaf[i].shape = <Py_ssize_t*>PyMem_Calloc(self.leaf[i].ndim + 1, sizeof(Py_ssize_t))
+            if self.leaf[i].shape == NULL:
+                raise MemoryError()
+            for axis in range(self.leaf[i].ndim):
+                self.leaf[i].shape[axis] = spec.shape[axis]
+        self.root = <Node*>PyMem_Calloc(1, sizeof(Node))
+        if self.root == NULL:
+            raise MemoryError()
+        if not self.compile(self.root, treedef, &next_leaf):
+            free_node(self.root)
+            PyMem_Free(self.root)
+            self.root = NULL
+
+    def __dealloc__(self):
+        cdef Py_ssize_t i
+        if self.root != NULL:
+            free_node(self.root)
+            PyMem_Free(self.root)
+        if self.leaf != NULL:
+            for i in range(self.count):
+                PyMem_Free(self.leaf[i].shape)
+            PyMem_Free(self.leaf)
+
+    cdef bint compile(self, Node* node, object treedef, Py_ssize_t* next_leaf) except -1:
+        """Fill `node` from `treedef`; False when it has containers the program does not know."""
+        cdef Py_ssize_t i, first
+        kind = treedef.kind
+        if kind == PyTreeKind.LEAF:
+            node.kind, node.leaf = LEAF, next_leaf[0]
+            next_leaf[0] += 1
+            return True
+        if kind == PyTreeKind.NONE:
+            node.kind = NONE
+            return True
+        children = treedef.children()
+        count = len(children)
+        node.children = <Node*>PyMem_Calloc(count + 1, sizeof(Node))
+        if node.children == NULL:
+            raise MemoryError()
+        node.count = count
+        place = list(range(count))  # of child i, in optree's order, among node.children
+        if kind == PyTreeKind.DICT:
+            node.kind = DICT
+            order = dict_order(treedef)
+            keys = tuple(key for key, _ in order)
+            # A lookup of another type of key could run Python code and change the sample below us.
+            if not all(type(key) is str or type(key) is int for key in keys):
+                return False
+            template = dict.fromkeys(keys)
+            self.owned += [keys, template]
+            node.keys = <PyObject**>PyMem_Calloc(count + 1, sizeof(PyObject*))
+            if node.keys == NULL:
+                raise MemoryError()
+            node.template = <PyObject*>template
+            for i, (key, child) in enumerate(order):
+                node.keys[i] = <PyObject*>keys[i]
+                place[child] = i
+        elif kind == PyTreeKind.LIST:
+            node.kind = LIST
+        elif kind == PyTreeKind.TUPLE or kind == PyTreeKind.NAMEDTUPLE:
+            node.kind = TUPLE
+            cls = treedef.type
+            self.owned.append(cls)
+            node.type = <PyObject*>cls
+        else:
+            return False
+        for i in range(count):
+            if not self.compile(&node.children[<Py_ssize_t>place[i]], children[i], next_leaf):
+                return False
+        return True
+
+    # --- taking apart -------------------------------------------------------------------------
+
+    cdef int pointers(self, object sample, const void** out, list keep) except -1:
+        """Put the address of every leaf of `sample` into `out` (`count` of them).
+
+        Each points to `nbytes` contiguous native-endian bytes. `keep` takes what was converted on
+        the way and must outlive the use of `out`, like the sample. Raises SpecError.
+        """
+        cdef Walk walk = new_walk(out, EXACT)
+        if self.root == NULL or self.visit(self.root, <PyObject*>sample, &walk) != FITS:
+            self.carefully(sample, &walk, keep)
+        return 0
+
+    cdef int pointers_held(self, object sample, const void** out, list keep) except -1:
+        """`pointers()`, but `keep` also holds every array, so that the addresses stay good
+        without the GIL even if another thread replaces arrays in the sample."""
+        cdef Walk walk = new_walk(out, EXACT)
+        self.carefully(sample, &walk, keep)
+        return 0
+
+    cdef int row_pointers(self, object sample, const void** out, list keep) except -1:
+        """`pointers()` for leaves that may have one more leading axis of length 1."""
+        cdef Walk walk = new_walk(out, ONE_OPTIONAL)
+        if self.root == NULL or self.visit(self.root, <PyObject*>sample, &walk) != FITS:
+            self.carefully(sample, &walk, keep)
+        return 0
+
+    cdef Py_ssize_t batch_pointers(self, object samples, const void** out, list keep) except -1:
+        """`pointers()` for leaves with one more leading axis of the same length N; returns N."""
+        cdef Walk walk = new_walk(out, STACKED)
+        if self.count == 0:
+            raise SpecError("a tree without arrays has no batch size; send such samples one by one")
+        if self.root == NULL or self.visit(self.root, <PyObject*>samples, &walk) != FITS:
+            walk.n = -1
+            self.carefully(samples, &walk, keep)
+        return walk.n
+
+    cdef int visit(self, Node* node, PyObject* value, Walk* walk) except -1:
+        """Walk `value` beside `node`: FITS, or OTHERWISE at the first thing that is not plain.
+
+        Runs no Python code and takes no references, so what it borrows cannot go away meanwhile.
+        """
+        cdef Py_ssize_t i = 0, position = 0
+        cdef PyObject* key
+        cdef PyObject* item
+        if node.kind == LEAF:
+            if walk.values == NULL:
+                return self.fit(node.leaf, value, walk)
+            XINCREF(value)
+            PyList_SET_ITEM(walk.values, node.leaf, value)
+        elif node.kind == DICT:
+            if Py_TYPE(value) != &PyDict_Type or PyDict_Size(value) != node.count:
+                return OTHERWISE
+            # Samples are mostly written by one piece of code, keys in the example's order and
+            # interned: then no key is ever hashed.
+            while i < node.count and PyDict_Next(value, &position, &key, &item):
+                if key != node.keys[i]:
+                    break
+                if self.visit(&node.children[i], item, walk) != FITS:
+                    return OTHERWISE
+                i += 1
+            while i < node.count:
+                item = PyDict_GetItemWithError(value, node.keys[i])
+                if item == NULL or self.visit(&node.children[i], item, walk) != FITS:
+                    return OTHERWISE
+                i += 1
+        elif node.kind == LIST:
+            if Py_TYPE(value) != &PyList_Type or PyList_GET_SIZE(value) != node.count:
+                return OTHERWISE
+            for i in range(node.count):
+                if self.visit(&node.children[i], PyList_GET_ITEM(value, i), walk) != FITS:
+                    return OTHERWISE
+        elif node.kind == TUPLE:
+            if <PyObject*>Py_TYPE(value) != node.type or PyTuple_GET_SIZE(value) != node.count:
+                return OTHERWISE
+            for i in range(node.count):
+                if self.visit(&node.children[i], PyTuple_GET_ITEM(value, i), walk) != FITS:
+                    return OTHERWISE
+        elif value != Py_None:
+            return OTHERWISE
+        return FITS
+
+    cdef int fit(self, Py_ssize_t index, PyObject* value, Walk* walk) noexcept:
+        """FITS when `value` is an ndarray that can be used as it lies in memory."""
+        cdef Leaf* leaf = &self.leaf[index]
+        cdef PyArrayObject* array = <PyArrayObject*>value
+        cdef npy_intp* shape
+        cdef int axis
+        if Py_TYPE(value) != &PyArray_Type or not PyArray_FLAGS(array) & NPY_ARRAY_C_CONTIGUOUS:
+            return OTHERWISE
+        # Equivalent dtypes have the same byte order; unaligned memory is fine for copying.
+        if (<PyObject*>PyArray_DESCR(array) != leaf.dtype
+                and not PyArray_EquivTypes(PyArray_DESCR(array), <PyArray_Descr*>leaf.dtype)):
+            return OTHERWISE
+        shape = PyArray_DIMS(array)
+        if PyArray_NDIM(array) == leaf.ndim:
+            if walk.lead == STACKED:
+                return OTHERWISE
+        else:
+            if PyArray_NDIM(array) != leaf.ndim + 1 or walk.lead == EXACT:
+                return OTHERWISE
+            if walk.lead == ONE_OPTIONAL:
+                if shape[0] != 1:
+                    return OTHERWISE
+            elif walk.n < 0:
+                walk.n = shape[0]
+            elif shape[0] != walk.n:
+                return OTHERWISE
+            shape += 1
+        for axis in range(leaf.ndim):
+            if shape[axis] != leaf.shape[axis]:
+                return OTHERWISE
+        if walk.out != NULL:
+            walk.out[index] = PyArray_DATA(array)
+        return FITS
+
+    cdef int carefully(self, object sample, Walk* walk, list keep) except -1:
+        """The path on which anything may happen: every leaf is held by `keep` first."""
+        cdef Py_ssize_t i
+        cdef list values = None
+        if self.root != NULL:
+            values = PyList_New(self.count)
+            walk.values = <PyObject*>values
+            if self.visit(self.root, <PyObject*>sample, walk) != FITS:
+                values = None
+            walk.values = NULL
+        if values is None:
+            values = self.split(sample)
+        keep.append(values)
+        for i in range(self.count):
+            value = values[i]
+            if self.fit(i, <PyObject*>value, walk) != FITS:
+                value = self.convert(i, value, walk)
+                keep.append(value)
+                if self.fit(i, <PyObject*>value, walk) != FITS:
+                    raise SpecError(f"leaf {self.specs[i].path!r} cannot be read as {self.specs[i]}")
+        return 0
+
+    cdef list split(self, object sample):
+        """optree's flatten_up_to, with an error that names the place."""
+        try:
+            return self.treedef.flatten_up_to(sample)
+        except (ValueError, TypeError) as error:
+            reason = explain(self.treedef, sample, self.namespace)
+            raise SpecError(reason or str(error)) from error
+
+    cdef object convert(self, Py_ssize_t index, object value, Walk* walk):
+        """`value` as an array that fits, by `LeafSpec.convert`; two frequent cases without it."""
+        cdef Leaf* leaf = &self.leaf[index]
+        cdef double number
+        if leaf.ndim == 0 and walk.lead != STACKED:
+            if type(value) is float:
+                array = self.array(index, NULL, -1, None)
+                number = PyFloat_AS_DOUBLE(<PyObject*>value)
+                if PyArray_TYPE(<PyArrayObject*>array) == NPY_DOUBLE:
+                    (<double*>PyArray_DATA(<PyArrayObject*>array))[0] = number
+                    return array
+                if (PyArray_TYPE(<PyArrayObject*>array) == NPY_FLOAT
+                        and (-3.4e38 < number < 3.4e38 or number - number != 0)):
+                    (<float*>PyArray_DATA(<PyArrayObject*>array))[0] = <float>number
+                    return array
+        return self.specs[index].convert(value, walk.lead, walk.n)
+
+    # --- putting together ---------------------------------------------------------------------
+
+    cdef object arrays(self, char** data, Py_ssize_t n, object base):
+        """The tree with writable arrays of shape `(n, *shape)` over `data[leaf]` (n = -1: of shape
+        `shape`), each of which has `base` as its base object and so keeps it alive.
+
+        `data[leaf]` must be aligned for the dtype and hold n samples' bytes; it may be NULL only
+        for leaves without bytes. `base` must not be an ndarray.
+        """
+        cdef Py_ssize_t i
+        if self.root != NULL:
+            return self.build(self.root, data, n, base)
+        return self.treedef.unflatten([self.array(i, data[i], n, base) for i in range(self.count)])
+
+    cdef object build(self, Node* node, char** data, Py_ssize_t n, object base):
+        cdef Py_ssize_t i
+        cdef object child, tree
+        if node.kind == LEAF:
+            return self.array(node.leaf, data[node.leaf], n, base)
+        if node.kind == DICT:
+            # Cloning a dict that has the keys already never resizes and keeps their order.
+            tree = PyDict_Copy(<object>node.template)
+            for i in range(node.count):
+                PyDict_SetItem(tree, <object>node.keys[i], self.build(&node.children[i], data, n, base))
+            return tree
+        if node.kind == LIST:
+            tree = PyList_New(node.count)
+            for i in range(node.count):
+                child = self.build(&node.children[i], data, n, base)
+                Py_INCREF(child)  # SET_ITEM takes it over
+                PyList_SET_ITEM(<PyObject*>tree, i, <PyObject*>child)
+            return tree
+        if node.kind == TUPLE:
+            tree = PyTuple_New(node.count)
+            for i in range(node.count):
+                child = self.build(&node.children[i], data, n, base)
+                Py_INCREF(child)
+                PyTuple_SET_ITEM(<PyObject*>tree, i, <PyObject*>child)
+            if <PyObject*>tuple != node.type:
+                return PyObject_CallObject(<object>node.type, tree)
+            return tree
+        return None
+
+    cdef object array(self, Py_ssize_t index, char* data, Py_ssize_t n, object base):
+        """One array of `arrays()`; with `base` None numpy allocates and owns its memory."""
+        cdef Leaf* leaf = &self.leaf[index]
+        cdef npy_intp shape[MAX_NDIM + 1]
+        cdef int ndim = leaf.ndim
+        cdef object array
+        if n >= 0:
+            shape[0] = n
+            memcpy(shape + 1, leaf.shape, ndim * sizeof(npy_intp))
+            ndim += 1
+        else:
+            memcpy(shape, leaf.shape, ndim * sizeof(npy_intp))
+        if data == NULL and base is not None:
+            data = <char*>nowhere
+        XINCREF(leaf.dtype)  # NewFromDescr takes it over, also when it fails
+        array = PyArray_NewFromDescr(&PyArray_Type, <PyArray_Descr*>leaf.dtype, ndim, shape, NULL,
+                                     data, NPY_ARRAY_CARRAY, NULL)
+        if base is not None:
+            XINCREF(<PyObject*>base)  # SetBaseObject takes it over, also when it fails
+            PyArray_SetBaseObject(<PyArrayObject*>array, <PyObject*>base)
+        return array
+
+    # --- for Python ---------------------------------------------------------------------------
+
+    def check(self, sample) -> None:
+        """Raise SpecError naming the first leaf of `sample` that does not fit."""
+        self.pointers(sample, NULL, [])
+
+    def check_batch(self, samples) -> int:
+        """N of a batch of samples (every leaf of shape `(N, *shape)`). Raises SpecError."""
+        return self.batch_pointers(samples, NULL, [])
+
+    def flatten(self, sample) -> list:
+        """The leaves of `sample` as checked C-contiguous arrays of the spec's dtypes.
+
+        An array that fits already is returned itself, not copied. Raises SpecError.
+        """
+        cdef Py_ssize_t i
+        cdef Walk walk = new_walk(NULL, EXACT)
+        cdef list leaves = self.split(sample)
+        for i in range(self.count):
+            value = leaves[i]
+            if self.fit(i, <PyObject*>value, &walk) != FITS:
+                leaves[i] = self.convert(i, value, &walk)
+        return leaves
+
+    def unflatten(self, leaves):
+        """The tree with these leaves (any objects), in the spec's order."""
+        return self.treedef.unflatten(leaves)
+
+    def tobytes(self, sample) -> bytes:
+        """The bytes of one sample: its leaves laid end to end. Raises SpecError."""
+        return gather(self, sample, False)[1]
+
+    def batch_tobytes(self, samples) -> tuple[int, bytes]:
+        """`(N, bytes)` of a batch: for each leaf its N samples one after another."""
+        return gather(self, samples, True)
+
+    def view(self, buffer, Py_ssize_t n=-1):
+        """The tree of arrays over `buffer`, which holds what `batch_tobytes` makes (n >= 0) or
+        `tobytes` (n = -1). No copy: the arrays keep the buffer exported, and are read-only if it
+        is. Raises ValueError when its size is not that of n samples."""
+        cdef object view = PyMemoryView_FromObject(buffer)
+        cdef Py_buffer* memory = PyMemoryView_GET_BUFFER(view)
+        cdef Py_ssize_t i, rows = 1 if n < 0 else n
+        cdef char* data = <char*>memory.buf
+        if not PyBuffer_IsContiguous(memory, b"C"):
+            raise ValueError("the buffer is not contiguous; copy it first")
+        if memory.len != rows * self.sample_bytes:
+            raise ValueError(
+                f"{rows} samples take {rows * self.sample_bytes} bytes, the buffer has {memory.len}"
+            )
+        leaves = []
+        for i in range(self.count):
+            array = self.array(i, data, n, view)
+            PyArray_UpdateFlags(<PyArrayObject*><PyObject*>array, NPY_ARRAY_ALIGNED)
+            if memory.readonly:
+                array.flags.writeable = False
+            leaves.append(array)
+            data += rows * self.leaf[i].nbytes
+        return self.treedef.unflatten(leaves)
+
+    def __reduce__(self):
+        return Flattener, (self.treedef, self.specs, self.namespace)
+
+
+cdef void free_node(Node* node) noexcept:
+    cdef Py_ssize_t i
+    for i in range(node.count):
+        free_node(&node.children[i])
+    PyMem_Free(node.children)
+    PyMem_Free(node.keys)
+
+
+cdef tuple gather(Flattener self, object sample, bint stacked):
+    cdef const void** out = <const void**>PyMem_Calloc(self.count + 1, sizeof(void*))
+    cdef list keep = []
+    cdef Py_ssize_t i, n = 1
+    cdef char* target
+    if out == NULL:
+        raise MemoryError()
+    try:
+        if stacked:
+            n = self.batch_pointers(sample, out, keep)
+        else:
+            self.pointers(sample, out, keep)
+        data = PyBytes_FromStringAndSize(NULL, n * self.sample_bytes)
+        target = PyBytes_AS_STRING(data)
+        for i in range(self.count):
+            memcpy(target, out[i], n * self.leaf[i].nbytes)
+            target += n * self.leaf[i].nbytes
+        return n, data
+    finally:
+        PyMem_Free(out)
+
+
+@cython.final
+cdef class RowWriter:
+    """Writes samples as rows of arrays that are already there: checked whole, then copied, so a
+    sample that does not fit changes nothing.
+
+    Args:
+        flattener: of the spec of one row.
+        arrays: per leaf a writable C-contiguous array of the leaf's dtype whose size is a whole
+            number of rows, the same for every leaf.
+    """
+
+    def __cinit__(self, Flattener flattener, arrays):
+        cdef Py_ssize_t i
+        self.flattener = flattener
+        self.owned = list(arrays)
+        self.rows = -1
+        if len(self.owned) != flattener.count:
+            raise ValueError(f"{len(self.owned)} arrays for {flattener.count} leaves")
+        self.base = <char**>PyMem_Calloc(flattener.count + 1, sizeof(char*))
+        if self.base == NULL:
+            raise MemoryError()
+        for i in range(flattener.count):
+            array, spec = self.owned[i], flattener.specs[i]
+            flags = array.flags
+            if not (flags.c_contiguous and flags.writeable) or array.dtype != spec.dtype:
+                raise ValueError(f"leaf {spec.path!r}: not a writable C-contiguous {spec.dtype} array")
+            if flattener.leaf[i].nbytes:
+                rows = array.nbytes // flattener.leaf[i].nbytes
+                if rows * flattener.leaf[i].nbytes != array.nbytes or self.rows not in (-1, rows):
+                    raise ValueError(f"leaf {spec.path!r}: {array.nbytes} bytes are not whole rows")
+                self.rows = rows
+            self.base[i] = <char*>PyArray_DATA(<PyArrayObject*><PyObject*>array)
+
+    def __dealloc__(self):
+        PyMem_Free(self.base)
+
+    def write(self, Py_ssize_t row, sample) -> None:
+        """Copy `sample` (leaves of the spec's shapes, or with one more leading axis of length 1)
+        into row `row`. Raises SpecError, IndexError."""
+        cdef const void* few[64]
+        cdef const void** out = few
+        cdef Py_ssize_t i, nbytes
+        if row < 0 or (row >= self.rows and self.rows >= 0):
+            raise IndexError(f"row {row} of {self.rows}")
+        if self.flattener.count > 64:
+            out = <const void**>PyMem_Calloc(self.flattener.count, sizeof(void*))
+            if out == NULL:
+                raise MemoryError()
+        keep = []
+        try:
+            self.flattener.row_pointers(sample, out, keep)
+            for i in range(self.flattener.count):
+                nbytes = self.flattener.leaf[i].nbytes
+                memmove(self.base[i] + row * nbytes, out[i], nbytes)
+        finally:
+            if out != few:
+                PyMem_Free(out)

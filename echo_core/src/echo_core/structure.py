@@ -1,0 +1,179 @@
+"""The container side of a pytree: paths of leaves, its description as JSON, and what is wrong
+with a tree that should have the same containers and has not.
+
+All three walk an optree treedef. A dict's children come in optree's order (sorted keys); the
+order in which the example wrote its keys is known too and is what rebuilt dicts use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import optree
+from optree import PyTreeKind as Kind
+
+from .errors import SpecError, did_you_mean
+
+__all__ = ["MAX_DEPTH", "dict_order", "explain", "is_plain", "leaf_paths", "to_json"]
+
+MAX_DEPTH = 64  # of containers; far above any real tree, far below the C stack
+
+_DICTS = frozenset(
+    kind
+    for kind in (Kind.DICT, Kind.ORDEREDDICT, Kind.DEFAULTDICT, getattr(Kind, "FROZENDICT", None))
+    if kind is not None
+)
+_PLAIN = frozenset({Kind.LEAF, Kind.NONE, Kind.DICT, Kind.LIST, Kind.TUPLE})
+_LOOKS_LIKE_INDEX = re.compile(r"-?[0-9]+|True|False|None")
+
+
+def segment(entry: Any) -> str:
+    """One step of a path: the key, field or index; whatever could be mistaken is bracketed."""
+    if isinstance(entry, str):
+        if entry and "/" not in entry and not _LOOKS_LIKE_INDEX.fullmatch(entry):
+            return entry
+    elif isinstance(entry, int):
+        return str(entry)
+    return f"[{entry!r}]"
+
+
+def join(path: str, entry: Any) -> str:
+    return f"{path}/{segment(entry)}" if path else segment(entry)
+
+
+def leaf_paths(treedef: optree.PyTreeSpec) -> list[str]:
+    """The path of every leaf, in leaf order: `obs/pixels`, `layers/0/w`; a bare array is `""`.
+
+    Raises SpecError for a tree deeper than `MAX_DEPTH`.
+    """
+    paths: list[str] = []
+
+    def walk(node: optree.PyTreeSpec, path: str, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise SpecError(
+                f"containers are nested more than {MAX_DEPTH} deep at {shown(path)}; flatten them"
+            )
+        if node.kind == Kind.LEAF:
+            paths.append(path)
+        for entry, child in zip(node.entries(), node.children()):
+            walk(child, join(path, entry), depth + 1)
+
+    walk(treedef, "", 0)
+    return paths
+
+
+def shown(path: str) -> str:
+    """A path as error messages print it."""
+    return f"'{path}'" if path else "the tree itself"
+
+
+def is_plain(treedef: optree.PyTreeSpec) -> bool:
+    """Whether the tree consists of dict, list, tuple and None alone (no subclasses)."""
+    return treedef.kind in _PLAIN and all(is_plain(child) for child in treedef.children())
+
+
+def dict_order(node: optree.PyTreeSpec) -> list[tuple[Any, int]]:
+    """For a dict node its keys as the example wrote them, each with the index of its child."""
+    return list(node.one_level().unflatten(range(node.num_children)).items())
+
+
+def to_json(treedef: optree.PyTreeSpec, keep_order: bool = False) -> Any:
+    """The containers as JSON. A leaf is its index, None is null, the rest one of
+    `{"dict": [[key, child], ...]}`, `{"list": [...]}`, `{"tuple": [...]}`, `{"deque": [...]}`,
+    `{"named": name, "fields": [[field, child], ...]}`.
+
+    The kinds of dict are one kind, and classes count by name and fields, not by module, so that
+    a script's `__main__.Step` and a library's `lib.Step` agree. With `keep_order` dicts list
+    their keys as the example wrote them, else in leaf order.
+    """
+    counter = iter(range(treedef.num_leaves))
+
+    def walk(node: optree.PyTreeSpec) -> Any:
+        if node.kind == Kind.LEAF:
+            return next(counter)
+        if node.kind == Kind.NONE:
+            return None
+        children = [walk(child) for child in node.children()]
+        if node.kind in _DICTS:
+            if keep_order:
+                return {"dict": [[_key(k), children[i]] for k, i in dict_order(node)]}
+            return {"dict": [[_key(k), c] for k, c in zip(node.entries(), children)]}
+        for kind, name in ((Kind.LIST, "list"), (Kind.TUPLE, "tuple"), (Kind.DEQUE, "deque")):
+            if node.kind == kind:
+                return {name: children}
+        fields = [[_key(entry), child] for entry, child in zip(node.entries(), children)]
+        return {"named": node.type.__name__, "fields": fields}
+
+    return walk(treedef)
+
+
+def _key(key: Any) -> Any:
+    if key is None or type(key) in (str, int, bool):
+        return key
+    return {"repr": repr(key)[:200]}
+
+
+def explain(
+    treedef: optree.PyTreeSpec, tree: Any, namespace: str = "", path: str = ""
+) -> str | None:
+    """The first place where the containers of `tree` are not those of `treedef`, as one
+    sentence that ends in the fix; None when they agree (leaves are not looked at)."""
+    kind, got = treedef.kind, type(tree).__name__
+    if kind == Kind.LEAF:
+        return None
+    if kind == Kind.NONE:
+        if tree is None:
+            return None
+        return f"{shown(path)} is None in the example and a {got} here; put None there"
+    if kind in _DICTS:
+        if not isinstance(tree, dict):
+            keys = _listed(treedef.entries())
+            return f"{shown(path)} must be a dict with the keys {keys}, got a {got}"
+        wrong = _explain_keys(treedef.entries(), tree, path)
+        if wrong is not None:
+            return wrong
+        pairs = [(key, tree[key]) for key in treedef.entries()]
+    else:
+        if type(tree) is not treedef.type:
+            return f"{shown(path)} must be a {treedef.type.__name__}, got a {got}"
+        children = optree.tree_flatten_one_level(tree, namespace=namespace)[0]
+        if len(children) != treedef.num_children:
+            return (
+                f"{shown(path)} must have {treedef.num_children} elements, got {len(children)}; "
+                "pad it, or make a variable length one array of fixed size"
+            )
+        pairs = list(zip(treedef.entries(), children))
+    for (entry, value), child in zip(pairs, treedef.children()):
+        wrong = explain(child, value, namespace, join(path, entry))
+        if wrong is not None:
+            return wrong
+    return None
+
+
+def _explain_keys(expected: Iterable[Any], tree: dict[Any, Any], path: str) -> str | None:
+    expected = list(expected)
+    missing = [key for key in expected if key not in tree]
+    extra = [key for key in tree if key not in expected]
+    if not missing and not extra:
+        return None
+    where = f"{shown(path)}: " if path else ""
+    if missing and extra:
+        near = did_you_mean(str(extra[0]), [str(key) for key in missing])
+        return (
+            f"{where}{_listed(missing)} is missing and {_listed(extra)} is not in the example; "
+            f"expected the keys {_listed(expected)}{near}"
+        )
+    if missing:
+        return f"{where}{_listed(missing)} is missing; expected the keys {_listed(expected)}"
+    return (
+        f"{where}{_listed(extra)} is not in the example; remove it, or add it to the example at "
+        "both ends"
+    )
+
+
+def _listed(keys: Iterable[Any]) -> str:
+    keys = list(keys)
+    text = ", ".join(repr(key) for key in keys[:12])
+    return text + (f", ... ({len(keys)} in all)" if len(keys) > 12 else "")
