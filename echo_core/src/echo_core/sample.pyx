@@ -127,9 +127,15 @@ cdef class SampleInfo:
     def ingest_round(self) -> HistSnapshot:
         return snapshot(self.ring.ingest_round.snapshot())
 
-    # The original Echo's names of the last two.
-    memcpy = copy
-    drain_round = ingest_round
+    @property
+    def memcpy(self) -> HistSnapshot:
+        """The original Echo's name of `copy`."""
+        return self.copy
+
+    @property
+    def drain_round(self) -> HistSnapshot:
+        """The original Echo's name of `ingest_round`."""
+        return self.ingest_round
 
     def __repr__(self):
         return (f"SampleInfo(store_size={self.store_size}, active_connections={self.active_connections}, "

@@ -203,7 +203,7 @@ cdef class Store:
             else:
                 self.copy(data, done, &run)
             if run.slot & 63 == 0:
-                self.ring.copy.record(<uint64_t>(now_ns() - began) / run.count)
+                self.ring.copy.record(<uint64_t>(now_ns() - began) // run.count)
             self.ring.commit(run)
             done += run.count
         return 0
@@ -342,7 +342,12 @@ cdef class Store:
             self.ring.close()
 
     def _counters(self) -> dict:
-        return self.ring.counters()
+        cdef Counters c = self.ring.counters()
+        return {
+            "inserted": c.inserted, "stored": c.stored, "batches_taken": c.batches_taken, "push_blocked": c.push_blocked,
+            "notified": c.notified, "aborted": c.aborted, "leased": c.leased, "connections": c.connections, "queued": c.queued,
+            "queue_depth_max": c.queue_depth_max,
+        }
 
     def _histograms(self) -> dict:
         return {
