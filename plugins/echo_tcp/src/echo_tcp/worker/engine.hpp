@@ -1,0 +1,247 @@
+// The worker's end of a TCP session: takes samples over, sends them, keeps them until acknowledged.
+//
+// Threads. Any number of callers, and one I/O thread that reads, and writes what callers left
+// lying. One mutex guards everything; it is never held during a system call or a large copy:
+//   writing_    one thread at a time owns the outgoing side of the socket (compose, sendmsg) and
+//               lets go of the mutex around sendmsg. Whoever finds it taken leaves: the owner
+//               looks again before it stops, so nothing that became due meanwhile is left behind.
+//   appending_  one thread at a time copies into free rows without the mutex; others wait for it,
+//               which keeps the numbers of a batch together.
+//   the socket  is closed by the I/O thread alone, when nobody writes; others only shut it down.
+//               A descriptor can therefore never be another file's while somebody uses it.
+//
+// When to send (Nagle's idea, with the learner's acknowledgements for clock): a stretch of samples
+// is sent when it fills its block, when nothing is on its way, or when somebody asked for it by
+// flush or wait; otherwise it grows until an acknowledgement comes and the I/O thread sends it. An
+// idle link sends at once, a busy one sends full frames, and no timer is involved: samples only
+// lie while others are on their way, and those will be acknowledged.
+//
+// Links. attach() gives the engine a socket after its handshake. When it is lost the samples not
+// acknowledged stay, wait_event() says so, and whoever dials calls attach() again; the learner's
+// first ACK says where to go on.
+//
+// Errors are answers, never exceptions (std::bad_alloc excepted). Waits end after their slice with
+// Status::wait, so that the caller can look for signals; it decides when to give up.
+#pragma once
+
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fork.hpp"
+#include "../frame.hpp"
+#include "incoming.hpp"
+#include "layout.hpp"
+#include "link.hpp"
+#include "meter.hpp"
+#include "outbox.hpp"
+#include "window.hpp"
+
+namespace echo_tcp::worker {
+
+enum class Status {
+    ok,
+    due,     // ok, and pump() has something to write
+    wait,    // not yet
+    closed,  // close() was called
+    failed,  // the session is over; why() says what happened
+    lost,    // this request's answer will not come
+};
+
+struct EngineConfig {
+    bool original = false;             // the protocol of the first Echo: no resuming, no weights
+    std::uint64_t block_bytes = 0;     // samples of one frame
+    std::uint64_t window_bytes = 0;    // samples kept, at least 4 blocks
+    std::uint64_t window_samples = 0;  // samples kept
+    std::uint32_t silence_ms = 20000;  // a peer that owes an answer for longer is gone
+};
+
+struct EngineStats {
+    Counters counters;
+    std::uint64_t appended, acked, window_bytes, version, rtt_p50, rtt_p99;
+    bool connected;
+};
+
+class Engine {
+public:
+    enum Event : unsigned { none = 0, link_lost = 1, weights_here = 2, over = 4 };
+
+    Engine(const std::vector<std::uint64_t>& leaf_bytes, const EngineConfig& config);
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
+    ~Engine() { stop(); }
+
+    // ---- samples
+    bool small() const noexcept { return layout_.sample_bytes() < copy_without_lock; }
+    // One small sample, without ever waiting: ok, due, wait (use put), closed or failed.
+    Status put_one(const void* const* leaves);
+    // n samples, all or none; waits for room at most `slice`. `again`: the call goes on waiting.
+    Status put(const void* const* leaves, std::uint64_t n, std::int64_t slice_ns, bool again);
+    void pump();
+    std::uint64_t appended();
+    Status flushed(std::uint64_t number, std::int64_t slice_ns);       // handed to the network
+    Status acknowledged(std::uint64_t number, std::int64_t slice_ns);  // committed by the learner
+
+    // ---- requests and weights
+    std::uint64_t ask(std::string_view payload);
+    Status answer(std::uint64_t id, std::int64_t slice_ns, std::string& payload);
+    void forget(std::uint64_t id);
+    void subscribe();
+    std::optional<WeightsBlob> take_weights();
+    // Version `number` has been verified and is shown to callers.
+    void hold(std::uint64_t number, std::uint64_t digest);
+    std::uint64_t holds();  // how often hold() was called
+    Status held(std::uint64_t holds_before, std::int64_t slice_ns);
+
+    // ---- links
+    // Takes `fd` over, whatever the answer. `rest` came after the handshake; `restarted`: the
+    // learner is not the one of the link before, its versions of weights begin anew.
+    bool attach(int fd, std::string_view rest, bool restarted);
+    unsigned wait_event(std::int64_t slice_ns);  // a set of Event; none when the slice is over
+    void fail(std::string_view why);
+    std::uint64_t base();  // what the next handshake says is committed
+
+    // ---- the end
+    void begin_close();                   // no more samples; what is there can still be delivered
+    void part(std::string_view reason);   // say goodbye, then end the link
+    Status parted(std::int64_t slice_ns);
+    void stop();
+    void leave_to_parent() noexcept;  // in a forked child: give the descriptors' copies back
+
+    bool forked() const noexcept {
+        return fork_generation.load(std::memory_order_relaxed) != generation_;
+    }
+    bool broken_format();  // after Status::failed: was it the peer breaking the wire format?
+    std::string why();     // the link or the session was lost
+    EngineStats stats();
+
+private:
+    using Lock = std::unique_lock<std::mutex>;
+    enum class Link { down, resuming, up };
+    enum class By { caller, io_thread };
+    static constexpr std::uint64_t copy_without_lock = 32u << 10;
+    static constexpr std::size_t read_bytes = 64u << 10;
+
+    // Threads waiting for one kind of thing. Waking costs a system call and a context switch even
+    // for nothing, so it happens only once `least`, the smallest number waited for, is reached.
+    struct Gate {
+        std::condition_variable changed;
+        unsigned waiting = 0;
+        std::uint64_t least = 0;
+        void open() {
+            if (waiting) changed.notify_all();
+        }
+        void reached(std::uint64_t number) {
+            if (waiting && number >= least) changed.notify_all();
+        }
+    };
+
+    struct Flight {  // a frame on its way
+        std::uint64_t last;
+        std::uint64_t since_ns;
+    };
+
+    template <class Ready>
+    Status await(Lock& lock, Gate& gate, std::uint64_t number, std::int64_t slice_ns, bool closing,
+                 Ready ready);
+    Status ended() const noexcept;
+    void open_all();
+    void wake() const noexcept;
+    void lose(std::string_view why);
+    void break_off(std::string_view why);
+
+    // engine_io.hpp
+    bool may_write() const noexcept;
+    void write_due(Lock& lock, By by);
+    bool compose(By by);
+    bool composed() const noexcept { return next_piece_ < pieces_.size(); }
+    void wrote(std::size_t n);
+    void offer_room();
+    void run();
+    void begin_link();
+    void end_link();
+    const char* read_some(int fd, std::string& gone);
+    const char* digest();
+    const char* resume(std::uint64_t number);
+    const char* acknowledge(std::uint64_t number);
+    static std::string refused_request();
+
+    const Layout layout_;
+    const EngineConfig config_;
+    const unsigned generation_ = fork_generation.load(std::memory_order_relaxed);
+
+    std::mutex mutex_;
+    Window window_;
+    bool appending_ = false;
+    bool closing_ = false;  // close() has begun
+    bool closed_ = false;
+    bool failed_ = false;  // no link will come any more
+    bool broken_format_ = false;
+    std::string why_ = "it has not been connected yet";
+    Counters counters_;
+    Latency rtt_;
+
+    // The outgoing side. pieces_ is touched by the owner of writing_ alone.
+    Outbox outbox_;
+    bool writing_ = false;
+    bool blocked_ = false;  // the socket takes no more; the I/O thread waits until it does
+    std::vector<iovec> pieces_;
+    std::size_t next_piece_ = 0;
+    bool piece_is_data_ = false;
+    std::string message_;  // of the outbox, being written
+    std::byte* pinned_ = nullptr;  // the block pieces_ point into
+    FrameHeader header_{};
+    std::deque<Flight> flights_;
+    std::uint64_t flush_to_ = 0;  // samples somebody wants sent without waiting for more
+    std::uint64_t written_ = 0;   // samples the socket has taken whole
+    // The learner numbers samples by what it got from this client id, perhaps in a former life.
+    std::uint64_t number_shift_ = 0;
+
+    // The link.
+    Link link_ = Link::down;
+    int fd_ = -1;
+    bool fd_is_lost_ = false;  // shut down, to be closed by the I/O thread
+    bool fresh_ = false;       // attached, not yet seen by the I/O thread
+    bool parting_ = false, said_all_ = false;
+    std::string rest_;
+
+    // Weights.
+    bool subscribed_ = false;
+    std::optional<WeightsBlob> arrived_;
+    std::uint64_t version_ = 0;  // held
+    std::uint64_t holds_ = 0;
+
+    unsigned events_ = Event::none;
+    Gate room_, flush_gate_, ack_gate_, answer_gate_, held_gate_, event_gate_, parted_gate_;
+
+    // The I/O thread's own.
+    Incoming incoming_;
+    std::vector<std::byte> buffer_;
+    int wake_fd_;
+    bool stop_ = false;
+    std::thread thread_;
+};
+
+}  // namespace echo_tcp::worker
+
+#include "engine_calls.hpp"
+#include "engine_io.hpp"

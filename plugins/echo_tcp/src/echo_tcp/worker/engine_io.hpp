@@ -1,0 +1,243 @@
+// The worker engine's traffic: what is written when, and the I/O thread. Part of engine.hpp.
+#pragma once
+
+#include "engine.hpp"
+
+namespace echo_tcp::worker {
+
+// ------------------------------------------------------------------------------------- writing
+
+// Writes what is due until nothing is, the socket is full, or the link is gone.
+inline void Engine::write_due(Lock& lock, By by) {
+    if (!may_write()) return;
+    writing_ = true;
+    while (link_ != Link::down && (composed() || compose(by))) {
+        msghdr message{};
+        message.msg_iov = &pieces_[next_piece_];
+        message.msg_iovlen = std::min<std::size_t>(pieces_.size() - next_piece_, IOV_MAX);
+        const int fd = fd_;
+        lock.unlock();
+        ssize_t n = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        const int error = errno;
+        lock.lock();
+        if (n >= 0) {
+            wrote(static_cast<std::size_t>(n));
+        } else if (error == EAGAIN) {
+            blocked_ = true;
+            if (by == By::caller) wake();
+            break;
+        } else if (error != EINTR) {
+            lose(std::strerror(error));
+        }
+    }
+    writing_ = false;
+    if (fd_is_lost_) {
+        wake();  // the I/O thread closes it now
+    } else if (parting_ && !said_all_ && !composed() && outbox_.empty()) {
+        said_all_ = true;
+        ::shutdown(fd_, SHUT_WR);
+    }
+}
+
+// Chooses the next message, or answers that none is due.
+inline bool Engine::compose(By by) {
+    pieces_.clear();
+    next_piece_ = 0;
+    piece_is_data_ = false;
+    if (!outbox_.empty() && !said_all_) {
+        // A copy: the queue may change while it is being written.
+        message_ = outbox_.front();
+        pieces_.push_back({message_.data(), message_.size()});
+        return true;
+    }
+    if (link_ != Link::up || parting_) return false;
+    Window::Stretch rows = window_.next();
+    // The I/O thread writes right after an acknowledgement. With one more frame still on its way
+    // the learner has something to read while this one travels.
+    const std::size_t most_flights = by == By::io_thread ? 1 : 0;
+    bool due = rows.to_end || flights_.size() <= most_flights || flush_to_ > window_.sent();
+    if (!rows.count || !due) return false;
+    if (!config_.original) {
+        header_ = make_header(Kind::data, rows.first + number_shift_,
+                              rows.count * layout_.sample_bytes(), rows.count);
+        pieces_.push_back({&header_, sizeof header_});
+    }
+    layout_.gather(rows.block, rows.row, rows.count, pieces_);
+    piece_is_data_ = true;
+    pinned_ = rows.block;
+    window_.advance(rows.count);
+    flights_.push_back({window_.sent(), now_ns()});
+    ++counters_.frames_sent;
+    return true;
+}
+
+// The socket took n bytes more of the message.
+inline void Engine::wrote(std::size_t n) {
+    counters_.bytes_sent += n;
+    for (; composed() && n >= pieces_[next_piece_].iov_len; ++next_piece_) {
+        n -= pieces_[next_piece_].iov_len;
+    }
+    if (composed()) {
+        iovec& piece = pieces_[next_piece_];
+        piece.iov_base = static_cast<std::byte*>(piece.iov_base) + n;
+        piece.iov_len -= n;
+        return;
+    }
+    if (!piece_is_data_) {
+        outbox_.pop();
+        return;
+    }
+    written_ = window_.sent();
+    pinned_ = nullptr;
+    flush_gate_.reached(written_);
+    // Its samples may have been acknowledged before sendmsg returned.
+    if (window_.reap(nullptr, appending_)) offer_room();
+}
+
+inline void Engine::offer_room() {
+    if (room_.waiting && window_.room(room_.least)) room_.open();
+}
+
+// --------------------------------------------------------------------------------- the I/O thread
+
+inline void Engine::run() {
+    ::pthread_setname_np(::pthread_self(), "echo-tcp");
+    Lock lock(mutex_);
+    while (!stop_) {
+        if (fd_is_lost_ && !writing_) end_link();
+        if (fresh_) begin_link();
+        const int fd = link_ == Link::down ? -1 : fd_;
+        const bool owed = blocked_ || !flights_.empty();
+        const short wanted = blocked_ ? POLLIN | POLLOUT : POLLIN;
+        pollfd polled[2] = {{wake_fd_, POLLIN, 0}, {fd, wanted, 0}};
+        lock.unlock();
+
+        const int wait_ms = fd >= 0 && owed ? static_cast<int>(config_.silence_ms / 4) : -1;
+        const int n = ::poll(polled, 2, wait_ms);
+        const short happened = n > 0 ? polled[1].revents : 0;
+        if (polled[0].revents) {
+            std::uint64_t count;
+            [[maybe_unused]] ssize_t got = ::read(wake_fd_, &count, sizeof count);
+        }
+        std::string gone;
+        const char* wrong = nullptr;
+        if (happened & (POLLIN | POLLHUP | POLLERR)) wrong = read_some(fd, gone);
+        if (n == 0 && silent(fd, config_.silence_ms)) gone = "it fell silent";
+
+        lock.lock();
+        if (link_ == Link::down || fd < 0) continue;
+        if (happened & POLLOUT) blocked_ = false;
+        if (!wrong) wrong = digest();
+        if (wrong) {
+            break_off(wrong);
+        } else if (!gone.empty()) {
+            lose(gone);
+        }
+        write_due(lock, By::io_thread);
+    }
+}
+
+inline void Engine::begin_link() {
+    fresh_ = false;
+    incoming_.restart();
+    const char* wrong = incoming_.feed(reinterpret_cast<const std::byte*>(rest_.data()),
+                                       rest_.size());
+    if (!wrong) wrong = digest();
+    if (wrong) break_off(wrong);
+}
+
+inline void Engine::end_link() {
+    ::close(fd_);
+    fd_ = -1;
+    fd_is_lost_ = fresh_ = blocked_ = false;
+    pieces_.clear();
+    next_piece_ = 0;
+    pinned_ = nullptr;
+    flights_.clear();
+    if (window_.reap(nullptr, appending_)) offer_room();
+    events_ |= Event::link_lost;
+    event_gate_.open();
+}
+
+// Without the mutex: nobody else touches incoming_. `gone` says why the link has ended, if it has.
+inline const char* Engine::read_some(int fd, std::string& gone) {
+    for (int round = 0; round < 4; ++round) {
+        ssize_t n = ::recv(fd, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+        if (n == 0) gone = "it closed the connection";
+        if (n < 0 && errno != EAGAIN && errno != EINTR) gone = std::strerror(errno);
+        if (n <= 0) break;
+        auto got = static_cast<std::size_t>(n);
+        if (const char* wrong = incoming_.feed(buffer_.data(), got)) return wrong;
+        if (got < buffer_.size()) break;
+    }
+    return nullptr;
+}
+
+// Acts on what has been read. Returns nullptr or how the learner broke the format.
+inline const char* Engine::digest() {
+    const char* wrong = nullptr;
+    if (incoming_.ack) {
+        wrong = link_ == Link::resuming ? resume(*incoming_.ack) : acknowledge(*incoming_.ack);
+    }
+    for (Incoming::Message& message : incoming_.messages) {
+        const bool reply = message.header.flags & flag_reply;
+        if (message.header.kind == static_cast<std::uint8_t>(Kind::ping)) {
+            if (!reply) outbox_.push(Kind::ping, message.header.seq, {}, flag_reply);
+        } else if (reply) {
+            outbox_.answered(message.header.seq, std::move(message.payload));
+            answer_gate_.open();
+        } else {
+            outbox_.push(Kind::control, message.header.seq, refused_request(), flag_reply);
+        }
+    }
+    if (incoming_.weights) {
+        arrived_ = std::move(incoming_.weights);
+        events_ |= Event::weights_here;
+        event_gate_.open();
+    }
+    if (incoming_.bye && !wrong) lose("it ended the session: " + *incoming_.bye);
+    incoming_.taken();
+    return wrong;
+}
+
+inline std::string Engine::refused_request() {
+    const std::string_view json = R"({"error":"workers answer no requests","type":"EchoError"})";
+    const auto n = static_cast<std::uint32_t>(json.size());
+    return std::string(reinterpret_cast<const char*>(&n), sizeof n).append(json);
+}
+
+// The first ACK of a link: what the learner has, and so where this worker goes on.
+inline const char* Engine::resume(std::uint64_t number) {
+    if (number < number_shift_ + window_.acked()) return "it forgot samples it had acknowledged";
+    number -= number_shift_;
+    if (number > window_.reached()) {
+        // It has samples from this client id that this engine never sent; number on after them.
+        number_shift_ += number - window_.reached();
+        number = window_.reached();
+    }
+    link_ = Link::up;
+    window_.resume(number, appending_);
+    written_ = number;
+    offer_room();
+    ack_gate_.reached(number);
+    flush_gate_.reached(number);
+    return nullptr;
+}
+
+inline const char* Engine::acknowledge(std::uint64_t number) {
+    number = config_.original ? window_.acked() + number : number - number_shift_;
+    if (number < window_.acked()) return "it took an acknowledgement back";
+    if (number > window_.sent()) return "it acknowledged samples that were not sent";
+    const std::uint64_t now = flights_.empty() ? 0 : now_ns();
+    while (!flights_.empty() && flights_.front().last <= number) {
+        rtt_.record(now - flights_.front().since_ns);
+        flights_.pop_front();
+    }
+    window_.acknowledge(number, pinned_, appending_);
+    offer_room();
+    ack_gate_.reached(number);
+    flush_gate_.reached(number);
+    return nullptr;
+}
+
+}  // namespace echo_tcp::worker

@@ -1,0 +1,20 @@
+// Was this process forked since? A child has neither the I/O thread nor a right to the socket.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+
+namespace echo_tcp::worker {
+
+// Counts the forks between the first process and this one. Reading it is a load, where getpid()
+// would be a system call on every send.
+inline std::atomic<unsigned> fork_generation{0};
+
+inline void watch_forks() {
+    static const int registered = ::pthread_atfork(
+        nullptr, nullptr, [] { fork_generation.fetch_add(1, std::memory_order_relaxed); });
+    (void)registered;
+}
+
+}  // namespace echo_tcp::worker

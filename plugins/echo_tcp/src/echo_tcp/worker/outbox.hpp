@@ -1,0 +1,93 @@
+// Small messages a worker has to send besides samples: receipts, requests, pings, its goodbye.
+// Also who still waits for an answer. Not synchronised: the engine's mutex is held around it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "../frame.hpp"
+
+namespace echo_tcp::worker {
+
+class Outbox {
+public:
+    enum class Answer { none, here, lost };  // lost: the link broke after the question had left
+
+    bool empty() const noexcept { return queue_.empty(); }
+    const std::string& front() const noexcept { return queue_.front().bytes; }
+
+    void push(Kind kind, std::uint64_t seq, std::string_view payload = {}, std::uint8_t flags = 0) {
+        queue_.push_back({frame(kind, seq, payload, flags), 0});
+    }
+
+    // Queues a request; its answer is asked for by the number returned.
+    std::uint64_t ask(std::string_view payload) {
+        std::uint64_t id = ++last_id_;
+        asked_[id] = {};
+        queue_.push_back({frame(Kind::control, id, payload, 0), id});
+        return id;
+    }
+
+    // The front message has been written whole.
+    void pop() {
+        if (auto it = asked_.find(queue_.front().id); it != asked_.end()) it->second.left = true;
+        queue_.pop_front();
+    }
+
+    void answered(std::uint64_t id, std::string payload) {
+        auto it = asked_.find(id);  // an answer nobody waits for any more is dropped
+        if (it == asked_.end()) return;
+        it->second.state = Answer::here;
+        it->second.payload = std::move(payload);
+    }
+
+    Answer look(std::uint64_t id) const {
+        auto it = asked_.find(id);
+        return it == asked_.end() ? Answer::lost : it->second.state;
+    }
+
+    std::string take(std::uint64_t id) {
+        std::string payload = std::move(asked_[id].payload);
+        forget(id);
+        return payload;
+    }
+
+    void forget(std::uint64_t id) { asked_.erase(id); }
+
+    // The link is gone, and with it every message of the connection itself. A request that has not
+    // left whole will be sent over the next link; of one that has, nobody can say what became.
+    void link_lost() {
+        std::erase_if(queue_, [](const Item& item) { return item.id == 0; });
+        for (auto& [id, question] : asked_) {
+            if (question.left && question.state == Answer::none) question.state = Answer::lost;
+        }
+    }
+
+private:
+    struct Item {
+        std::string bytes;
+        std::uint64_t id;  // of a request; 0 for everything else
+    };
+    struct Question {
+        Answer state = Answer::none;
+        bool left = false;
+        std::string payload;
+    };
+
+    static std::string frame(Kind kind, std::uint64_t seq, std::string_view payload,
+                             std::uint8_t flags) {
+        FrameHeader header = make_header(kind, seq, payload.size(), 0, flags);
+        std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
+        return bytes.append(payload);
+    }
+
+    std::deque<Item> queue_;
+    std::map<std::uint64_t, Question> asked_;
+    std::uint64_t last_id_ = 0;
+};
+
+}  // namespace echo_tcp::worker

@@ -1,0 +1,192 @@
+// The samples a worker keeps until the learner has acknowledged them.
+//
+//      acked            sent             appended
+//   -----|----------------|-----------------|------->   sample numbers of the session, from 1
+//        |  on their way  |  not yet sent   |
+//
+// acked <= sent <= appended. Samples lie in blocks of `capacity` rows; a frame is whatever stretch
+// of rows the writer takes, so where frames begin and end is decided when one is sent, and a
+// resume point inside an earlier frame needs no special case: `sent` simply goes back to it.
+//
+// Not synchronised: the engine holds its mutex around every call. Only the bytes of rows are
+// touched without it, by one writer (rows up to `sent`) and one appender (rows past `appended`).
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <new>
+#include <vector>
+
+#include "layout.hpp"
+
+namespace echo_tcp::worker {
+
+class Window {
+public:
+    struct Stretch {  // consecutive rows of one block
+        std::byte* block;
+        std::uint32_t row;
+        std::uint32_t count;
+        std::uint64_t first;  // sample number of `row`
+        bool to_end;          // its last row is the block's last: waiting adds nothing to it
+    };
+
+    Window(const Layout& layout, std::uint64_t max_bytes, std::uint64_t max_samples)
+        : layout_(layout),
+          max_samples_(std::max<std::uint64_t>(max_samples, 1)),
+          max_blocks_(std::max<std::uint64_t>(
+              max_bytes / std::max<std::uint64_t>(layout.block_bytes(), 1), 4)) {}
+    Window(const Window&) = delete;
+    Window& operator=(const Window&) = delete;
+    ~Window() {
+        for (Block& block : live_) std::free(block.data);
+        for (std::byte* data : spare_) std::free(data);
+    }
+
+    std::uint64_t appended() const noexcept { return appended_; }
+    std::uint64_t sent() const noexcept { return sent_; }
+    std::uint64_t acked() const noexcept { return acked_; }
+    std::uint64_t reached() const noexcept { return reached_; }  // highest `sent` there ever was
+    std::uint64_t unsent() const noexcept { return appended_ - sent_; }
+    std::uint64_t unacked() const noexcept { return appended_ - acked_; }
+
+    // May n more samples be appended now? An empty window takes a batch of any size.
+    bool room(std::uint64_t n) const noexcept {
+        if (unacked() == 0) return true;
+        if (n > max_samples_ || unacked() > max_samples_ - n) return false;
+        std::uint64_t free_rows = live_.empty() ? 0 : layout_.capacity() - live_.back().rows;
+        if (live_.size() < max_blocks_) {
+            free_rows += (max_blocks_ - live_.size()) * layout_.capacity();
+        }
+        return n <= free_rows;
+    }
+
+    // Gets the memory for n more samples. Throws std::bad_alloc, with nothing changed.
+    void reserve(std::uint64_t n) {
+        std::uint64_t rows = live_.empty() ? 0 : layout_.capacity() - live_.back().rows;
+        while (rows + spare_.size() * layout_.capacity() < n) spare_.push_back(new_block());
+    }
+
+    // The free rows at the end (at least one), as a place to copy to. Throws std::bad_alloc unless
+    // they were reserved.
+    Stretch free_rows() {
+        if (live_.empty() || live_.back().rows == layout_.capacity()) open_block();
+        Block& tail = live_.back();
+        return {tail.data, tail.rows, layout_.capacity() - tail.rows, appended_ + 1, true};
+    }
+
+    // The first n free rows hold samples now.
+    void append(std::uint32_t n) noexcept {
+        live_.back().rows += n;
+        appended_ += n;
+    }
+
+    // What the next frame would carry; count is 0 when everything has been sent.
+    Stretch next() const noexcept {
+        if (sent_ == appended_) return {};
+        const Block& block = live_[cursor_];
+        auto row = static_cast<std::uint32_t>(sent_ + 1 - block.first);
+        return {block.data, row, block.rows - row, sent_ + 1, block.rows == layout_.capacity()};
+    }
+
+    // Does the stretch of `next()` reach the end of its block?
+    bool full() const noexcept {
+        return cursor_ < live_.size() && live_[cursor_].rows == layout_.capacity();
+    }
+
+    // The next n samples are being sent.
+    void advance(std::uint32_t n) noexcept {
+        sent_ += n;
+        reached_ = std::max(reached_, sent_);
+        place_cursor();
+    }
+
+    // All up to `number` are acknowledged. `pinned` is the block a writer is still reading from;
+    // `appending` says that somebody is copying into the free rows. True if space became free.
+    bool acknowledge(std::uint64_t number, const std::byte* pinned, bool appending) {
+        acked_ = number;
+        return reap(pinned, appending);
+    }
+
+    // Frees blocks all of whose samples are acknowledged.
+    bool reap(const std::byte* pinned, bool appending) {
+        bool freed = false;
+        while (!live_.empty()) {
+            Block& head = live_.front();
+            if (head.first + head.rows > acked_ + 1 || head.data == pinned) break;
+            if (head.rows < layout_.capacity()) {
+                // Still open. With all of it acknowledged its rows can be used again from the
+                // start: an idle link then keeps writing to the same few cache lines.
+                if (!appending) {
+                    head.rows = 0;
+                    head.first = appended_ + 1;
+                }
+                break;
+            }
+            release(head.data);
+            live_.pop_front();
+            if (cursor_) --cursor_;
+            freed = true;
+        }
+        return freed;
+    }
+
+    // The link is new and the learner has all up to `number`: send what follows again.
+    // Requires acked() <= number <= reached() and no writer.
+    void resume(std::uint64_t number, bool appending) {
+        sent_ = number;
+        acknowledge(number, nullptr, appending);
+        cursor_ = 0;
+        place_cursor();
+    }
+
+    std::uint64_t bytes_used() const noexcept { return live_.size() * layout_.block_bytes(); }
+
+private:
+    struct Block {
+        std::byte* data;
+        std::uint64_t first;  // sample number of row 0
+        std::uint32_t rows;   // rows that hold samples; less than capacity only in the last block
+    };
+
+    std::byte* new_block() const {
+        std::uint64_t bytes = (layout_.block_bytes() + 63) / 64 * 64;
+        void* data = std::aligned_alloc(64, bytes ? bytes : 64);
+        if (!data) throw std::bad_alloc();
+        return static_cast<std::byte*>(data);
+    }
+
+    void open_block() {
+        if (spare_.empty()) spare_.push_back(new_block());
+        live_.push_back({spare_.back(), appended_ + 1, 0});
+        spare_.pop_back();
+    }
+
+    // The block freed last is taken first: its bytes are still in the cache.
+    void release(std::byte* data) {
+        if (live_.size() + spare_.size() > max_blocks_) {
+            std::free(data);
+        } else {
+            spare_.push_back(data);
+        }
+    }
+
+    // cursor_ is the block that holds sample sent_ + 1, or will.
+    void place_cursor() noexcept {
+        while (cursor_ < live_.size() &&
+               live_[cursor_].first + layout_.capacity() <= sent_ + 1) {
+            ++cursor_;
+        }
+    }
+
+    const Layout& layout_;
+    const std::uint64_t max_samples_;
+    const std::uint64_t max_blocks_;
+    std::uint64_t appended_ = 0, sent_ = 0, acked_ = 0, reached_ = 0;
+    std::deque<Block> live_;  // oldest first, numbered without gaps
+    std::size_t cursor_ = 0;
+    std::vector<std::byte*> spare_;
+};
+
+}  // namespace echo_tcp::worker
