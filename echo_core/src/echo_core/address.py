@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
-from echo_core.errors import AddressError
+from .errors import AddressError
 
 __all__ = ["Address", "is_loopback_host"]
 

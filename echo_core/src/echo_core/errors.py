@@ -15,6 +15,7 @@ __all__ = [
     "ClosedError",
     "ConfigError",
     "ConnectionClosedError",
+    "DuplicateKeyError",
     "EchoError",
     "EchoTimeoutError",
     "ForkError",
@@ -27,7 +28,9 @@ __all__ = [
     "ProtocolError",
     "SecurityError",
     "SpecError",
+    "UnknownKeyError",
     "did_you_mean",
+    "nearest",
 ]
 
 
@@ -45,6 +48,16 @@ class ConfigError(EchoError, ValueError):
 
 class AddressError(EchoError, ValueError):
     """Text that should be an address is not one; the message shows what was probably meant."""
+
+
+class UnknownKeyError(EchoError, KeyError):
+    """A sampler was asked about a key it does not hold; the message names the key."""
+
+    __str__ = Exception.__str__  # KeyError would show the message in quotes
+
+
+class DuplicateKeyError(EchoError, ValueError):
+    """A sampler was given a key it already holds; the message names the key."""
 
 
 class PluginError(EchoError, ImportError):
@@ -110,11 +123,14 @@ class ForkError(EchoError, RuntimeError):
     """The object was created before a fork and used in the child; create it in the child."""
 
 
-def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """The end of an error message: `"; did you mean 'tcp'?"`, or `""` when nothing is near.
-
-    Case is ignored when comparing, and the candidate is returned as it is written.
-    """
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that `word` was probably meant to be, ignoring case; None when none is near."""
     by_folded = {candidate.casefold(): candidate for candidate in candidates}
     near = get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
-    return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
+    return by_folded[near[0]] if near else None
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """The end of an error message: `"; did you mean 'tcp'?"`, or `""` when nothing is near."""
+    near = nearest(word, candidates)
+    return "" if near is None else f"; did you mean {near!r}?"

@@ -1,0 +1,272 @@
+"""Turning a table of a configuration into a dataclass, with every key and type checked.
+
+This is the second phase of reading a configuration: the plugin that a `type` selected describes
+its options as a plain standard-library dataclass, and `build_options` does the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union
+
+from .errors import ConfigError, did_you_mean
+
+__all__ = ["Text", "build_options", "read_toml_value"]
+
+_T = TypeVar("_T")
+
+_TRUE = ("true", "yes", "on", "1")
+_FALSE = ("false", "no", "off", "0")
+
+
+class Text(str):
+    """A value that could only be given as text (environment, command line, address).
+
+    It is read as whatever type the field has; a plain `str` is never taken for a number.
+    """
+
+    __slots__ = ()
+
+
+def build_options(
+    cls: type[_T],
+    mapping: Mapping[str, Any],
+    where: str = "",
+    origins: Mapping[str, str] | None = None,
+) -> _T:
+    """Build the dataclass `cls` from `mapping`, converting and checking every value.
+
+    Field types may be str, int, float, bool, None, bytes, Path, Literal, unions and Optional,
+    tuple, list, dict with str keys, another dataclass (from a nested table), and Any. An int
+    becomes a float where a float is asked for; nothing else is converted, except that `Text` is
+    read as the field's type. Values that already are of a field's class are taken as they are.
+
+    Args:
+        cls: a dataclass; its `__post_init__` may raise ValueError or TypeError for values that
+            are out of range.
+        mapping: key to value, as TOML or any other mapping gives them.
+        where: what the keys belong to, for error messages: `"server.transport"`.
+        origins: where each value was given, by full dotted key: `"server.transport.port"`.
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value does not fit; names origin and key.
+    """
+    return _Reader(origins or {}).table(cls, mapping, where)
+
+
+def read_toml_value(value: Any) -> Any:
+    """`Text` read as a TOML value, or as plain text when it is none; others as they are."""
+    if not isinstance(value, Text):
+        return value
+    try:
+        (read,) = tomllib.loads(f"value = {value}").values()
+    except (tomllib.TOMLDecodeError, ValueError):  # ValueError: a line break and a second key
+        return str(value)
+    return read
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    origins: Mapping[str, str]
+
+    def table(self, cls: type[_T], mapping: Mapping[str, Any], where: str) -> _T:
+        fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+        hints = typing.get_type_hints(cls)
+        values: dict[str, Any] = {}
+        for key, value in mapping.items():
+            path = _join(where, key)
+            if key not in fields:
+                raise self.error(path, f"unknown key{_suggest(str(key), fields)}")
+            values[key] = self.value(hints[key], value, path)
+        for name, field in fields.items():
+            if name not in values and _is_required(field):
+                kind = _describe(hints[name])
+                place = f" to [{where}]" if where else ""
+                raise self.error(_join(where, name), f"missing; add {name} = ... ({kind}){place}")
+        try:
+            return cls(**values)
+        except ConfigError:
+            raise
+        except (TypeError, ValueError) as error:
+            # A range check of the dataclass. When it names one key, say where that one came from.
+            named = [name for name in values if name in str(error).split()]
+            path = _join(where, named[0]) if len(named) == 1 else where
+            raise self.error(path, str(error)) from error
+
+    def value(self, hint: Any, value: Any, path: str) -> Any:
+        try:
+            return self.convert(hint, value, path)
+        except _Mismatch:
+            shown = repr(str(value) if isinstance(value, Text) else value)
+            advice = self.advice(hint, value)
+            raise self.error(path, f"must be {_describe(hint)}, not {shown}{advice}") from None
+
+    def convert(self, hint: Any, value: Any, path: str) -> Any:
+        kind = typing.get_origin(hint) or hint
+        members = typing.get_args(hint)
+        if kind in (Union, types.UnionType):
+            return self.union(members, value, path)
+        if kind is Literal:
+            return _literal(members, value)
+        if kind in (tuple, list):
+            return self.sequence(kind, members, value, path)
+        if kind in (dict, Mapping):
+            return self.mapping(members, value, path)
+        if dataclasses.is_dataclass(kind) and not isinstance(value, kind):  # type: ignore[arg-type]
+            table = read_toml_value(value)
+            if not isinstance(table, Mapping):
+                raise _Mismatch
+            return self.table(kind, table, path)  # type: ignore[type-var]
+        return _scalar(kind, value)
+
+    def union(self, members: tuple[Any, ...], value: Any, path: str) -> Any:
+        # Text fits `str` whatever it says, so every other member is tried first.
+        ordered = sorted(members, key=lambda member: member is str)
+        for member in ordered if isinstance(value, Text) else members:
+            try:
+                return self.convert(member, value, path)
+            except _Mismatch:
+                continue
+        raise _Mismatch
+
+    def sequence(self, kind: type, members: tuple[Any, ...], value: Any, path: str) -> Any:
+        value = _items(value)
+        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+            raise _Mismatch
+        if kind is tuple and members and members[-1] is not Ellipsis:
+            if len(value) != len(members):
+                raise _Mismatch
+        else:
+            members = (members[0] if members else Any,) * len(value)
+        pairs = enumerate(zip(members, value, strict=True))
+        return kind(self.value(member, item, f"{path}[{i}]") for i, (member, item) in pairs)
+
+    def mapping(self, members: tuple[Any, ...], value: Any, path: str) -> dict[str, Any]:
+        value = read_toml_value(value)
+        if not isinstance(value, Mapping):
+            raise _Mismatch
+        member = members[1] if members else Any
+        return {str(k): self.value(member, v, _join(path, k)) for k, v in value.items()}
+
+    def advice(self, hint: Any, value: Any) -> str:
+        """How to mend the most common mismatch, a number or a boolean in quotes."""
+        if isinstance(value, str) and not isinstance(value, Text):
+            try:
+                self.convert(hint, Text(value), "")
+            except (_Mismatch, ConfigError):
+                return ""
+            return "; write it without quotes"
+        return ""
+
+    def error(self, path: str, problem: str) -> ConfigError:
+        origin = self.origins.get(path) or self.origins.get(path.partition("[")[0])
+        return ConfigError(": ".join(part for part in (origin, path, problem) if part))
+
+
+class _Mismatch(Exception):
+    """The value is not of this type; another member of a union may still take it."""
+
+
+def _scalar(kind: Any, value: Any) -> Any:
+    text = value.strip() if isinstance(value, Text) else None
+    if kind in (Any, object):
+        return read_toml_value(value)
+    if kind in (None, type(None)):
+        if value is None or (text is not None and text.lower() in ("none", "null")):
+            return None
+    elif kind is bool:
+        if isinstance(value, bool):
+            return value
+        if text is not None and text.lower() in _TRUE + _FALSE:
+            return text.lower() in _TRUE
+    elif kind in (int, float):
+        if text is not None:
+            try:
+                return int(text) if kind is int else float(text)
+            except ValueError:
+                raise _Mismatch from None
+        wanted = numbers.Integral if kind is int else numbers.Real
+        if isinstance(value, wanted) and not isinstance(value, bool):
+            return kind(value)
+    elif kind is str:
+        if isinstance(value, str):
+            return str(value)
+    elif kind is bytes and text is not None:
+        return text.encode()
+    elif kind is Path:
+        if isinstance(value, (str, os.PathLike)) and os.fspath(value):
+            return Path(value).expanduser()
+    elif isinstance(kind, type) and isinstance(value, kind):
+        return value
+    raise _Mismatch
+
+
+def _literal(choices: tuple[Any, ...], value: Any) -> Any:
+    for choice in choices:
+        if type(value) is type(choice) and value == choice:
+            return choice
+        if isinstance(value, Text):
+            try:
+                if _scalar(type(choice), value) == choice:
+                    return choice
+            except _Mismatch:
+                continue
+    raise _Mismatch
+
+
+def _items(value: Any) -> Any:
+    """`Text` as a list: a TOML array, or items separated by commas."""
+    if not isinstance(value, Text):
+        return value
+    if value.lstrip().startswith("["):
+        return read_toml_value(value)
+    return [Text(item.strip()) for item in value.split(",") if item.strip()]
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _join(where: str, key: object) -> str:
+    return f"{where}.{key}" if where else str(key)
+
+
+def _suggest(key: str, known: Mapping[str, Any]) -> str:
+    hint = did_you_mean(key, known)
+    if hint:
+        return hint
+    return f"; known here: {', '.join(known)}" if known else "; there are no options here"
+
+
+_WORDS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    Path: "a path",
+    type(None): "none",
+}
+
+
+def _describe(hint: Any) -> str:
+    """A type in the words of someone who writes a configuration."""
+    kind, members = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in (Union, types.UnionType):
+        shown = [_describe(member) for member in members if member is not type(None)]
+        return " or ".join(shown + ["none"] * (type(None) in members))
+    if kind is Literal:
+        return " or ".join(repr(choice) for choice in members)
+    if kind is tuple and members and members[-1] is not Ellipsis:
+        return f"a list of {len(members)} ({', '.join(map(_describe, members))})"
+    if kind in (tuple, list):
+        return f"a list ({_describe(members[0])} each)" if members else "a list"
+    if kind in (dict, Mapping) or dataclasses.is_dataclass(kind):
+        return "a table"
+    return _WORDS.get(kind, getattr(kind, "__name__", "a value"))

@@ -1,0 +1,85 @@
+"""First in, first out: for on-policy learners, which use every sample once and in order."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from echo_core.errors import DuplicateKeyError, UnknownKeyError
+from echo_core.sampler import Keys, Priorities, Sampler, check_keys, check_priorities
+
+__all__ = ["Fifo"]
+
+
+class Fifo(Sampler):
+    """The n keys of a batch are the n that arrived first, with probability 1; no options.
+
+    Every cost is O(n), whatever is held. Priorities are checked and ignored.
+    """
+
+    storage = "stream"
+    replacement = False
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Not a dict: finding its oldest key walks over every key deleted before it, so that
+        # draining a long queue from the front would take quadratic time.
+        self._order: OrderedDict[int, None] = OrderedDict()
+
+    def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
+        keys = check_keys(keys)
+        if priorities is not None:
+            check_priorities(priorities, keys)
+        new = keys.tolist()
+        seen: set[int] = set()
+        for key in new:
+            if key in self._order or key in seen:
+                where = "is held already" if key in self._order else "occurs twice"
+                raise DuplicateKeyError(f"key {key} {where}; every sample needs a key of its own")
+            seen.add(key)
+        self._order.update(dict.fromkeys(new))
+
+    def delete(self, keys: Keys) -> None:
+        gone = self._held(keys)
+        seen: set[int] = set()
+        for key in gone:
+            if key in seen:
+                raise UnknownKeyError(f"key {key} occurs twice; it can be deleted only once")
+            seen.add(key)
+        for key in gone:
+            del self._order[key]
+
+    def update(self, keys: Keys, priorities: Priorities) -> None:
+        self._held(keys)
+        check_priorities(priorities, check_keys(keys))
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
+        if not 1 <= n <= len(self._order):
+            raise ValueError(f"{n} keys asked for, from 1 to {len(self._order)} can be drawn")
+        keys = np.fromiter(islice(self._order, n), dtype=np.uint64, count=n)
+        return keys, np.ones(n)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+        return {"keys": np.fromiter(self._order, dtype=np.uint64, count=len(self._order))}
+
+    def restore(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        if set(state) != {"keys"}:
+            raise ValueError(f"the state of a Fifo is one array 'keys', not {sorted(state)}")
+        keys = check_keys(state["keys"]).tolist()
+        order = OrderedDict.fromkeys(keys)
+        if len(order) != len(keys):
+            raise ValueError("array 'keys' holds a key twice; this is no state of a Fifo")
+        self._order = order
+
+    def _held(self, keys: Keys) -> list[int]:
+        held: list[int] = check_keys(keys).tolist()
+        for key in held:
+            if key not in self._order:
+                raise UnknownKeyError(f"key {key} is not held; it was never inserted or is deleted")
+        return held

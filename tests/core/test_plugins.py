@@ -1,0 +1,391 @@
+"""Discovery, with distributions made of nothing but a dist-info in a temporary path."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import packaging.requirements  # noqa: F401  (these tests hide site-packages later)
+import pluggy
+import pytest
+from echo_core import hookspecs, plugins
+from echo_core.errors import (
+    ConfigError,
+    PluginConflict,
+    PluginError,
+    PluginNotFound,
+    PluginVersionError,
+)
+from echo_core.hookspecs import PLUGIN_API, TransportInfo
+from echo_core.plugins import OBSERVERS, SAMPLERS, TRANSPORTS, PluginHost
+
+Install = Callable[..., None]
+
+TRANSPORT = """
+from echo_core.hookspecs import TransportInfo, hookimpl
+
+@hookimpl
+def echo_transports():
+    return [TransportInfo({name!r}, "{module}_impl:Way", client="{module}_impl:Client", api={api})]
+"""
+TRANSPORT_CLASS = """
+from echo_core.transport import Transport
+
+class Way(Transport):
+    scheme = "way"
+    def listen(self, sink): ...
+    @classmethod
+    def connect(cls, address, spec, **options): ...
+
+class Client: ...
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An environment in which only what a test puts into the path is installed."""
+    standard = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    standard.append(str(Path(standard[1], "lib-dynload")))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *standard])
+    monkeypatch.delenv("ECHO_DISABLE_PLUGINS", raising=False)
+    before = set(sys.modules)
+    importlib.invalidate_caches()
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if name.startswith("fake_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def install(site: Path) -> Install:
+    """`install("echo-x", "0.1", group, {"name": "module"}, module="source")`."""
+
+    def install(dist: str, version: str, group: str, names: dict[str, str], **sources: str) -> None:
+        info = site / f"{dist.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n")
+        lines = [f"{name} = {module}" for name, module in names.items()]
+        (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+        for module, source in sources.items():
+            (site / f"{module}.py").write_text(source)
+        importlib.invalidate_caches()
+
+    return install
+
+
+@pytest.fixture
+def way(install: Install) -> None:
+    """A transport `way` of echo-way 0.1, complete."""
+    source = TRANSPORT.format(name="way", module="fake_way", api=1)
+    names = {"way": "fake_way"}
+    install("echo-way", "0.1", TRANSPORTS, names, fake_way=source, fake_way_impl=TRANSPORT_CLASS)
+
+
+def test_listing_imports_nothing(way: None) -> None:
+    (record,) = plugins.installed(TRANSPORTS)
+    assert (record.name, record.value) == ("way", "fake_way")
+    assert (record.distribution, record.version) == ("echo-way", "0.1")
+    assert (record.error, record.disabled, record.info) == (None, None, None)
+    assert plugins.installed(SAMPLERS) == plugins.installed(OBSERVERS) == []
+    assert not any(name.startswith("fake_") for name in sys.modules)
+
+
+def test_selecting_imports_one_and_describing_does_not_import_the_factory(
+    way: None, install: Install
+) -> None:
+    install("echo-other", "1", TRANSPORTS, {"other": "fake_other"}, fake_other="raise SystemError")
+    info = plugins.transport("way")
+    assert info == TransportInfo("way", "fake_way_impl:Way", client="fake_way_impl:Client")
+    assert info.schemes == ("way",)
+    assert "fake_way" in sys.modules
+    assert "fake_way_impl" not in sys.modules
+    assert plugins.transport_class("way").__name__ == "Way"
+    assert plugins.client_class("way").__name__ == "Client"
+    assert "fake_other" not in sys.modules
+
+
+def test_a_scheme_is_an_entry_point_of_its_own(install: Install) -> None:
+    source = """
+from echo_core.hookspecs import TransportInfo, hookimpl
+
+@hookimpl
+def echo_transports():
+    return [TransportInfo("way", "fake_two:Way", schemes=("way", "way+tls"))]
+"""
+    install("echo-two", "1", TRANSPORTS, {"way": "fake_two", "way+tls": "fake_two"}, fake_two=source)
+    assert plugins.transport("way+tls").name == "way"
+
+
+def test_samplers_are_checked_to_be_samplers(install: Install) -> None:
+    source = """
+from echo_core.hookspecs import SamplerInfo, hookimpl
+
+@hookimpl
+def echo_samplers():
+    return [SamplerInfo("dict", "builtins:dict"), SamplerInfo("real", "echo_core.sampler:Sampler")]
+"""
+    names = {"dict": "fake_samplers", "real": "fake_samplers"}
+    install("echo-s", "1", SAMPLERS, names, fake_samplers=source)
+    assert plugins.sampler("dict").factory == "builtins:dict"
+    assert plugins.sampler_class("real").__name__ == "Sampler"
+    with pytest.raises(PluginError, match=r"'dict' \(echo-s 1\).*not a subclass of .*Sampler"):
+        plugins.sampler_class("dict")
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize(
+    ("look_up", "name", "text"),
+    [
+        (
+            plugins.transport,
+            "rdma",
+            "transport 'rdma' is not installed; run: pip install \"echo-core[rdma]\"",
+        ),
+        (
+            plugins.sampler,
+            "fifo",
+            "sampler 'fifo' is not installed; run: pip install \"echo-core[samplers]\"",
+        ),
+        (
+            plugins.transport,
+            "tpc",
+            "no transport named 'tpc' (installed: none); did you mean 'tcp'? "
+            'run: pip install "echo-core[tcp]"',
+        ),
+        (plugins.sampler, "zzzz", "no sampler named 'zzzz' (installed: none)"),
+    ],
+)
+def test_what_is_not_there(look_up: Callable[[str], object], name: str, text: str) -> None:
+    with pytest.raises(PluginNotFound) as error:
+        look_up(name)
+    assert str(error.value) == text
+    assert isinstance(error.value, ImportError)
+
+
+def test_a_near_miss_of_what_is_there(install: Install) -> None:
+    for name in ("tcp", "grpc", "shm"):
+        install(f"echo-{name}", "0.1", TRANSPORTS, {name: f"fake_{name}"})
+    with pytest.raises(PluginNotFound) as error:
+        plugins.transport_class("tpc")
+    assert str(error.value) == (
+        "no transport named 'tpc' (installed: grpc, shm, tcp); did you mean 'tcp'?"
+    )
+
+
+def test_two_distributions_with_one_name(install: Install, way: None) -> None:
+    install("echo-shm", "0.1", TRANSPORTS, {"shm": "fake_a"})
+    install("other-shm", "2.0", TRANSPORTS, {"shm": "fake_b"})
+    expected = (
+        "'shm' is provided by more than one distribution: echo-shm 0.1, other-shm 2.0; "
+        "uninstall or disable one"
+    )
+    with pytest.raises(PluginConflict) as error:
+        plugins.transport("shm")
+    assert str(error.value).startswith(expected)
+    errors = [record.error for record in plugins.installed(TRANSPORTS)]
+    assert [bool(text and text.startswith(expected)) for text in errors] == [True, True, False]
+    assert plugins.transport("way").name == "way"
+
+
+def test_disabling_one_of_two_settles_it(install: Install, way: None) -> None:
+    install("other-way", "2.0", TRANSPORTS, {"way": "fake_b"})
+    host = PluginHost(disable=["Other_Way"])
+    assert host.transport("way").name == "way"
+    by = {record.distribution: record.disabled for record in host.installed(TRANSPORTS)}
+    assert by == {"echo-way": None, "other-way": "[plugins] disable"}
+    assert [record.error for record in host.installed(TRANSPORTS)] == [None, None]
+
+
+@pytest.mark.parametrize("listed", ["way", "x,echo-way", "x ECHO_WAY"])
+def test_disabled_by_the_environment(
+    way: None, monkeypatch: pytest.MonkeyPatch, listed: str
+) -> None:
+    monkeypatch.setenv("ECHO_DISABLE_PLUGINS", listed)
+    with pytest.raises(PluginNotFound) as error:
+        plugins.transport("way")
+    assert str(error.value) == (
+        "transport 'way' (echo-way 0.1) is disabled by ECHO_DISABLE_PLUGINS; "
+        "take 'way' or 'echo-way' out of it"
+    )
+    assert PluginHost(env={}).transport("way").name == "way"
+
+
+def test_another_plugin_api(install: Install) -> None:
+    source = TRANSPORT.format(name="old", module="fake_old", api=0)
+    install("echo-old", "0.1", TRANSPORTS, {"old": "fake_old"}, fake_old=source)
+    with pytest.raises(PluginVersionError) as error:
+        plugins.transport("old")
+    assert str(error.value) == (
+        f"echo-old 0.1 speaks echo plugin API 0, this echo-core speaks {PLUGIN_API}; "
+        "run: pip install --upgrade echo-old"
+    )
+    assert plugins.installed(TRANSPORTS)[0].error == str(error.value)
+
+
+def test_a_newer_plugin_api_asks_for_a_newer_core(install: Install) -> None:
+    source = TRANSPORT.format(name="new", module="fake_new", api=PLUGIN_API + 1)
+    install("echo-new", "9", TRANSPORTS, {"new": "fake_new"}, fake_new=source)
+    with pytest.raises(PluginVersionError, match=r"upgrade echo-core$"):
+        plugins.transport("new")
+
+
+def test_a_broken_plugin_is_listed_and_breaks_nobody_else(install: Install, way: None) -> None:
+    broken = "import module_that_is_not_there"
+    install("echo-broken", "3", TRANSPORTS, {"broken": "fake_broken"}, fake_broken=broken)
+    records = PluginHost().examine(TRANSPORTS)
+    by_name = {record.name: record for record in records}
+    assert by_name["way"].error is None
+    assert by_name["way"].info == plugins.transport("way")
+    assert by_name["broken"].info is None
+    text = by_name["broken"].error
+    assert text is not None
+    assert text.startswith(
+        "transport 'broken' (echo-broken 3) failed to import: ModuleNotFoundError: No module named"
+    )
+    assert text.endswith(
+        "run: pip install --upgrade --force-reinstall echo-broken, "
+        "or disable it: ECHO_DISABLE_PLUGINS=echo-broken"
+    )
+    assert [r.error for r in plugins.installed(TRANSPORTS) if r.name == "broken"] == [text]
+    with pytest.raises(PluginError) as error:
+        plugins.transport("broken")
+    assert str(error.value) == text
+    assert isinstance(error.value.__cause__, ModuleNotFoundError)
+
+
+def test_a_mended_plugin_is_listed_without_its_error(install: Install, site: Path) -> None:
+    source = TRANSPORT.format(name="mend", module="fake_mend", api=1)
+    install("echo-mend", "3", TRANSPORTS, {"mend": "fake_mend"}, fake_mend="1 / 0")
+    assert PluginHost().examine(TRANSPORTS)[0].error
+    (site / "fake_mend.py").write_text(source)
+    importlib.invalidate_caches()
+    assert PluginHost().examine(TRANSPORTS)[0].error is None
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("", "offers nothing, not 'odd'"),
+        (TRANSPORT.format(name="even", module="fake_odd", api=1), "offers even, not 'odd'"),
+        (TRANSPORT.replace("TransportInfo(", "len("), "failed to import: TypeError"),
+        (TRANSPORT.replace("[TransportInfo", "['x', TransportInfo"), "returned 'x'"),
+        (TRANSPORT.replace("def echo_transports", "def echo_transport"), "unknown hook"),
+        (
+            TRANSPORT.replace("def echo_transports", "def echo_transport"),
+            "did you mean 'echo_transports'?",
+        ),
+    ],
+)
+def test_odd_descriptions(install: Install, source: str, said: str) -> None:
+    source = source.replace("{name!r}", "'odd'").replace("{module}", "m").replace("{api}", "1")
+    install("echo-odd", "1", TRANSPORTS, {"odd": "fake_odd"}, fake_odd=source)
+    with pytest.raises(PluginError) as error:
+        plugins.transport("odd")
+    assert said in str(error.value)
+    assert "'odd' (echo-odd 1)" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("builtins:dict", "not a subclass of echo_core.transport.Transport"),
+        ("builtins:len", "builtins:len is not a class"),
+        ("builtins:Nope", "no attribute 'Nope'"),
+        ("fake_nowhere:X", "No module named 'fake_nowhere'"),
+    ],
+)
+def test_odd_factories(install: Install, factory: str, said: str) -> None:
+    source = TRANSPORT.format(name="odd", module="m", api=1).replace("m_impl:Way", factory)
+    install("echo-odd", "1", TRANSPORTS, {"odd": "fake_odd"}, fake_odd=source)
+    with pytest.raises(PluginError) as error:
+        plugins.transport_class("odd")
+    assert said in str(error.value)
+
+
+def test_no_client_class(install: Install) -> None:
+    source = TRANSPORT.format(name="odd", module="m", api=1).replace('client="m_impl:Client", ', "")
+    install("echo-odd", "1", TRANSPORTS, {"odd": "fake_odd"}, fake_odd=source)
+    with pytest.raises(PluginError, match=r'use Client\("odd://..."\)'):
+        plugins.client_class("odd")
+
+
+def test_requirements(way: None) -> None:
+    PluginHost(require=["echo-way>=0.1", "echo_way<1"]).check_required()
+    for require, error, text in [
+        (
+            "echo-way>=0.2",
+            PluginVersionError,
+            "[plugins] require: echo-way>=0.2 is required, echo-way 0.1 is installed; "
+            'run: pip install "echo-way>=0.2"',
+        ),
+        (
+            "echo-rdma>=0.1",
+            PluginNotFound,
+            '[plugins] require: echo-rdma is not installed; run: pip install "echo-rdma>=0.1"',
+        ),
+    ]:
+        with pytest.raises(error) as caught:
+            PluginHost(require=[require]).check_required()
+        assert str(caught.value) == text
+    with pytest.raises(ConfigError, match='must be written like "echo-rdma>=0.1"'):
+        PluginHost(require=["echo way"]).check_required()
+    with pytest.raises(ConfigError, match="disabled by"):
+        PluginHost(disable=["echo.way"], require=["echo-way"]).check_required()
+
+
+OBSERVER = """
+from echo_core.hookspecs import hookimpl
+
+seen = []
+
+@hookimpl
+def echo_peer_lost(peer, reason):
+    seen.append(reason)
+"""
+
+
+def test_observers(install: Install, caplog: pytest.LogCaptureFixture) -> None:
+    install("echo-watch", "1", OBSERVERS, {"watch": "fake_watch"}, fake_watch=OBSERVER)
+    install("echo-twin", "1", OBSERVERS, {"watch": "fake_twin"}, fake_twin=OBSERVER)
+    install("echo-sick", "1", OBSERVERS, {"sick": "fake_sick"}, fake_sick="1 / 0")
+
+    class Mine:
+        @hookspecs.hookimpl
+        def echo_peer_lost(self, peer: object) -> None:
+            raise ValueError("mine")
+
+    with caplog.at_level(logging.WARNING, logger="echo"):
+        manager = plugins.observers(Mine())
+    assert isinstance(manager, pluggy.PluginManager)
+    assert "observer 'sick' (echo-sick 1) failed to import: ZeroDivisionError" in caplog.text
+    caplog.clear()
+    plugins.notify(manager, "echo_peer_lost", peer=None, reason="gone")
+    assert sys.modules["fake_watch"].seen == sys.modules["fake_twin"].seen == ["gone"]
+    assert "ValueError: mine" in caplog.text
+
+
+def test_an_observer_with_a_hook_nobody_calls(install: Install) -> None:
+    source = OBSERVER.replace("echo_peer_lost(peer", "echo_peer_loss(peer")
+    install("echo-watch", "1", OBSERVERS, {"watch": "fake_watch"}, fake_watch=source)
+    with pytest.raises(PluginError, match=r"\(echo-watch 1\).*did you mean 'echo_peer_lost'\?"):
+        plugins.observers()
+    assert PluginHost(disable=["watch"]).observers().get_plugins() == set()
+    (record,) = PluginHost().examine(OBSERVERS)
+    assert record.error and "echo_peer_loss" in record.error
+
+
+def test_every_hook_is_documented() -> None:
+    hooks = [name for name in vars(hookspecs) if name.startswith("echo_")]
+    assert sorted(hooks) == [
+        "echo_configure",
+        "echo_peer_connected",
+        "echo_peer_lost",
+        "echo_samplers",
+        "echo_stats",
+        "echo_transports",
+    ]
+    assert all(getattr(hookspecs, name).__doc__ for name in hooks)
