@@ -1,1 +1,1 @@
-"""Echo measured against the systems one would otherwise use. Start with ``python -m benchmarks``."""
+"""Echo measured against what one would use otherwise. Start with ``python -m benchmarks``."""

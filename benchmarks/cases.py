@@ -20,7 +20,7 @@ class Metric:
 
 
 RATE = Metric("rate", "samples/s", True)
-CALL = Metric("call_ns", "ns per call", False)
+CALL = Metric("call_us", "µs per call", False)
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,12 @@ MODES: dict[str, Mode] = {
             "inprocess-batch",
             RATE,
         ),
-        Mode("ready", "sample() with a batch ready", "inprocess", CALL),
+        Mode("ready", "sample() with a batch ready", "batches", CALL),
         Mode("submit", "submit(), per call", "inprocess", CALL),
         Mode("submit-batch", "submit_batch() of 64, per sample", "inprocess-batch", CALL),
-        Mode("latency", "idle send → sample, batch of 1, p50", "tcp", Metric("p50_us", "µs", False)),
+        Mode(
+            "latency", "idle send → sample, batch of 1, p50", "tcp", Metric("p50_us", "µs", False)
+        ),
         Mode(
             "idle",
             "CPU of an idle server",
@@ -91,7 +93,7 @@ class Case:
 
     @property
     def batch_size(self) -> int:
-        """Latency is a matter of single samples; ``ready`` and ``submit`` of small batches."""
+        """Latency is a matter of single samples, all else of the payload's batches."""
         if self.mode in ("latency", "idle"):
             return 1
         return PAYLOADS[self.payload].batch_size

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 from benchmarks import adapters, machine
@@ -52,17 +53,17 @@ def run(
     progress: Progress = lambda *_: None,
 ) -> Result:
     """Measure every case with every system able to do it, and return the result file's content."""
-    cases, notes = list(cases), []
-    present = []
+    cases = list(cases)
+    notes: list[str] = []
+    present: dict[str, str] = {}
     for name in systems:
-        if adapters.version(name) is None:
-            notes.append(f"{name} is not installed: skipped")
-        else:
-            present.append(name)
+        try:
+            present[name] = adapters.version(name)
+        except PackageNotFoundError as missing:
+            notes.append(f"{name} is skipped: {missing.name} is not installed")
     able = {name: _abilities(name, notes) for name in present}
     plan = [
-        (case, [name for name in present if MODES[case.mode].needs in able[name]])
-        for case in cases
+        (case, [name for name in present if MODES[case.mode].needs in able[name]]) for case in cases
     ]
     total, done = settings.repeat * sum(len(names) for _, names in plan), 0
     results: list[Result] = []
@@ -74,14 +75,12 @@ def run(
                 runs[name].append(run_once(case, name, settings))
                 done += 1
                 progress(done, total, case, name, runs[name][-1])
-        results += [
-            {"case": case.name, "system": name, "runs": runs[name]} for name in names
-        ]
+        results += [{"case": case.name, "system": name, "runs": runs[name]} for name in names]
     return {
         "format": "echo-benchmarks",
         "version": 1,
         **machine.describe(),
-        "systems": {name: adapters.version(name) for name in present},
+        "systems": present,
         "settings": asdict(settings),
         "notes": notes,
         "cases": [case.describe() for case in cases],

@@ -21,7 +21,7 @@ def describe() -> dict[str, Any]:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             "cpu": _cpu_model(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "cores": _cores(),
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
             "system": f"{platform.system()} {platform.release().split('-')[0]}",
             "architecture": platform.machine(),
@@ -30,6 +30,13 @@ def describe() -> dict[str, Any]:
         },
         "git": _revision(),
     }
+
+
+def _cores() -> int:
+    """The cores this process may use, which a container or taskset may have limited."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _cpu_model() -> str:

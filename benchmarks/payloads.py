@@ -31,7 +31,7 @@ class Payload:
     """A kind of sample, the batch size it is collected in, and how many distinct ones circulate.
 
     ``pool`` distinct samples are built before the clock starts and sent round and round: building
-    samples is the environment's work, and one single sample would never leave the first-level cache.
+    samples is the environment's work, and a single one would never leave the innermost cache.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Payload:
 
     def pack(self, tree: Tree) -> bytes:
         """A sample as plain bytes: what systems without any notion of arrays send."""
-        return b"".join(self.arrays(tree))
+        return b"".join(self.arrays(tree))  # type: ignore[arg-type]
 
     def _random(self, rng: np.random.Generator) -> Tree:
         # Random bytes would do for integers, but floats stay finite so that nobody pays for NaNs.
@@ -162,8 +162,8 @@ PAYLOADS: dict[str, Payload] = {
         Payload(
             "220KB-43",
             "220 KB\n43 leaves",
-            tuple(Leaf(("obs", f"view{i:02d}"), (20, 70), "float32") for i in range(40))
-            + (
+            (
+                *(Leaf(("obs", f"view{i:02d}"), (20, 70), "float32") for i in range(40)),
                 Leaf(("policy", "action"), (20,), "int32"),
                 Leaf(("policy", "logits"), (20, 14), "float32"),
                 Leaf(("reward",), (20,), "float32"),

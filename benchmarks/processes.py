@@ -1,8 +1,8 @@
 """Processes that end with their parent, and what they cost.
 
 A measured system may hang or crash at any moment, so nothing here relies on anybody's good will:
-every run has a process group of its own that is killed whole, and each process asks the kernel to be
-killed when its parent dies.
+every run has a process group of its own that is killed whole, and each process asks the kernel to
+be killed when its parent dies.
 """
 
 from __future__ import annotations

@@ -6,30 +6,42 @@ note; the parent process never imports any of them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module, metadata
 
 from benchmarks.adapters.base import System
 
-MODULES: dict[str, tuple[str, str]] = {
-    # name: (distribution that must be installed, class that adapts it)
-    "echo": ("echo-core", "benchmarks.adapters.echo_core:EchoCore"),
-    "id-echo": ("id-echo", "benchmarks.adapters.id_echo:IdEcho"),
-    "pyzmq": ("pyzmq", "benchmarks.adapters.pyzmq:PyZmq"),
-    "grpcio": ("grpcio", "benchmarks.adapters.grpcio:Grpcio"),
+
+@dataclass(frozen=True)
+class Entry:
+    """A system: the class that adapts it, and the distributions it takes, the one that gives the
+    version first."""
+
+    adapter: str
+    distributions: tuple[str, ...]
+
+
+SYSTEMS: dict[str, Entry] = {
+    "echo": Entry(
+        "benchmarks.adapters.echo_core:EchoCore", ("echo-core", "echo-samplers", "echo-tcp")
+    ),
+    "id-echo": Entry("benchmarks.adapters.id_echo:IdEcho", ("id-echo",)),
+    "pyzmq": Entry("benchmarks.adapters.pyzmq:PyZmq", ("pyzmq",)),
+    "grpcio": Entry("benchmarks.adapters.grpcio:Grpcio", ("grpcio",)),
 }
 
 
-def version(name: str) -> str | None:
-    """The installed version of a system, None where it is not installed."""
-    try:
-        return metadata.version(MODULES[name][0])
-    except metadata.PackageNotFoundError:
-        return None
+def version(name: str) -> str:
+    """The installed version of a system; PackageNotFoundError names what is missing of it."""
+    first, *others = SYSTEMS[name].distributions
+    for distribution in others:
+        metadata.version(distribution)
+    return metadata.version(first)
 
 
 def load(name: str) -> System:
     """Import and build the adapter called ``name``; ImportError when its system is missing."""
-    module, _, cls = MODULES[name][1].partition(":")
+    module, _, cls = SYSTEMS[name].adapter.partition(":")
     system = getattr(import_module(module), cls)()
     assert isinstance(system, System)
     return system

@@ -1,12 +1,13 @@
 """What an adapter writes: a learner end, a worker end, and what the system is able to do.
 
-The clock runs around ``sample()``, ``send()`` and ``submit()`` and nothing else of an adapter, so
-an adapter holds as little of its own as it can.
+The clock runs around ``sample()``, ``send()`` and ``submit()``. These are attributes, so that an
+adapter can put a system's own bound method there and no call of ours is measured with it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,18 +16,19 @@ from benchmarks.payloads import Path, Payload, Tree
 
 
 class Learner(ABC):
-    """The receiving end, in the process that is measured."""
+    """The receiving end, in the process that is measured. It ends by its process being killed."""
 
     #: Where workers connect; "" in-process.
     address: str = ""
+    #: Wait for ``batch_size`` samples and hand them over in whatever shape the system has.
+    sample: Callable[[], Any]
+    #: In-process use, where the system has it: one sample; samples with a leading axis.
+    submit: Callable[[Tree], Any]
+    submit_batch: Callable[[Tree], Any]
 
     def __init__(self, payload: Payload, batch_size: int) -> None:
         self.payload = payload
         self.batch_size = batch_size
-
-    @abstractmethod
-    def sample(self) -> Any:
-        """Wait for ``batch_size`` samples and hand them over in whatever shape the system has."""
 
     @abstractmethod
     def touch(self, batch: Any) -> None:
@@ -34,28 +36,15 @@ class Learner(ABC):
 
     @abstractmethod
     def column(self, batch: Any, path: Path) -> np.ndarray:
-        """One leaf of a batch as an array ``(batch_size, *shape)``; never called while timing."""
+        """One leaf of a batch as an array ``(batch_size, *shape)``."""
 
     @abstractmethod
     def row(self, batch: Any, i: int) -> bytes:
         """Sample ``i`` of a batch as plain bytes, leaves in declared order; for the check."""
 
-    def submit(self, sample: Tree) -> None:
-        raise NotImplementedError(f"{type(self).__name__} has no in-process use")
-
-    def submit_batch(self, stacked: Tree) -> None:
-        raise NotImplementedError(f"{type(self).__name__} takes no batches in-process")
-
-    def close(self) -> None:
-        """Best effort: the process ends right after, and is killed if that hangs."""
-
 
 class ArrayLearner(Learner):
-    """A learner whose ``sample()`` answers with an object that has a pytree of arrays in ``.batch``.
-
-    Such adapters put the system's own bound methods in place of ``sample``, ``submit`` and ``send``,
-    so that no call of ours is measured with theirs.
-    """
+    """A learner whose ``sample()`` gives an object with a pytree of arrays in ``.batch``."""
 
     def touch(self, batch: Any) -> None:
         self.payload.touch(batch.batch)
@@ -70,8 +59,8 @@ class ArrayLearner(Learner):
 class MessageLearner(Learner):
     """A learner that gets plain messages and is not asked to make arrays of them.
 
-    A batch is a list of ``batch_size`` byte buffers. Scattering them into arrays is work that a user
-    of such a system still has ahead; leaving it out can only flatter the system.
+    A batch is a list of ``batch_size`` byte buffers. Scattering them into arrays is work that a
+    user of such a system still has ahead; leaving it out can only flatter the system.
     """
 
     def touch(self, batch: Any) -> None:
@@ -90,16 +79,13 @@ class MessageLearner(Learner):
         return bytes(batch[i])
 
 
-class Worker(ABC):
-    """The sending end, in a process of its own."""
+class Worker:
+    """The sending end, in a process of its own, which is killed when it is no longer needed."""
 
-    @abstractmethod
-    def send(self, sample: Tree) -> None:
-        """Send one sample; may block for as long as the system pushes back."""
-
-    def send_batch(self, stacked: Tree) -> None:
-        """Send the samples of a tree whose leaves have a leading axis."""
-        raise NotImplementedError(f"{type(self).__name__} sends no batches")
+    #: Send one sample; may block for as long as the system pushes back.
+    send: Callable[[Tree], Any]
+    #: Send the samples of a tree whose leaves have a leading axis, where the system can.
+    send_batch: Callable[[Tree], Any]
 
     def flood(self, samples: list[Tree]) -> NoReturn:
         """Send round and round until killed: the plain loop that workers are measured in."""
@@ -110,7 +96,12 @@ class Worker(ABC):
 
 
 class System(ABC):
-    """A system under test. ``can`` names the modes it takes part in (see cases.py)."""
+    """A system under test. ``can`` names what it is able to do, as the modes of cases.py ask:
+
+    "tcp" (workers in other processes), "tcp-batch" (``send_batch``), "inprocess" (``submit``),
+    "inprocess-batch" (``submit_batch``), "batches" (``sample`` hands over arrays), "crowd"
+    (hundreds of connections).
+    """
 
     name: str
     can: frozenset[str]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from echo_core import Client, Server, TcpTransport
-
 from benchmarks.adapters.base import ArrayLearner, Learner, System, Worker
-from benchmarks.payloads import Payload, Tree
+from benchmarks.payloads import Payload
+from echo_core import Client, Server, TcpTransport
 
 
 class EchoLearner(ArrayLearner):
@@ -17,16 +14,10 @@ class EchoLearner(ArrayLearner):
         self._server = Server(payload.example(), batch_size, transport=transport)
         if connections:
             self._server.start()
-        self.address = str(self._server.address) if connections else ""
+            self.address = str(self._server.address)
         self.sample = self._server.sample
         self.submit = self._server.submit
         self.submit_batch = self._server.submit_batch
-
-    def sample(self) -> Any:
-        return self._server.sample()
-
-    def close(self) -> None:
-        self._server.close()
 
 
 class EchoWorker(Worker):
@@ -35,13 +26,10 @@ class EchoWorker(Worker):
         self.send = self._client.send
         self.send_batch = self._client.send_batch
 
-    def send(self, sample: Tree) -> None:
-        self._client.send(sample)
-
 
 class EchoCore(System):
     name = "echo"
-    can = frozenset({"tcp", "tcp-batch", "inprocess", "inprocess-batch", "crowd"})
+    can = frozenset({"tcp", "tcp-batch", "inprocess", "inprocess-batch", "batches", "crowd"})
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return EchoLearner(payload, batch_size, connections)

@@ -1,7 +1,7 @@
 """grpcio: one bidirectional stream per worker carrying samples as plain bytes.
 
-No protobuf is involved: generic handlers without serializers pass bytes through. The learner answers
-every 64 messages with one byte on the way back, so that a worker could know what arrived.
+No protobuf is involved: generic handlers without serializers pass bytes through. The learner
+answers every 64 messages with one byte on the way back, so that a worker could know what arrived.
 """
 
 from __future__ import annotations
@@ -50,9 +50,6 @@ class GrpcLearner(MessageLearner):
     def sample(self) -> Any:
         get = self._arrived.get
         return [get() for _ in range(self.batch_size)]
-
-    def close(self) -> None:
-        self._grpc.stop(grace=None)
 
 
 class GrpcWorker(Worker):

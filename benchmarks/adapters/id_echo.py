@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import echo
 
 from benchmarks.adapters.base import ArrayLearner, Learner, System, Worker
-from benchmarks.payloads import Payload, Tree
+from benchmarks.payloads import Payload
 
 
 class IdEchoLearner(ArrayLearner):
@@ -17,30 +15,21 @@ class IdEchoLearner(ArrayLearner):
         self._server = echo.Server(payload.example(), batch_size, transport=transport)
         if connections:
             self._server.start()
-        self.address = f"127.0.0.1:{self._server.port}" if connections else ""
+            self.address = f"127.0.0.1:{self._server.port}"
         self.sample = self._server.sample
         self.submit = self._server.submit
-
-    def sample(self) -> Any:
-        return self._server.sample()
-
-    def close(self) -> None:
-        self._server.close()
 
 
 class IdEchoWorker(Worker):
     def __init__(self, address: str, payload: Payload) -> None:
         host, _, port = address.rpartition(":")
-        self._client = echo.TcpClient(host, int(port), payload.example())
-        self.send = self._client.send
-
-    def send(self, sample: Tree) -> None:
-        self._client.send(sample)
+        self._client = echo.TcpClient(host, int(port), payload.example())  # type: ignore[arg-type]
+        self.send = self._client.send  # type: ignore[assignment]
 
 
 class IdEcho(System):
     name = "id-echo"
-    can = frozenset({"tcp", "inprocess", "crowd"})
+    can = frozenset({"tcp", "inprocess", "batches", "crowd"})
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return IdEchoLearner(payload, batch_size, connections)

@@ -13,11 +13,11 @@ from benchmarks.payloads import Payload, Tree
 #: recommends, and its own default threshold.
 COPY_BELOW = 65536
 
-#: Bytes a socket may queue. The default counts messages (1000), which is a gigabyte of 1 MB samples.
+#: Bytes a socket may queue. The default is 1000 messages: a gigabyte of 1 MB samples.
 QUEUE_BYTES = 64 << 20
 
 
-def _queue(socket: zmq.Socket, payload: Payload, at_least: int) -> None:
+def _queue(socket: zmq.Socket[bytes], payload: Payload, at_least: int) -> None:
     depth = max(at_least, min(1000, QUEUE_BYTES // payload.sample_bytes))
     socket.set_hwm(depth)
     socket.linger = 0
@@ -26,7 +26,7 @@ def _queue(socket: zmq.Socket, payload: Payload, at_least: int) -> None:
 class ZmqLearner(MessageLearner):
     def __init__(self, payload: Payload, batch_size: int, connections: int) -> None:
         super().__init__(payload, batch_size)
-        context = zmq.Context.instance()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         context.set(zmq.MAX_SOCKETS, 4096)
         self._pull = context.socket(zmq.PULL)
         _queue(self._pull, payload, batch_size)
@@ -47,13 +47,13 @@ class ZmqLearner(MessageLearner):
         return [recv(copy=False).buffer for _ in range(self.batch_size)]
 
     def submit(self, sample: Tree) -> None:
-        self._push.send(self.payload.pack(sample), copy=self._copy)
+        self._push.send(self.payload.pack(sample), 0, self._copy)
 
 
 class ZmqWorker(Worker):
     def __init__(self, address: str, payload: Payload) -> None:
         self._pack = payload.pack
-        context = zmq.Context.instance()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         context.set(zmq.MAX_SOCKETS, 4096)
         self._push = context.socket(zmq.PUSH)
         _queue(self._push, payload, 1)
@@ -61,7 +61,7 @@ class ZmqWorker(Worker):
         self._copy = payload.sample_bytes < COPY_BELOW
 
     def send(self, sample: Tree) -> None:
-        self._push.send(self._pack(sample), copy=self._copy)
+        self._push.send(self._pack(sample), 0, self._copy)
 
 
 class PyZmq(System):

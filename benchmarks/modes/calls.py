@@ -7,8 +7,7 @@ from time import perf_counter, perf_counter_ns
 
 from benchmarks.adapters.base import Learner, System
 from benchmarks.cases import Case
-from benchmarks.modes.inprocess import _laps
-from benchmarks.modes.receive import check
+from benchmarks.modes.receive import check, one_batch
 from benchmarks.pace import Announce, Figures, Pace
 from benchmarks.payloads import PAYLOADS
 from benchmarks.worker import STACK
@@ -16,14 +15,14 @@ from benchmarks.worker import STACK
 
 def run(system: System, case: Case, pace: Pace, announce: Announce) -> Figures:
     learner = system.learner(PAYLOADS[case.payload], case.batch_size, 0)
-    for sample in _laps(learner):
+    for sample in one_batch(learner):
         learner.submit(sample)
     check(learner)
     measure = {"ready": _ready, "submit": _submit, "submit-batch": _submit_batch}[case.mode]
     announce("warm-up", pace.warmup)
     measure(learner, pace.warmup)
     announce("measure", pace.seconds)
-    return {"call_ns": measure(learner, pace.seconds)}
+    return {"call_us": measure(learner, pace.seconds) / 1e3}
 
 
 def _ready(learner: Learner, seconds: float) -> float:
@@ -31,7 +30,7 @@ def _ready(learner: Learner, seconds: float) -> float:
 
     The timed statement also lets go of the batch before, because a learner pays for that as well.
     """
-    samples = _laps(learner)
+    samples = one_batch(learner)
     submit, take, clock = learner.submit, learner.sample, perf_counter_ns
     times = []
     end = perf_counter() + seconds
@@ -48,7 +47,7 @@ def _ready(learner: Learner, seconds: float) -> float:
 
 def _submit(learner: Learner, seconds: float) -> float:
     """The mean call of ``submit()`` while filling a batch, in ns, the ``for`` loop included."""
-    samples = _laps(learner)
+    samples = one_batch(learner)
     submit, take, clock = learner.submit, learner.sample, perf_counter_ns
     times = []
     end = perf_counter() + seconds

@@ -28,9 +28,10 @@ def run(system: System, case: Case, pace: Pace, announce: Announce) -> Figures:
             learner.sample()
         threading.Thread(target=learner.sample, daemon=True).start()
         time.sleep(pace.warmup)
-        announce("measure", pace.seconds)
+        seconds = 2 * pace.seconds
+        announce("measure", seconds)
         start, cpu = time.perf_counter(), cpu_seconds(os.getpid())
-        time.sleep(pace.seconds)
+        time.sleep(seconds)
         cpu = cpu_seconds(os.getpid()) - cpu
         elapsed = time.perf_counter() - start
         crew.check_alive()

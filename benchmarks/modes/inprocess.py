@@ -8,7 +8,7 @@ from time import perf_counter
 
 from benchmarks.adapters.base import Learner, System
 from benchmarks.cases import Case
-from benchmarks.modes.receive import check, receive
+from benchmarks.modes.receive import check, one_batch, receive
 from benchmarks.pace import Announce, Figures, Pace
 from benchmarks.payloads import PAYLOADS, Tree
 from benchmarks.processes import cpu_seconds
@@ -23,7 +23,7 @@ def run(system: System, case: Case, pace: Pace, announce: Announce) -> Figures:
 
 def _one_thread(learner: Learner, case: Case, pace: Pace, announce: Announce) -> Figures:
     """Fill a batch, take it, and again."""
-    samples = _laps(learner)
+    samples = one_batch(learner)
     announce("warm-up", pace.warmup)
     for sample in samples:
         learner.submit(sample)
@@ -48,12 +48,6 @@ def _fill_and_take(learner: Learner, samples: list[Tree], seconds: float) -> tup
         count += len(samples)
         now = perf_counter()
     return count, now - start
-
-
-def _laps(learner: Learner) -> list[Tree]:
-    """The pool repeated to exactly one batch."""
-    pool = learner.payload.samples()
-    return [pool[i % len(pool)] for i in range(learner.batch_size)]
 
 
 def _two_threads(learner: Learner, case: Case, pace: Pace, announce: Announce) -> Figures:

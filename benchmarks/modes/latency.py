@@ -1,4 +1,4 @@
-"""From ``send()`` in one process to ``sample()`` returning in another, on an otherwise idle link."""
+"""From ``send()`` in one process to ``sample()`` returning in another, on an idle link."""
 
 from __future__ import annotations
 

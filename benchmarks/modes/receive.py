@@ -5,9 +5,10 @@ from __future__ import annotations
 from time import perf_counter
 
 from benchmarks.adapters.base import Learner
+from benchmarks.payloads import Tree
 
 
-class Delivered(Exception):
+class WrongSample(Exception):
     """A system delivered something that nobody sent."""
 
 
@@ -34,4 +35,10 @@ def check(learner: Learner) -> None:
     batch = learner.sample()
     for i in range(learner.batch_size):
         if learner.row(batch, i) not in sent:
-            raise Delivered(f"sample {i} of a batch is none of those that were sent")
+            raise WrongSample(f"sample {i} of a batch is none of those that were sent")
+
+
+def one_batch(learner: Learner) -> list[Tree]:
+    """The pool of samples repeated to exactly one batch."""
+    pool = learner.payload.samples()
+    return [pool[i % len(pool)] for i in range(learner.batch_size)]

@@ -1,0 +1,137 @@
+"""What Echo must reach, as checks on a result file: ratios to id-echo, and absolute limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.results import Results
+
+OURS = "echo"
+BASELINE = "id-echo"
+
+#: Modes that id-echo lacks are measured against the nearest thing it has.
+STAND_INS = {"tcp-batch": "tcp", "inproc-batch-2t": "inproc-2t", "submit-batch": "submit"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``ok`` is None where a figure is missing; ``text`` goes into the table."""
+
+    ok: bool | None
+    text: str
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """So many times id-echo, by the case's own figure."""
+
+    factor: float
+    moonshot: float | None = None
+
+    def check(self, results: Results, case: str) -> Verdict:
+        factor = ratio(results, case, OURS)
+        if factor is None:
+            return Verdict(None, f"? ≥ {self.factor:g}×")
+        if self.moonshot is not None and factor >= self.moonshot:
+            return Verdict(True, f"ok, moonshot ≥ {self.moonshot:g}×")
+        if factor >= self.factor:
+            return Verdict(True, f"ok ≥ {self.factor:g}×")
+        short = 100 * (1 - factor / self.factor)
+        return Verdict(False, f"**missed** ≥ {self.factor:g}× by {short:.0f} %")
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """An absolute limit, in the unit of the case's own figure or of ``key``."""
+
+    limit: float
+    unit: str
+    key: str | None = None
+
+    def check(self, results: Results, case: str) -> Verdict:
+        key = self.key or results.metric(case).key
+        figure = results.figure(case, OURS, key)
+        if figure is None:
+            return Verdict(None, f"? ≤ {self.limit:g} {self.unit}")
+        if figure.median <= self.limit:
+            return Verdict(True, f"ok ≤ {self.limit:g} {self.unit}")
+        over = 100 * (figure.median / self.limit - 1)
+        return Verdict(False, f"**missed** ≤ {self.limit:g} {self.unit} by {over:.0f} %")
+
+
+@dataclass(frozen=True)
+class Below:
+    """One of our figures below ``factor`` times one of id-echo's."""
+
+    key: str
+    factor: float
+    title: str
+    moonshot_key: str | None = None
+
+    def check(self, results: Results, case: str) -> Verdict:
+        ours = results.figure(case, OURS, self.key)
+        theirs = results.figure(case, BASELINE, self.key)
+        if ours is None or theirs is None:
+            return Verdict(None, f"? {self.title}")
+        limit = self.factor * theirs.median
+        if self.moonshot_key is not None:
+            moonshot = results.figure(case, BASELINE, self.moonshot_key)
+            if moonshot is not None and ours.median < moonshot.median:
+                return Verdict(True, f"ok {self.title}, moonshot < its {self.moonshot_key[:3]}")
+        if ours.median <= limit:
+            return Verdict(True, f"ok {self.title}")
+        over = 100 * (ours.median / limit - 1)
+        return Verdict(False, f"**missed** {self.title} by {over:.0f} %")
+
+
+Bar = AtLeast | AtMost | Below
+
+BARS: dict[str, tuple[Bar, ...]] = {
+    "inproc/20B": (AtLeast(15),),
+    "inproc-2t/20B": (AtLeast(15),),
+    "inproc/28KB-42": (AtLeast(8),),
+    "inproc-2t/28KB-42": (AtLeast(8),),
+    "ready/20B": (AtMost(1, "µs"),),
+    "ready/28KB-42": (AtMost(6, "µs"),),
+    "tcp/20B/1w": (AtLeast(20, moonshot=60),),
+    "tcp/20B/4w": (AtLeast(20, moonshot=60),),
+    "tcp/28KB/1w": (AtLeast(3),),
+    "tcp/28KB/4w": (AtLeast(3),),
+    "tcp/28KB/16w": (AtLeast(3),),
+    "tcp/28KB-42/1w": (AtLeast(5),),
+    "tcp/1MB/1w": (AtLeast(3),),
+    "tcp/1MB/4w": (AtLeast(3),),
+    "tcp-batch/20B/1w": (AtLeast(80),),
+    "tcp-batch/20B/4w": (AtLeast(80),),
+    "tcp-batch/20B/16w": (AtLeast(80),),
+    "latency/20B/1w": (
+        Below("p50_us", 0.5, "p50 ≤ ½ of id-echo's"),
+        Below("p99_us", 1.0, "p99 < id-echo's", moonshot_key="p50_us"),
+    ),
+    # The harness itself, asleep, wakes often enough to cost about 0.02 %.
+    "idle/20B/4w": (AtMost(0.1, "% of a core"),),
+    "crowd/1KB/500c": (AtMost(2, "times"),),
+}
+
+
+def ratio(results: Results, case: str, system: str) -> float | None:
+    """How many times better than id-echo a system is in a case, by medians; None if unknown."""
+    ours = results.main_figure(case, system)
+    theirs = results.main_figure(stand_in(case), BASELINE)
+    if ours is None or theirs is None or not ours.median or not theirs.median:
+        return None
+    factor = ours.median / theirs.median
+    return factor if results.metric(case).more_is_better else 1 / factor
+
+
+def stand_in(case: str) -> str:
+    """The case whose id-echo figure a case is compared to: itself, or the nearest thing."""
+    mode, slash, rest = case.partition("/")
+    return STAND_INS.get(mode, mode) + slash + rest
+
+
+def check(results: Results, case: str) -> list[Verdict]:
+    """The verdicts on a case; none where nothing was promised or Echo was not measured."""
+    if OURS not in results.systems:
+        return []
+    return [bar.check(results, case) for bar in BARS.get(case, ())]

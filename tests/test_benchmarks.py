@@ -1,0 +1,184 @@
+"""The benchmark harness: every installed system runs, hangs are survived, files can be read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks is not installed
+
+psutil = pytest.importorskip("psutil")
+
+from benchmarks import adapters, bars, harness, report  # noqa: E402
+from benchmarks.__main__ import main  # noqa: E402
+from benchmarks.cases import CASES, select  # noqa: E402
+from benchmarks.harness import Settings  # noqa: E402
+from benchmarks.payloads import PAYLOADS  # noqa: E402
+from benchmarks.results import Results, Spread  # noqa: E402
+
+TINY = Settings(repeat=1, seconds=0.05, warmup=0.05)
+
+
+def need(system: str) -> None:
+    try:
+        adapters.version(system)
+    except PackageNotFoundError as missing:
+        pytest.skip(f"{missing.name} is not installed")
+
+
+@pytest.mark.parametrize("system", list(adapters.SYSTEMS))
+def test_every_installed_system_delivers_over_tcp(system: str) -> None:
+    need(system)
+    result = harness.run_once(CASES["tcp/20B/1w"], system, TINY)
+    assert result["status"] == "ok", result
+    assert result["figures"]["rate"] > 0
+    assert result["figures"]["worker_cpu_us"] > 0
+
+
+@pytest.mark.parametrize("case", ["inproc/20B", "inproc-2t/20B", "submit/20B"])
+def test_in_process_cases_run(case: str) -> None:
+    need("pyzmq")
+    result = harness.run_once(CASES[case], "pyzmq", TINY)
+    assert result["status"] == "ok", result
+
+
+def test_a_file_becomes_a_table_a_picture_and_a_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    need("pyzmq")
+    run = ["run", "--cases", "tcp/20B/1w", "latency", "--systems", "pyzmq", "--repeat", "1"]
+    assert main([*run, "--seconds", "0.05", "--out", str(tmp_path)]) == 0
+    file = tmp_path / "selected.json"
+    content = json.loads(file.read_text())
+    assert content["format"] == "echo-benchmarks"
+    assert "node" not in content["machine"] and "host" not in content["machine"]
+    assert (tmp_path / "selected.png").read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    assert main(["table", str(file)]) == 0
+    assert "20 B, 1 worker" in capsys.readouterr().out
+    assert main(["compare", str(file), str(file)]) == 0
+    assert "1.00×" in capsys.readouterr().out
+
+
+def test_a_run_that_hangs_is_killed_with_its_workers() -> None:
+    """A worker that is stopped before it is connected keeps its learner waiting for ever."""
+    need("pyzmq")
+    results: list[harness.Result] = []
+    settings = Settings(repeat=1, seconds=0.05, warmup=0.05, patience=4.0)
+    case = CASES["tcp/20B/1w"]
+    run = threading.Thread(target=lambda: results.append(harness.run_once(case, "pyzmq", settings)))
+    run.start()
+    stopped = None
+    while stopped is None and run.is_alive():
+        stopped = next((p for p in workers_of(os.getpid()) if p.is_running()), None)
+        time.sleep(0.01)
+    assert stopped is not None
+    stopped.suspend()
+    run.join()
+    assert results[0] == {"status": "hung", "reason": "silent in phase 'start'"}
+    assert ended(stopped)
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    """The worker processes below a process."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "benchmarks.worker" in process.cmdline():
+                found.append(process)
+    return found
+
+
+def ended(process: psutil.Process) -> bool:
+    """Whether a killed process is gone, or only waits for its parent to take note."""
+    for _ in range(200):
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_what_is_missing_is_skipped_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = adapters.Entry("benchmarks.adapters.gone:Gone", ("no-such-distribution",))
+    monkeypatch.setitem(adapters.SYSTEMS, "gone", gone)
+    content = harness.run([CASES["tcp/20B/1w"]], ["gone"], TINY)
+    assert content["notes"] == ["gone is skipped: no-such-distribution is not installed"]
+    assert "no-such-distribution" in report.table(Results(content))
+
+
+def test_names_select_cases() -> None:
+    assert [case.name for case in select(["tcp/20B"], quick=False)] == [
+        "tcp/20B/1w",
+        "tcp/20B/4w",
+        "tcp/20B/16w",
+    ]
+    assert {case.name for case in select(["*/1MB/*"], False)} == {"tcp/1MB/1w", "tcp/1MB/4w"}
+    assert 0 < len(select(None, quick=True)) < len(select(None, quick=False))
+    with pytest.raises(ValueError, match=r"'tpc'.*benchmarks cases"):
+        select(["tpc"], False)
+
+
+def test_every_bar_is_about_a_case() -> None:
+    assert set(bars.BARS) <= set(CASES)
+    assert {bars.stand_in(name) for name in CASES} <= set(CASES)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "ok"), [(2100.0, 100.0, True), (1900.0, 100.0, False), (None, 100.0, None)]
+)
+def test_bars_judge_ratios(ours: float | None, theirs: float, ok: bool | None) -> None:
+    def runs(rate: float | None) -> list[dict[str, object]]:
+        if rate is None:
+            return [{"status": "hung", "reason": "silent in phase 'measure'"}]
+        return [{"status": "ok", "figures": {"rate": rate}}]
+
+    content = {
+        "format": "echo-benchmarks",
+        "cases": [CASES["tcp/20B/1w"].describe()],
+        "systems": {"echo": "1", "id-echo": "2"},
+        "results": [
+            {"case": "tcp/20B/1w", "system": "echo", "runs": runs(ours)},
+            {"case": "tcp/20B/1w", "system": "id-echo", "runs": runs(theirs)},
+        ],
+    }
+    assert [v.ok for v in bars.check(Results(content), "tcp/20B/1w")] == [ok]
+
+
+def test_payloads_have_the_sizes_they_are_named_after() -> None:
+    sizes = {name: (len(p.leaves), p.sample_bytes) for name, p in PAYLOADS.items()}
+    assert sizes == {
+        "20B": (2, 20),
+        "1KB": (5, 1024),
+        "28KB": (4, 84 * 84 * 4 + 9),
+        "28KB-42": (42, 84 * 84 * 4),
+        "220KB-43": (43, 220 * 1024),
+        "1MB": (2, 1024 * 1024 + 256),
+    }
+    for payload in PAYLOADS.values():
+        (sample,) = payload.samples(1)
+        assert len(payload.pack(sample)) == payload.sample_bytes
+        assert payload.arrays(payload.stacked(3))[0].shape[0] == 3
+
+
+def test_spread_is_median_and_quartiles() -> None:
+    spread = Spread.of([5.0, 1.0, 2.0, 4.0, 3.0])
+    assert (spread.median, spread.q1, spread.q3, spread.low, spread.high) == (3, 2, 4, 1, 5)
+    assert [report.number(v) for v in (0.0781, 78.4, 1234.0, 999_999.0, 4.56e6)] == [
+        "0.0781",
+        "78.4",
+        "1.23 k",
+        "1 M",
+        "4.56 M",
+    ]
