@@ -17,7 +17,7 @@ import numpy as np
 
 from .dtypes import native
 from .errors import SpecError
-from .structure import shown
+from .structure import leaf_name
 
 __all__ = ["EXACT", "ONE_OPTIONAL", "STACKED", "LeafSpec"]
 
@@ -55,7 +55,7 @@ class LeafSpec:
         dtype = native(array.dtype)
         if dtype != self.dtype and not self._is_narrower_text(dtype):
             raise SpecError(
-                f"leaf {shown(self.path)} must be {self.dtype}, got {dtype}; convert it with "
+                f"{leaf_name(self.path)} must be {self.dtype}, got {dtype}; convert it with "
                 f"np.asarray(value, {str(self.dtype)!r}), or declare {dtype} in the example at "
                 "both ends"
             )
@@ -67,24 +67,24 @@ class LeafSpec:
         kind = type(value).__name__
         if value is None or isinstance(value, (dict, list, tuple, set)):
             raise SpecError(
-                f"leaf {shown(self.path)} must be an array ({self}), got a {kind}; "
+                f"{leaf_name(self.path)} must be an array ({self}), got a {kind}; "
                 "convert it with np.asarray(value, dtype)"
             )
         if isinstance(value, np.ma.MaskedArray):
             raise SpecError(
-                f"leaf {shown(self.path)} is a masked array, whose mask would be lost; "
+                f"{leaf_name(self.path)} is a masked array, whose mask would be lost; "
                 "use value.filled(...)"
             )
         try:
             array = np.asarray(value)
         except Exception as error:
             raise SpecError(
-                f"leaf {shown(self.path)}: numpy cannot read this {kind}: {error}; convert it to "
+                f"{leaf_name(self.path)}: numpy cannot read this {kind}: {error}; convert it to "
                 "an array yourself (a torch tensor: value.detach().cpu().numpy())"
             ) from error
         if array.dtype.hasobject:
             raise SpecError(
-                f"leaf {shown(self.path)} must be an array ({self}), got a {kind}, which numpy "
+                f"{leaf_name(self.path)} must be an array ({self}), got a {kind}, which numpy "
                 "only takes as an object; convert it to an array of numbers"
             )
         return array
@@ -107,7 +107,7 @@ class LeafSpec:
                 fix = f"if its elements are in the right order, use value.reshape({own})"
             else:
                 fix = "give that shape, or declare this one in the example at both ends"
-        raise SpecError(f"leaf {shown(self.path)} must have shape {text}, got {got}; {fix}")
+        raise SpecError(f"{leaf_name(self.path)} must have shape {text}, got {got}; {fix}")
 
     def _is_narrower_text(self, dtype: np.dtype) -> bool:
         return (
@@ -119,7 +119,7 @@ class LeafSpec:
     def _from_scalar(self, value: Any, mode: int) -> np.ndarray:
         if mode == STACKED or self.shape != ():
             raise SpecError(
-                f"leaf {shown(self.path)} must be an array ({self}), got the Python "
+                f"{leaf_name(self.path)} must be an array ({self}), got the Python "
                 f"{type(value).__name__} {value!r:.40}; only 0-d leaves take Python scalars, so "
                 f"make it an array: np.full({self.shape}, value, {str(self.dtype)!r})"
             )
@@ -132,7 +132,7 @@ class LeafSpec:
             fits = False
         if not fits:
             raise SpecError(
-                f"leaf {shown(self.path)} is {self.dtype} and cannot hold the Python "
+                f"{leaf_name(self.path)} is {self.dtype} and cannot hold the Python "
                 f"{type(value).__name__} {value!r:.40} unchanged; convert it on purpose with "
                 f"np.asarray(value, {str(self.dtype)!r}), or declare a dtype that holds it"
             )

@@ -23,6 +23,7 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy, memmove
 
 from optree import PyTreeKind
@@ -31,7 +32,7 @@ from echo_core.errors import SpecError
 from echo_core.structure import dict_order, explain
 
 cdef extern from "Python.h":
-    PyTypeObject PyDict_Type, PyList_Type, PyFloat_Type
+    PyTypeObject PyDict_Type, PyList_Type
     PyTypeObject* Py_TYPE(PyObject*)
     PyObject* Py_None
     int PyDict_Next(PyObject*, Py_ssize_t*, PyObject**, PyObject**)
@@ -45,6 +46,8 @@ cdef extern from "Python.h":
     void PyTuple_SET_ITEM(PyObject*, Py_ssize_t, PyObject*)
     void XINCREF "Py_XINCREF"(PyObject*)
     double PyFloat_AS_DOUBLE(PyObject*)
+    int PyObject_TypeCheck(PyObject*, PyTypeObject*)
+    long long PyLong_AsLongLongAndOverflow(object, int*) except? -1
     object PyObject_CallObject(object, object)
     object PyMemoryView_FromObject(object)
     Py_buffer* PyMemoryView_GET_BUFFER(object)
@@ -56,7 +59,8 @@ cdef extern from "numpy/arrayobject.h":
     ctypedef struct PyArray_Descr
     PyTypeObject PyArray_Type
     int NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_CARRAY
-    int NPY_FLOAT, NPY_DOUBLE
+    int NPY_BOOL, NPY_INT32, NPY_INT64, NPY_FLOAT32, NPY_FLOAT64
+    PyTypeObject PyGenericArrType_Type
     int PyArray_ImportNumPyAPI() except -1
     PyArray_Descr* PyArray_DESCR(PyArrayObject*)
     int PyArray_NDIM(PyArrayObject*)
@@ -65,6 +69,7 @@ cdef extern from "numpy/arrayobject.h":
     int PyArray_FLAGS(PyArrayObject*)
     int PyArray_TYPE(PyArrayObject*)
     bint PyArray_EquivTypes(PyArray_Descr*, PyArray_Descr*)
+    object PyArray_FromScalar(object, PyArray_Descr*)
     # Steals the reference to the descr.
     object PyArray_NewFromDescr(PyTypeObject*, PyArray_Descr*, int, npy_intp*, npy_intp*, void*, int, PyObject*)
     # Steals the reference to the base.
@@ -346,19 +351,15 @@ cdef class Flattener:
             raise SpecError(reason or str(error)) from error
 
     cdef object convert(self, Py_ssize_t index, object value, Walk* walk):
-        """`value` as an array that fits, by `LeafSpec.convert`; two frequent cases without it."""
-        cdef Leaf* leaf = &self.leaf[index]
-        cdef double number
-        if leaf.ndim == 0 and walk.lead != STACKED:
-            if type(value) is float:
-                array = self.array(index, NULL, -1, None)
-                number = PyFloat_AS_DOUBLE(<PyObject*>value)
-                if PyArray_TYPE(<PyArrayObject*>array) == NPY_DOUBLE:
-                    (<double*>PyArray_DATA(<PyArrayObject*>array))[0] = number
+        """`value` as an array that fits, by `LeafSpec.convert`; frequent scalars without it."""
+        if self.leaf[index].ndim == 0 and walk.lead != STACKED:
+            if PyObject_TypeCheck(<PyObject*>value, &PyGenericArrType_Type):
+                array = PyArray_FromScalar(value, NULL)
+                if self.fit(index, <PyObject*>array, walk) == FITS:
                     return array
-                if (PyArray_TYPE(<PyArrayObject*>array) == NPY_FLOAT
-                        and (-3.4e38 < number < 3.4e38 or number - number != 0)):
-                    (<float*>PyArray_DATA(<PyArrayObject*>array))[0] = <float>number
+            else:
+                array = self.array(index, NULL, -1, None)
+                if put_scalar(value, <PyArrayObject*><PyObject*>array):
                     return array
         return self.specs[index].convert(value, walk.lead, walk.n)
 
@@ -489,6 +490,36 @@ cdef class Flattener:
 
     def __reduce__(self):
         return Flattener, (self.treedef, self.specs, self.namespace)
+
+
+cdef bint put_scalar(object value, PyArrayObject* array) except -1:
+    """Store a Python scalar in a 0-d array of a frequent dtype; False: this is not that easy."""
+    cdef int number = PyArray_TYPE(array), overflow = 0
+    cdef void* target = PyArray_DATA(array)
+    cdef double real
+    cdef int64_t integer
+    if type(value) is float:
+        real = PyFloat_AS_DOUBLE(<PyObject*>value)
+        if number == NPY_FLOAT64:
+            (<double*>target)[0] = real
+            return True
+        if number == NPY_FLOAT32 and (-3.4e38 < real < 3.4e38 or real - real != 0):
+            (<float*>target)[0] = <float>real
+            return True
+    elif type(value) is bool:
+        if number == NPY_BOOL:
+            (<uint8_t*>target)[0] = value is True
+            return True
+    elif type(value) is int:
+        integer = PyLong_AsLongLongAndOverflow(value, &overflow)
+        if overflow == 0:
+            if number == NPY_INT64:
+                (<int64_t*>target)[0] = integer
+                return True
+            if number == NPY_INT32 and integer == <int32_t>integer:
+                (<int32_t*>target)[0] = <int32_t>integer
+                return True
+    return False
 
 
 cdef void free_node(Node* node) noexcept:

@@ -17,7 +17,7 @@ from .dtypes import dtype_from_json, dtype_to_json, native, refusal
 from .errors import SpecError
 from .leaf import LeafSpec
 from .pytree import Flattener
-from .structure import shown
+from .structure import leaf_name, shown
 
 __all__ = ["MAX_LEAVES", "MAX_NDIM", "MAX_SAMPLE_BYTES", "LeafSpec", "Spec"]
 
@@ -153,12 +153,12 @@ class Spec:
             if twin is None:
                 extra = [name for name in theirs if name not in mine]
                 but = f", which has {shown(extra[0])} instead" if extra else ""
-                return f"leaf {shown(path)} ({leaf}) is declared {here} but not {there}{but}"
+                return f"{leaf_name(path)} ({leaf}) is declared {here} but not {there}{but}"
             if str(leaf) != str(twin) or leaf != twin:
-                return f"leaf {shown(path)} is {leaf} {here} but {twin} {there}"
+                return f"{leaf_name(path)} is {leaf} {here} but {twin} {there}"
         for path, leaf in theirs.items():
             if path not in mine:
-                return f"leaf {shown(path)} ({leaf}) is declared {there} but not {here}"
+                return f"{leaf_name(path)} ({leaf}) is declared {there} but not {here}"
         for one, two in zip(self.leaves, other.leaves):
             if one.path != two.path:
                 return (
@@ -186,7 +186,7 @@ class Spec:
 
 
 def _leaf_of(path: str, value: Any) -> LeafSpec:
-    where = f"leaf {shown(path)} of the example"
+    where = f"{leaf_name(path)} of the example"
     if isinstance(value, (bool, int, float, complex, str, bytes)) and not isinstance(
         value, np.generic
     ):
@@ -223,10 +223,10 @@ def _leaf_from_json(value: Any) -> LeafSpec:
     if not isinstance(path, str) or len(path) > 4096:
         raise SpecError("a leaf's path must be text of at most 4096 characters")
     if len(shape) > MAX_NDIM or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
-        raise SpecError(f"leaf {shown(path)}: {shape!r:.80} is not a shape Echo carries")
+        raise SpecError(f"{leaf_name(path)}: {shape!r:.80} is not a shape Echo carries")
     dtype = dtype_from_json(value["dtype"])
     if dtype.hasobject or dtype.subdtype is not None:
-        raise SpecError(f"leaf {shown(path)}: {dtype} is not a dtype Echo carries")
+        raise SpecError(f"{leaf_name(path)}: {dtype} is not a dtype Echo carries")
     return LeafSpec(path, tuple(shape), dtype)
 
 

@@ -7,6 +7,7 @@ order in which the example wrote its keys is known too and is what rebuilt dicts
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +17,7 @@ from optree import PyTreeKind as Kind
 
 from .errors import SpecError, did_you_mean
 
-__all__ = ["MAX_DEPTH", "dict_order", "explain", "is_plain", "leaf_paths", "to_json"]
+__all__ = ["MAX_DEPTH", "dict_order", "explain", "leaf_name", "leaf_paths", "to_json"]
 
 MAX_DEPTH = 64  # of containers; far above any real tree, far below the C stack
 
@@ -25,7 +26,6 @@ _DICTS = frozenset(
     for kind in (Kind.DICT, Kind.ORDEREDDICT, Kind.DEFAULTDICT, getattr(Kind, "FROZENDICT", None))
     if kind is not None
 )
-_PLAIN = frozenset({Kind.LEAF, Kind.NONE, Kind.DICT, Kind.LIST, Kind.TUPLE})
 _LOOKS_LIKE_INDEX = re.compile(r"-?[0-9]+|True|False|None")
 
 
@@ -65,13 +65,13 @@ def leaf_paths(treedef: optree.PyTreeSpec) -> list[str]:
 
 
 def shown(path: str) -> str:
-    """A path as error messages print it."""
+    """A place in a tree as error messages print it."""
     return f"'{path}'" if path else "the tree itself"
 
 
-def is_plain(treedef: optree.PyTreeSpec) -> bool:
-    """Whether the tree consists of dict, list, tuple and None alone (no subclasses)."""
-    return treedef.kind in _PLAIN and all(is_plain(child) for child in treedef.children())
+def leaf_name(path: str) -> str:
+    """A leaf as error messages print it."""
+    return f"leaf '{path}'" if path else "the array"
 
 
 def dict_order(node: optree.PyTreeSpec) -> list[tuple[Any, int]]:
@@ -86,7 +86,7 @@ def to_json(treedef: optree.PyTreeSpec, keep_order: bool = False) -> Any:
 
     The kinds of dict are one kind, and classes count by name and fields, not by module, so that
     a script's `__main__.Step` and a library's `lib.Step` agree. With `keep_order` dicts list
-    their keys as the example wrote them, else in leaf order.
+    their keys as the example wrote them, else sorted, so that equal trees have equal JSON.
     """
     counter = iter(range(treedef.num_leaves))
 
@@ -99,7 +99,7 @@ def to_json(treedef: optree.PyTreeSpec, keep_order: bool = False) -> Any:
         if node.kind in _DICTS:
             if keep_order:
                 return {"dict": [[_key(k), children[i]] for k, i in dict_order(node)]}
-            return {"dict": [[_key(k), c] for k, c in zip(node.entries(), children)]}
+            return {"dict": _by_key([_key(k), c] for k, c in zip(node.entries(), children))}
         for kind, name in ((Kind.LIST, "list"), (Kind.TUPLE, "tuple"), (Kind.DEQUE, "deque")):
             if node.kind == kind:
                 return {name: children}
@@ -107,6 +107,20 @@ def to_json(treedef: optree.PyTreeSpec, keep_order: bool = False) -> Any:
         return {"named": node.type.__name__, "fields": fields}
 
     return walk(treedef)
+
+
+def sorted_dicts(structure: Any) -> Any:
+    """What `to_json` makes without `keep_order`, from what it makes with it."""
+    if isinstance(structure, list):
+        return [sorted_dicts(child) for child in structure]
+    if isinstance(structure, dict):
+        children = {kind: sorted_dicts(child) for kind, child in structure.items()}
+        return {"dict": _by_key(children["dict"])} if "dict" in children else children
+    return structure
+
+
+def _by_key(pairs: Iterable[list[Any]]) -> list[list[Any]]:
+    return sorted(pairs, key=lambda pair: json.dumps(pair[0]))
 
 
 def _key(key: Any) -> Any:

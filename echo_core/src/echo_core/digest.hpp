@@ -1,0 +1,67 @@
+// A 64-bit digest of bytes: fast, well mixed, the same on every machine. Not cryptographic: it tells
+// damaged or mixed-up weights from whole ones, not an adversary's from yours.
+//
+// Four lanes each take 16 bytes of every 64-byte block and fold a 64x64 -> 128-bit product, so the four
+// multiplications of a block run side by side and a chain is one multiplication long per block. The
+// last block is padded with zeros; the length, mixed in at the end, tells the paddings apart.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace echo {
+
+// Fractional parts of the square roots of the first eight primes, made odd.
+constexpr uint64_t DIGEST_KEY[8] = {
+    0x6a09e667f3bcc909u, 0xbb67ae8584caa73bu, 0x3c6ef372fe94f82bu, 0xa54ff53a5f1d36f1u,
+    0x510e527fade682d1u, 0x9b05688c2b3e6c1fu, 0x1f83d9abfb41bd6bu, 0x5be0cd19137e2179u,
+};
+
+inline uint64_t digest_word(const unsigned char* p) {
+    uint64_t word;
+    std::memcpy(&word, p, 8);
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
+    return word;
+}
+
+inline uint64_t digest_rotate(uint64_t x, int bits) { return (x << bits) | (x >> (64 - bits)); }
+
+inline uint64_t digest_fold(uint64_t a, uint64_t b) {
+    const unsigned __int128 product = static_cast<unsigned __int128>(a) * b;
+    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+}
+
+// One lane takes two words. A product forgets one factor where the other is zero; the sum beside it
+// remembers both, so that no data can wipe out what the lane had seen before.
+inline uint64_t digest_step(uint64_t lane, uint64_t first, uint64_t second, uint64_t key) {
+    const uint64_t mixed = lane ^ first;
+    return digest_fold(mixed, second ^ key) + (digest_rotate(mixed, 29) ^ second);
+}
+
+inline void digest_block(uint64_t lane[4], const unsigned char* p) {
+    for (int i = 0; i < 4; ++i)
+        lane[i] = digest_step(lane[i], digest_word(p + 16 * i), digest_word(p + 16 * i + 8), DIGEST_KEY[i]);
+}
+
+inline uint64_t digest(const void* data, size_t length, uint64_t seed) {
+    const unsigned char* p = static_cast<const unsigned char*>(data);
+    uint64_t lane[4];
+    for (int i = 0; i < 4; ++i) lane[i] = seed ^ DIGEST_KEY[4 + i];
+    size_t left = length;
+    for (; left >= 64; left -= 64, p += 64) digest_block(lane, p);
+    if (left != 0) {
+        unsigned char last[64] = {0};
+        std::memcpy(last, p, left);
+        digest_block(lane, last);
+    }
+    uint64_t sum = seed + static_cast<uint64_t>(length) * DIGEST_KEY[0];
+    for (int i = 0; i < 4; ++i) sum = digest_fold(sum ^ lane[i], DIGEST_KEY[4 + i]) + digest_rotate(lane[i], 23);
+    sum = (sum ^ (sum >> 32)) * DIGEST_KEY[1];
+    sum = (sum ^ (sum >> 29)) * DIGEST_KEY[2];
+    return sum ^ (sum >> 32);
+}
+
+}  // namespace echo

@@ -1,0 +1,249 @@
+"""Weights as they travel: one flat, aligned payload, and a JSON description of what lies where.
+
+    packed = pack({"policy": {"w": w, "b": b}}, version=7)
+    weights = unpack(packed.meta, packed.payload)      # zero-copy, read-only arrays
+    weights.params["policy"]["w"], weights.version, weights.digest
+
+The digest covers the payload and the description but not the version, so equal weights published
+twice have equal digests. It is computed by the learner, checked by the worker on arrival and sent
+back in its receipt.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import optree
+
+from . import structure
+from .digest import digest
+from .dtypes import dtype_from_json, dtype_to_json, native, refusal
+from .errors import ProtocolError, SpecError
+from .structure import leaf_name
+
+__all__ = ["ALIGNMENT", "PackedWeights", "Weights", "aligned_bytes", "digest", "pack", "unpack"]
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
+MAX_LEAVES = 1 << 16
+MAX_META_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeights:
+    """One published version, ready for any transport.
+
+    Attributes:
+        version: as given to `publish`, at least 1.
+        digest: of payload and description (64 bits).
+        meta: the description, UTF-8 JSON.
+        payload: read-only uint8 array; every leaf begins at a multiple of 64 bytes.
+    """
+
+    version: int
+    digest: int
+    meta: bytes
+    payload: np.ndarray
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.meta) + self.payload.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """One version as a worker holds it: `params` is the published tree with read-only arrays over
+    the received bytes, which stay alive with any of them."""
+
+    params: Any
+    version: int
+    digest: int
+
+
+def aligned_bytes(count: int) -> np.ndarray:
+    """A writable uint8 array of `count` bytes that begins at a multiple of `ALIGNMENT`, contents
+    undefined: where a transport should receive a payload."""
+    raw = np.empty(count + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + count]
+
+
+def pack(tree: Any, version: int, *, namespace: str = "") -> PackedWeights:
+    """Copy `tree` (arrays, array-likes, and Python numbers, bools and strings) into one payload.
+
+    The tree may be changed as soon as this returns. Raises SpecError naming the leaf that cannot
+    travel.
+    """
+    values, treedef = optree.tree_flatten(tree, namespace=namespace)
+    if len(values) > MAX_LEAVES:
+        raise SpecError(
+            f"these weights have {len(values)} leaves, at most {MAX_LEAVES} are carried; stack some"
+        )
+    arrays: list[tuple[int, np.ndarray]] = []
+    leaves: list[dict[str, Any]] = []
+    size = 0
+    for path, value in zip(structure.leaf_paths(treedef), values):
+        if type(value) in (bool, int, float, str):
+            leaves.append({"path": path, "value": _scalar_to_json(value)})
+            continue
+        array = _array_of(path, value)
+        leaves.append(
+            {
+                "path": path,
+                "shape": list(array.shape),
+                "dtype": dtype_to_json(native(array.dtype)),
+                "offset": size,
+            }
+        )
+        arrays.append((size, array))
+        size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    payload = aligned_bytes(size)
+    for offset, array in arrays:
+        end = offset + array.nbytes
+        if array.nbytes:
+            np.copyto(np.ndarray(array.shape, native(array.dtype), payload, offset), array)
+        payload[end : -(-end // ALIGNMENT) * ALIGNMENT] = 0  # so that equal weights digest equally
+    payload.flags.writeable = False
+    content = {"leaves": leaves, "structure": structure.to_json(treedef, keep_order=True)}
+    value = _digest(content, payload)
+    meta = json.dumps(
+        {"version": version, "digest": f"{value:016x}", **content}, separators=(",", ":")
+    )
+    return PackedWeights(version, value, meta.encode(), payload)
+
+
+def unpack(meta: bytes, payload: Any, like: Any = None, *, namespace: str = "") -> Weights:
+    """The tree that `pack` was given, over `payload` (any contiguous buffer) without copying.
+
+    Dicts, lists, tuples and None are rebuilt by themselves (any kind of dict as a plain dict, in
+    the published order of keys); other classes need `like`, an example tree, whose containers and,
+    where it has numpy arrays, shapes and dtypes must be those published.
+
+    Raises ProtocolError when the bytes are not what was packed (damaged or mixed up), SpecError
+    when `like` is missing or differs, naming the leaf. Trusts nothing it reads.
+    """
+    try:
+        size = memoryview(payload).nbytes
+        buffer = np.frombuffer(payload, np.uint8) if size else np.empty(0, np.uint8)
+        if len(meta) > MAX_META_BYTES:
+            raise ProtocolError(f"a description of {len(meta)} bytes")
+        content = json.loads(meta)
+        version, claimed = content.pop("version"), int(content.pop("digest"), 16)
+        found = _digest(content, buffer)
+        if found != claimed or type(version) is not int:
+            raise ProtocolError(
+                f"weights {version!r:.20} arrived damaged: their digest is {found:016x}, "
+                f"published was {claimed:016x}; ask for the weights again"
+            )
+        if len(content["leaves"]) > MAX_LEAVES:
+            raise ProtocolError(f"{len(content['leaves'])} leaves")
+        buffer = buffer.view()
+        buffer.flags.writeable = False
+        leaves = [_leaf_from_json(leaf, buffer) for leaf in content["leaves"]]
+        paths = [str(leaf["path"]) for leaf in content["leaves"]]
+        containers = content["structure"]
+        if like is None:
+            params = _rebuild(containers, leaves)
+        else:
+            params = _rebuild_like(containers, leaves, paths, like, namespace)
+    except (ProtocolError, SpecError):
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"weights with a malformed description: {error!r}") from error
+    return Weights(params, version, found)
+
+
+def _digest(content: dict[str, Any], payload: np.ndarray) -> int:
+    # Written again from what was read, so that neither blanks nor the order of keys matter.
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return digest(payload, digest(text.encode()))
+
+
+def _array_of(path: str, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except Exception as error:
+        raise SpecError(
+            f"{leaf_name(path)}: numpy cannot read this {type(value).__name__}: {error}; convert it "
+            "to an array yourself (a torch tensor: value.detach().cpu().numpy())"
+        ) from error
+    reason = refusal(array.dtype)
+    if reason is not None:
+        raise SpecError(f"{leaf_name(path)} (a {type(value).__name__}): {reason}")
+    return array
+
+
+def _scalar_to_json(value: bool | int | float | str) -> Any:
+    return {"float": value.hex()} if type(value) is float else value
+
+
+def _leaf_from_json(leaf: dict[str, Any], buffer: np.ndarray) -> Any:
+    if "value" in leaf:
+        value = leaf["value"]
+        if isinstance(value, dict):
+            return float.fromhex(value["float"])
+        if type(value) in (bool, int, str):
+            return value
+        raise ProtocolError(f"{leaf_name(str(leaf['path']))} is no scalar")
+    shape, offset, dtype = leaf["shape"], leaf["offset"], dtype_from_json(leaf["dtype"])
+    if dtype.hasobject or not all(type(n) is int and n >= 0 for n in (*shape, offset)):
+        raise ProtocolError(f"{leaf_name(str(leaf['path']))} is no array")
+    if prod(shape) * dtype.itemsize == 0:
+        array = np.empty(shape, dtype)
+        array.flags.writeable = False
+        return array
+    if offset + prod(shape) * dtype.itemsize > len(buffer):
+        raise ProtocolError(f"{leaf_name(str(leaf['path']))} reaches past the end of the payload")
+    return np.ndarray(shape, dtype, buffer, offset)
+
+
+def _rebuild(node: Any, leaves: list[Any]) -> Any:
+    if node is None:
+        return None
+    if type(node) is int and 0 <= node < len(leaves):
+        return leaves[node]
+    if isinstance(node, dict):
+        if "dict" in node and not any(isinstance(key, dict) for key, _ in node["dict"]):
+            return {key: _rebuild(child, leaves) for key, child in node["dict"]}
+        if "list" in node:
+            return [_rebuild(child, leaves) for child in node["list"]]
+        if "tuple" in node:
+            return tuple(_rebuild(child, leaves) for child in node["tuple"])
+        what = node.get("named") or ("deque" if "deque" in node else "dict with unusual keys")
+        raise SpecError(
+            f"these weights contain a {what!s:.80}, which only its class can rebuild; pass "
+            "like=<a tree of the same classes>, or publish dicts, lists and tuples"
+        )
+    raise ProtocolError(f"{node!r:.40} is no container")
+
+
+def _rebuild_like(
+    containers: Any, leaves: list[Any], paths: list[str], like: Any, namespace: str
+) -> Any:
+    examples, treedef = optree.tree_flatten(like, namespace=namespace)
+    for path, ours in zip(paths, structure.leaf_paths(treedef)):
+        if path != ours:
+            raise SpecError(
+                f"the published weights have {leaf_name(path)} where `like` has {leaf_name(ours)}; "
+                "build `like` as the learner builds its weights"
+            )
+    if structure.sorted_dicts(containers) != structure.to_json(treedef):
+        raise SpecError(
+            f"the published containers {json.dumps(containers):.200} are not those of `like`; "
+            "build `like` as the learner builds its weights"
+        )
+    for path, value, example in zip(paths, leaves, examples):
+        if isinstance(example, (np.ndarray, np.generic)) and (
+            not isinstance(value, np.ndarray)
+            or value.shape != example.shape
+            or value.dtype != native(example.dtype)
+        ):
+            got = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+            raise SpecError(
+                f"{leaf_name(path)} of the published weights is {got}, `like` has {example.dtype} "
+                f"{example.shape}; learner and worker must build the same network"
+            )
+    return treedef.unflatten(leaves)
