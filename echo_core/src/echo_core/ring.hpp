@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "eventcount.hpp"
+#include "handoff.hpp"
 #include "histogram.hpp"
 #include "include/echo_capi.h"
 
@@ -83,6 +84,10 @@ public:
     uint64_t leaf_bytes(uint32_t leaf) const { return layout_[leaf].bytes; }
     uint64_t sample_bytes() const { return sample_bytes_; }
     uint32_t writers_waiting() const { return space_.waiters(); }
+
+    Side writer, learner;  // Python threads of this process, see handoff.hpp
+    void spin_for_space() { writer.spin(learner, [this] { return can_claim(); }); }
+    void spin_for_batch() { learner.spin(writer, [this] { return oldest_complete() >= 0; }); }
 
     std::atomic<int64_t> gauges[2] = {};           // indexed by echo_gauge
     std::atomic<uint64_t> queue_depth_max{0};

@@ -24,6 +24,11 @@ cdef extern from "histogram.hpp" namespace "echo" nogil:
 cdef extern from "eventcount.hpp" namespace "echo" nogil:
     int64_t now_ns()
 
+cdef extern from "handoff.hpp" namespace "echo" nogil:
+    cdef cppclass Side:
+        void runs()
+        void waits()
+
 cdef extern from "ring.hpp" namespace "echo" nogil:
     cdef cppclass Counters "echo::Ring::Counters":
         uint64_t inserted, stored, batches_taken, push_blocked, notified, aborted, leased
@@ -55,3 +60,6 @@ cdef extern from "ring.hpp" namespace "echo" nogil:
         uint64_t sample_bytes()
         uint32_t writers_waiting()
         Histogram copy, ingest_round, queue_dwell
+        Side writer, learner
+        void spin_for_space()
+        void spin_for_batch()

@@ -185,6 +185,7 @@ cdef class Store:
         cdef uint32_t wanted
         cdef int status
         cdef int64_t began = 0
+        self.ring.writer.runs()
         while done < count:
             wanted = <uint32_t>(count - done) if count - done < 0x7fffffff else 0x7fffffff
             status = self.ring.claim(wanted, &run)
@@ -221,6 +222,9 @@ cdef class Store:
         cdef int64_t deadline = deadline_of(timeout), began = now_ns()
         cdef int status
         cdef bint told = False
+        self.ring.writer.waits()
+        with nogil:
+            self.ring.spin_for_space()
         while True:
             with nogil:
                 status = self.ring.claim(wanted, run)
@@ -228,6 +232,7 @@ cdef class Store:
                     self.ring.wait_space(slice_of(deadline))
                     status = self.ring.claim(wanted, run)
             if status == ECHO_OK:
+                self.ring.writer.runs()
                 return 0
             if status == ECHO_CLOSED:
                 raise ClosedError(f"{caller}: the server is closed and takes no more samples")
@@ -281,6 +286,9 @@ cdef class Store:
         cdef int64_t deadline = deadline_of(timeout), began = now_ns(), hoarded_since = -1, now
         cdef int buffer
         cdef bint closed, told = False
+        self.ring.learner.waits()
+        with nogil:
+            self.ring.spin_for_batch()
         while True:
             with nogil:
                 # Closed before looked: what was committed before the close is still handed out.
@@ -290,6 +298,7 @@ cdef class Store:
                     self.ring.wait_ready(slice_of(deadline))
                     buffer = self.ring.take()
             if buffer >= 0 or closed:
+                self.ring.learner.runs()
                 return buffer
             PyErr_CheckSignals()
             now = now_ns()

@@ -1,0 +1,54 @@
+// Passing the GIL between a writer and a learner of one process without sleeping.
+//
+// Two Python threads that feed each other through the store take turns: the learner cannot run while the writer holds the GIL, and
+// the other way round. Left alone, each turn costs a wake-up of a sleeping thread (30 us), as much as hundreds of inserts. So the
+// one that waits spins for a moment, and goes for the GIL only once the other has let go of it; then taking it does not sleep.
+// All of this is a hint: relaxed, bounded in time, and given up for a while after it did not pay. Waits that are not short, and writers
+// outside Python (a transport's threads), never spin.
+#pragma once
+
+#include <atomic>
+
+#include "eventcount.hpp"
+
+namespace echo {
+
+class Side {
+public:
+    // The thread holds the GIL and works on the store, or lets go of the GIL to wait.
+    void runs() { running_.store(true, std::memory_order_relaxed); }
+    void waits() { running_.store(false, std::memory_order_relaxed); }
+
+    // Without the GIL: wait briefly until `ready()` and `other` waits. The caller sleeps, as always, if it comes back too early.
+    template <class Ready>
+    void spin(const Side &other, Ready ready) {
+        if (!other.running_.load(std::memory_order_relaxed)) return;
+        if (skip_.load(std::memory_order_relaxed) > 0) {
+            skip_.fetch_sub(1, std::memory_order_relaxed);
+            return;
+        }
+        const int64_t end = now_ns() + kSpinNs;
+        do {
+            for (int i = 0; i < 32; ++i) breathe();
+            if (!other.running_.load(std::memory_order_relaxed) && ready()) return;
+        } while (now_ns() < end);
+        skip_.store(kPenalty, std::memory_order_relaxed);
+    }
+
+private:
+    static constexpr int64_t kSpinNs = 150'000;
+    static constexpr int kPenalty = 63;  // waits that sleep at once after one that spun in vain
+
+    static void breathe() {
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        asm volatile("yield");
+#endif
+    }
+
+    std::atomic<bool> running_{false};
+    std::atomic<int> skip_{0};
+};
+
+}  // namespace echo
