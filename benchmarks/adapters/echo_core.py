@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from benchmarks.adapters.base import ArrayLearner, Learner, System, Worker
 from benchmarks.payloads import Payload
-from echo_core import Client, Server, TcpTransport
+from echo_core import Client, Server
 
 
 class EchoLearner(ArrayLearner):
     def __init__(self, payload: Payload, batch_size: int, connections: int) -> None:
         super().__init__(payload, batch_size)
-        transport = TcpTransport(port=0) if connections else None
+        transport = "tcp://127.0.0.1:0" if connections else None
         self._server = Server(payload.example(), batch_size, transport=transport)
         if connections:
             self._server.start()
