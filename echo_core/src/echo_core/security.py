@@ -1,0 +1,218 @@
+"""Safe by default: the shared token, and no learner open to the network without one.
+
+Whoever holds the token may feed the learner and read its weights. It never travels: both ends
+prove that they hold it (see `echo_core.handshake`). On one machine it needs no set-up, because
+the first process creates a file that only its user can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from .address import Address, is_loopback_host
+from .errors import SecurityError
+
+__all__ = ["Token", "check_exposure", "check_private", "default_token_path", "find_token"]
+
+_MAX_BYTES = 4096
+_SHORT = 16  # bytes; below this a token can be guessed offline from one recorded handshake
+
+_log = logging.getLogger("echo")
+
+
+class Token(bytes):
+    """A secret as bytes that never shows: not in repr, str, format, logs or tracebacks.
+
+    Compare proofs made from it with `hmac.compare_digest`, never tokens themselves.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "Token(hidden)"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+
+def find_token(
+    explicit: str | bytes | os.PathLike[str] | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> Token:
+    """The token of this process, from the first place that has one.
+
+    1. `explicit`: the token as text or bytes, or a path object that names a token file;
+    2. ECHO_TOKEN: the token;
+    3. ECHO_TOKEN_FILE: the path of a token file;
+    4. `default_token_path()`, created with a random token when it is not there, so that all
+       processes of one user on one machine agree without any set-up.
+
+    A file's first line is the token; surrounding white space does not count.
+
+    Raises:
+        SecurityError: the token is empty, or its file is missing, readable by other users, owned
+            by another user, not a plain file, or cannot be created; ends in what to do.
+    """
+    if isinstance(explicit, os.PathLike):
+        return _read(Path(explicit).expanduser(), "token_file")
+    if explicit is not None:
+        return _checked(explicit, "the token given")
+    if "ECHO_TOKEN" in env:
+        return _checked(env["ECHO_TOKEN"], "ECHO_TOKEN")
+    if "ECHO_TOKEN_FILE" in env:
+        if not env["ECHO_TOKEN_FILE"].strip():
+            raise SecurityError("ECHO_TOKEN_FILE is empty; unset it, or set it to a file's path")
+        return _read(Path(env["ECHO_TOKEN_FILE"]).expanduser(), "ECHO_TOKEN_FILE")
+    path = default_token_path(env)
+    if not os.path.exists(path):
+        _create(path)
+    _check_directory(path.parent)
+    return _read(path, "the token file")
+
+
+def default_token_path(env: Mapping[str, str] = os.environ) -> Path:
+    """`$XDG_CONFIG_HOME/echo/token`, or `~/.config/echo/token`.
+
+    Raises:
+        SecurityError: this user has no home directory.
+    """
+    base = Path(env.get("XDG_CONFIG_HOME") or ".")
+    if not base.is_absolute():  # the XDG specification has relative paths ignored
+        try:
+            base = Path(env["HOME"] if env.get("HOME") else Path.home(), ".config")
+        except RuntimeError:
+            raise SecurityError(
+                "this user has no home directory for a token file; "
+                "set ECHO_TOKEN, or ECHO_TOKEN_FILE"
+            ) from None
+    return base / "echo" / "token"
+
+
+def check_private(path: Path, status: os.stat_result) -> None:
+    """Refuse a file with a secret in it that other users can read or change.
+
+    Raises:
+        SecurityError: names the mode and the chmod or chown to run.
+    """
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        raise SecurityError(
+            f"{path} holds a secret and is open to other users (mode {mode:04o}); "
+            f"run: chmod 600 {path}"
+        )
+    me = os.geteuid()
+    if me != 0 and status.st_uid not in (me, 0):
+        raise SecurityError(
+            f"{path} holds a secret and belongs to another user (uid {status.st_uid}); "
+            f"copy it to a file of your own, or run: chown {me} {path}"
+        )
+
+
+def check_exposure(
+    host: str | Address, authenticated: bool, allow_insecure: bool = False
+) -> None:
+    """Refuse to listen where other machines can connect while anyone may connect.
+
+    Args:
+        host: the host about to be bound (`""` binds every interface), or a whole address.
+        authenticated: whether clients have to prove that they hold the token.
+        allow_insecure: the user's explicit wish to be exposed all the same.
+
+    Raises:
+        SecurityError: exposed and not authenticated; lists the three remedies.
+    """
+    loopback = host.is_loopback if isinstance(host, Address) else is_loopback_host(host)
+    if loopback or authenticated or allow_insecure:
+        return
+    shown = str(host) or "every interface"
+    raise SecurityError(
+        f"refusing to listen on {shown} without authentication: everyone who can reach it could "
+        "feed this learner and read its weights. Do one of these:\n"
+        '  - bind to loopback, for workers on this machine: host="127.0.0.1"\n'
+        "  - give a token, the same to learner and workers: set ECHO_TOKEN or ECHO_TOKEN_FILE and "
+        "leave authentication on\n"
+        "  - accept the risk, on a network you trust: allow_insecure=True"
+    )
+
+
+def _checked(token: str | bytes, where: str) -> Token:
+    if isinstance(token, str):
+        token = token.strip().encode()
+    if not token:
+        raise SecurityError(
+            f"{where} is empty; make a token with: "
+            'python -c "import secrets; print(secrets.token_hex(32))"'
+        )
+    if len(token) < _SHORT:
+        _log.warning(
+            "%s has only %d bytes, which can be guessed; 32 random ones are better",
+            where,
+            len(token),
+        )
+    return Token(token)
+
+
+def _read(path: Path, where: str) -> Token:
+    try:
+        # Without O_NONBLOCK, opening a named pipe would wait for somebody to write.
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise SecurityError(
+            f"{where}: cannot read {path}: {error.strerror}; "
+            "check the path, or give the token itself in ECHO_TOKEN"
+        ) from error
+    try:
+        status = os.fstat(file)  # of what was opened, whatever the path names by now
+        if not stat.S_ISREG(status.st_mode):
+            raise SecurityError(f"{where}: {path} is not a plain file; point to one with a token")
+        check_private(path, status)
+        if status.st_size > _MAX_BYTES:
+            raise SecurityError(
+                f"{where}: {path} has {status.st_size} bytes, a token at most {_MAX_BYTES}"
+            )
+        data = os.read(file, _MAX_BYTES)
+    finally:
+        os.close(file)
+    lines = data.strip().splitlines()
+    return _checked(lines[0].strip() if lines else b"", f"{where} {path}")
+
+
+def _create(path: Path) -> None:
+    """Create the token file, whole or not at all; of several first starters one wins."""
+    temporary = path.with_name(f".token-{os.getpid()}-{secrets.token_hex(8)}")
+    try:
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with open(file, "wb") as stream:
+                stream.write(secrets.token_hex(32).encode() + b"\n")
+            # Unlike a rename this never replaces: the loser keeps the winner's token, which
+            # others may have read already. And unlike a plain create nobody sees half of it.
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+        finally:
+            os.unlink(temporary)
+    except OSError as error:
+        raise SecurityError(
+            f"cannot create a token file at {path}: {error.strerror}; "
+            "set ECHO_TOKEN, or ECHO_TOKEN_FILE"
+        ) from error
+
+
+def _check_directory(directory: Path) -> None:
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & 0o022:  # somebody else could put a token of theirs into it
+        raise SecurityError(
+            f"{directory} can be written by other users (mode {mode:04o}); "
+            f"run: chmod 700 {directory}"
+        )
+

@@ -1,0 +1,218 @@
+"""Tokens that do not show, files that others cannot read, learners that are not exposed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import hmac
+import logging
+import os
+import pickle
+import stat
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+from echo_core.address import Address
+from echo_core.errors import SecurityError
+from echo_core.security import Token, check_exposure, default_token_path, find_token
+
+SECRET = "correct-horse-battery-staple"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    return {"HOME": str(tmp_path)}
+
+
+def secret_file(path: Path, text: str = SECRET + "\n", mode: int = 0o600) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_a_token_never_shows() -> None:
+    token = Token(SECRET.encode())
+    shown = [repr(token), str(token), f"{token}", f"{token!r:>20}", "%s %r" % (token, token)]
+    shown += [repr([token]), repr({"token": token}), str((token,))]
+    assert not any("horse" in text for text in shown)
+    try:
+        raise ValueError(token)
+    except ValueError:
+        assert "horse" not in traceback.format_exc()
+
+
+def test_a_token_is_bytes() -> None:
+    token = Token(SECRET.encode())
+    assert bytes(token) == SECRET.encode()
+    assert hmac.new(token, b"x", "sha256").digest() == hmac.digest(SECRET.encode(), b"x", "sha256")
+    for same in (pickle.loads(pickle.dumps(token)), copy.deepcopy(token)):
+        assert type(same) is Token
+        assert same == token
+
+
+def test_order_of_places(home: dict[str, str], tmp_path: Path) -> None:
+    path = secret_file(tmp_path / "mine", "token-of-the-file")
+    env = home | {"ECHO_TOKEN": " token-of-the-environment\n", "ECHO_TOKEN_FILE": str(path)}
+    assert find_token("token-of-the-call", env) == b"token-of-the-call"
+    assert find_token(b"token-of-the-call", env) == b"token-of-the-call"
+    assert find_token(path, env) == b"token-of-the-file"
+    assert find_token(None, env) == b"token-of-the-environment"
+    del env["ECHO_TOKEN"]
+    assert find_token(None, env) == b"token-of-the-file"
+    assert not default_token_path(env).exists()
+
+
+def test_first_start_creates_a_private_file(home: dict[str, str], tmp_path: Path) -> None:
+    token = find_token(None, home)
+    path = tmp_path / ".config/echo/token"
+    assert default_token_path(home) == path
+    assert len(token) == 64
+    assert path.read_bytes().strip() == token
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert find_token(None, home) == token
+    assert [entry.name for entry in path.parent.iterdir()] == ["token"]
+
+
+def test_a_wide_umask_changes_nothing(home: dict[str, str], tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        find_token(None, home)
+    finally:
+        os.umask(before)
+    path = tmp_path / ".config/echo/token"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_xdg_config_home(home: dict[str, str], tmp_path: Path) -> None:
+    elsewhere = home | {"XDG_CONFIG_HOME": str(tmp_path / "xdg")}
+    assert default_token_path(elsewhere) == tmp_path / "xdg/echo/token"
+    assert default_token_path(home | {"XDG_CONFIG_HOME": "relative"}).is_relative_to(tmp_path)
+    find_token(None, elsewhere)
+    assert (tmp_path / "xdg/echo/token").is_file()
+
+
+def test_first_starters_agree(home: dict[str, str], tmp_path: Path) -> None:
+    program = (
+        "import hashlib, sys; from echo_core.security import find_token; "
+        "print('ready', flush=True); sys.stdin.readline(); "
+        "print(hashlib.sha256(find_token()).hexdigest())"
+    )
+    env = os.environ | home
+    for name in ("ECHO_TOKEN", "ECHO_TOKEN_FILE", "XDG_CONFIG_HOME"):
+        env.pop(name, None)
+    command = [sys.executable, "-c", program]
+    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    pipe = subprocess.PIPE
+    starters = [
+        subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True) for _ in range(4)
+    ]
+    for starter in starters:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == "ready\n"
+    for starter in starters:
+        assert starter.stdin is not None
+        starter.stdin.write("go\n")
+        starter.stdin.flush()
+    digests = {starter.communicate()[0].strip() for starter in starters}
+    assert digests == {hashlib.sha256(find_token(None, home)).hexdigest()}
+    assert os.listdir(tmp_path / ".config/echo") == ["token"]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o644, 0o610])
+def test_a_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
+    path = secret_file(tmp_path / "token", mode=mode)
+    with pytest.raises(SecurityError) as error:
+        find_token(path)
+    assert f"mode {mode:04o}" in str(error.value)
+    assert str(error.value).endswith(f"run: chmod 600 {path}")
+    assert SECRET not in str(error.value)
+    path.chmod(0o600)
+    assert find_token(path) == SECRET.encode()
+
+
+def test_a_directory_that_others_can_write_is_refused(home: dict[str, str], tmp_path: Path) -> None:
+    find_token(None, home)
+    directory = tmp_path / ".config/echo"
+    directory.chmod(0o770)
+    with pytest.raises(SecurityError, match=f"run: chmod 700 {directory}"):
+        find_token(None, home)
+
+
+def test_only_the_first_line_counts(tmp_path: Path) -> None:
+    path = secret_file(tmp_path / "token", f"\n  {SECRET} \r\nand a comment\n")
+    assert find_token(path) == SECRET.encode()
+
+
+def test_a_symbolic_link_to_a_private_file_is_fine(tmp_path: Path) -> None:
+    secret_file(tmp_path / "data")
+    (tmp_path / "token").symlink_to("data")
+    assert find_token(tmp_path / "token") == SECRET.encode()
+
+
+def test_unusable_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    (tmp_path / "directory").mkdir(mode=0o700)
+    for path, said in [
+        (tmp_path / "nowhere", "No such file"),
+        (tmp_path / "directory", "not a plain file"),
+        (tmp_path / "pipe", "not a plain file"),
+        (secret_file(tmp_path / "empty", " \n"), "is empty"),
+        (secret_file(tmp_path / "huge", "x" * 5000), "5000 bytes, a token at most 4096"),
+    ]:
+        with pytest.raises(SecurityError) as error:
+            find_token(None, {"ECHO_TOKEN_FILE": str(path)})
+        assert said in str(error.value)
+        assert str(path) in str(error.value)
+        assert "ECHO_TOKEN_FILE" in str(error.value)
+
+
+def test_empty_is_never_a_token(home: dict[str, str], tmp_path: Path) -> None:
+    for env in ({"ECHO_TOKEN": " "}, {"ECHO_TOKEN_FILE": ""}):
+        with pytest.raises(SecurityError, match="is empty"):
+            find_token(None, home | env)
+    with pytest.raises(SecurityError, match=r"secrets\.token_hex"):
+        find_token("")
+    assert os.listdir(tmp_path) == []
+
+
+def test_no_place_for_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SecurityError, match="cannot create a token file.*set ECHO_TOKEN"):
+        find_token(None, {"HOME": str(tmp_path / "file")})
+
+
+def test_a_short_token_is_used_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="echo"):
+        assert find_token("hunter2") == b"hunter2"
+    assert "only 7 bytes" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "learner"])
+def test_exposure_is_refused_with_three_remedies(host: str) -> None:
+    with pytest.raises(SecurityError) as error:
+        check_exposure(host, authenticated=False)
+    text = str(error.value)
+    assert (host or "every interface") in text
+    assert text.count("\n  - ") == 3
+    for remedy in ('host="127.0.0.1"', "ECHO_TOKEN", "allow_insecure=True"):
+        assert remedy in text
+    check_exposure(host, authenticated=True)
+    check_exposure(host, authenticated=False, allow_insecure=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_loopback_needs_nothing(host: str) -> None:
+    check_exposure(host, authenticated=False)
+
+
+def test_exposure_of_whole_addresses() -> None:
+    check_exposure(Address.parse("shm://name"), authenticated=False)
+    check_exposure(Address.parse("tcp://[::1]:1"), authenticated=False)
+    with pytest.raises(SecurityError, match="tcp://learner:1"):
+        check_exposure(Address.parse("tcp://learner:1"), authenticated=False)
