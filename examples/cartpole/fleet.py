@@ -1,0 +1,147 @@
+"""The worker processes: started, watched, respawned when they die, ended together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection as Link
+from multiprocessing.process import BaseProcess
+
+from . import worker
+from .options import Options
+
+_HEALTHY = 5.0  # seconds a worker lives before its next death counts as a new story
+_TRIES = 5  # deaths in a row, each sooner than that, after which the job gives up
+_GRACE = 5.0  # seconds workers get to end by themselves
+
+
+class FleetError(RuntimeError):
+    """Workers keep dying; the message carries the last words of one."""
+
+
+@dataclass
+class Member:
+    """One worker, across its respawns."""
+
+    index: int
+    process: BaseProcess | None = None
+    link: Link | None = None
+    started: float = 0.0  # time.monotonic()
+    respawns: int = 0
+    quick_deaths: int = 0
+    died: float = 0.0  # when it last died, 0: never
+    cause: str = ""  # of the last death
+    restart_at: float = field(default=0.0, repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"worker-{self.index}"
+
+    @property
+    def pid(self) -> int:
+        return (self.process.pid or 0) if self.process is not None else 0
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.is_alive()
+
+
+class Fleet:
+    """All workers of a job. A context manager: leaving it leaves no process behind."""
+
+    def __init__(self, address: str, options: Options) -> None:
+        self.address = address
+        self.options = options
+        self.members = [Member(index) for index in range(options.workers)]
+        # A fresh interpreter for each: forking a process whose threads hold sockets is unsafe.
+        self._context = multiprocessing.get_context("spawn")
+
+    def start(self) -> Fleet:
+        """Start every worker; they connect in their own time."""
+        for member in self.members:
+            self._spawn(member)
+        return self
+
+    def check(self) -> list[str]:
+        """Notice deaths and respawn; returns what happened, one line each, for people.
+
+        Raises:
+            FleetError: a worker died several times in a row without having done anything.
+        """
+        happened: list[str] = []
+        now = time.monotonic()
+        for member in self.members:
+            if member.process is not None and not member.process.is_alive():
+                happened.append(self._bury(member, now))
+            if member.process is None and now >= member.restart_at:
+                member.respawns += 1
+                self._spawn(member)
+                happened.append(f"{member.name} respawned as pid {member.pid}")
+        return happened
+
+    def close(self) -> None:
+        """Tell every worker to end and see that it does. Idempotent."""
+        for member in self.members:
+            if member.link is not None:
+                member.link.close()
+                member.link = None
+        deadline = time.monotonic() + _GRACE
+        for member in self.members:
+            if member.process is None:
+                continue
+            member.process.join(max(0.0, deadline - time.monotonic()))
+            if member.process.is_alive():
+                member.process.kill()
+                member.process.join()
+            member.process.close()
+            member.process = None
+
+    def _spawn(self, member: Member) -> None:
+        ours, theirs = self._context.Pipe()
+        member.process = self._context.Process(
+            target=worker.main,
+            args=(theirs, self.address, member.index, member.respawns, self.options),
+            name=member.name,
+            daemon=True,  # should everything else fail, it ends when this process does
+        )
+        # Held back while the child starts, and inherited by it: a Ctrl-C in that moment reaches
+        # us right after, and never a half-started child, which would answer with a traceback.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            member.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        member.link = ours
+        member.started = time.monotonic()
+
+    def _bury(self, member: Member, now: float) -> str:
+        assert member.process is not None and member.link is not None
+        words = ""
+        try:
+            if member.link.poll():
+                words = member.link.recv_bytes().decode(errors="replace")
+        except (EOFError, OSError):
+            pass
+        code = member.process.exitcode or 0
+        member.cause = words or (
+            f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        )
+        member.link.close()
+        member.process.close()
+        member.process = member.link = None
+        member.died = now
+        quick = now - member.started < _HEALTHY
+        member.quick_deaths = member.quick_deaths + 1 if quick else 1
+        if member.quick_deaths >= _TRIES:
+            raise FleetError(f"{member.name} died {_TRIES} times in a row, last: {member.cause}")
+        member.restart_at = now + (0.2 * 2**member.quick_deaths)
+        return f"{member.name} died: {member.cause}"
+
+    def __enter__(self) -> Fleet:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,181 @@
+"""The learner's side of the job: this is how a program uses Echo.
+
+    with Server(...) as server:
+        server.publish(policy)
+        while True:
+            batch, info = server.sample()
+            learn(batch)
+            server.publish(policy)
+
+Everything else here is about starting, watching and ending.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from echo_core import EchoError, EchoTimeoutError, Server
+
+from .algorithm import Learner, Settings
+from .fleet import Fleet, FleetError
+from .monitor import Monitor
+from .network import ActorCritic
+from .options import Options
+from .rollout import ACTIONS, OBSERVATIONS, example
+from .view import View, open_view
+
+_REFRESH = 0.25  # seconds between two looks at everything
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended. ``reached`` is the second at which the target was first passed."""
+
+    exit_code: int
+    reached: float | None
+    mean_return: float
+    episodes: int
+    samples: int
+    monitor: Monitor | None = None
+
+
+def run(options: Options) -> Outcome:
+    """Run the whole job: server, workers, learning, view, plot, summary.
+
+    Never raises for what can go wrong outside it; the exit code says how it ended, see `options`.
+    """
+    monitor: Monitor | None = None
+    trouble = ""
+    interrupted = False
+    try:
+        with Server.from_config(_configuration(options), example(options.steps)) as server:
+            monitor = Monitor(options, server.spec.sample_bytes)
+            # Workers end first (the fleet is the inner one), so that none of them sees the
+            # server go and starts to reconnect.
+            with (
+                open_view(options, str(server.address)) as view,
+                Fleet(str(server.address), options) as fleet,
+            ):
+                try:
+                    _learn(server, fleet, monitor, view, options)
+                except KeyboardInterrupt:
+                    # The flag, not the exception: what follows must run in full.
+                    interrupted = True
+                view.draw(monitor.observe(server, fleet), monitor, last=True)
+    except KeyboardInterrupt:
+        interrupted = True
+    except (EchoError, FleetError, OSError) as error:
+        trouble = f"{type(error).__name__}: {error}"
+    if monitor is None:
+        print(f"cartpole: {trouble or 'interrupted'}", file=sys.stderr)
+        return Outcome(130 if interrupted else 2, None, 0.0, 0, 0)
+    return _conclude(options, monitor, interrupted, trouble)
+
+
+def _configuration(options: Options) -> list[Any]:
+    """What the server is made from: our defaults < the file < the command line."""
+    sources: list[Any] = [
+        {
+            "server": {
+                "batch_size": options.batch,
+                # Two buffers, one being filled while the other is learned from: every further
+                # one only makes the experience older.
+                "num_buffers": 2,
+                "transport": "tcp://127.0.0.1:0",
+                "sampler": "fifo",
+            }
+        }
+    ]
+    if options.config is not None:
+        sources.append(options.config)
+    chosen: dict[str, Any] = {}
+    if options.transport is not None:
+        name = options.transport
+        chosen["transport"] = name if "://" in name else {"type": name}
+    if options.sampler is not None:
+        chosen["sampler"] = {"type": options.sampler}
+    if chosen:
+        sources.append({"server": chosen})
+    return sources
+
+
+def _learn(server: Server, fleet: Fleet, monitor: Monitor, view: View, options: Options) -> None:
+    network = ActorCritic(OBSERVATIONS, ACTIONS, seed=options.seed)
+    learner = Learner(network, Settings(), seed=options.seed)
+    # Workers only act, so only the policy travels; the value network stays here.
+    version = server.publish({"actor": network.actor}).version
+    look_at = 0.0
+    while True:
+        now = time.monotonic()
+        if now >= look_at:
+            look_at = now + _REFRESH
+            for event in fleet.check():
+                monitor.happened(event)
+            view.draw(monitor.observe(server, fleet), monitor)
+            if monitor.elapsed >= options.seconds:
+                return
+            if options.target > 0 and monitor.held >= options.hold > 0:
+                return
+        if options.target > 0 and options.hold <= 0 and monitor.reached_at is not None:
+            return
+        began = time.perf_counter()
+        try:
+            sample = server.sample(timeout=_REFRESH)
+        except EchoTimeoutError:
+            sample = None  # nobody sends: go round to look after the workers
+        waited = time.perf_counter() - began
+        if sample is None:
+            monitor.idle(waited)
+            continue
+        monitor.learned(sample.batch, version, waited)
+        learner.learn(sample.batch)
+        del sample  # gives the buffer back to the workers
+        version = server.publish({"actor": network.actor}).version
+
+
+def _conclude(options: Options, monitor: Monitor, interrupted: bool, trouble: str) -> Outcome:
+    first = monitor.first_reached
+    seconds = monitor.elapsed
+    if trouble:
+        print(f"cartpole: {trouble}", file=sys.stderr)
+    print(_summary(options, monitor, interrupted, seconds))
+    if options.plot is not None and monitor.history.time:
+        try:
+            from .plot import save
+
+            save(monitor, options)
+            print(f"plot: {os.path.relpath(options.plot)}")
+        except ImportError:
+            print("no plot: matplotlib is missing; run: pip install matplotlib")
+        except (OSError, KeyboardInterrupt) as error:
+            print(f"no plot: {error or 'interrupted'}")
+    if trouble:
+        code = 2
+    elif interrupted:
+        code = 130
+    else:
+        code = 0 if first is not None or options.target <= 0 else 1
+    return Outcome(code, first, monitor.mean_return, monitor.episodes, monitor.samples, monitor)
+
+
+def _summary(options: Options, monitor: Monitor, interrupted: bool, seconds: float) -> str:
+    end = "interrupted" if interrupted else "ended"
+    if monitor.first_reached is not None:
+        verdict = f"passed {options.target:g} after {monitor.first_reached:.1f} s"
+    elif options.target > 0:
+        verdict = f"did not pass {options.target:g}"
+    else:
+        verdict = "no target"
+    megabytes = monitor.samples * monitor.sample_bytes / 1e6
+    lag = monitor.lag_total / max(1, monitor.batches)
+    return (
+        f"{end} after {seconds:.1f} s: mean return {monitor.mean_return:.1f} over the last "
+        f"{len(monitor.last)} episodes of {monitor.episodes}; {verdict}\n"
+        f"{monitor.samples} rollouts of {options.steps} steps ({megabytes:.1f} MB) up, "
+        f"{monitor.batches} batches learned, {monitor.version} policy versions down; "
+        f"policy lag {lag:.1f} versions"
+    )

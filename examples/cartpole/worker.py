@@ -1,0 +1,94 @@
+"""A worker process: act with the newest policy there is, send rollouts up, for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection as Link
+
+from echo_core import Client, EchoError, EchoTimeoutError
+
+from .options import Options
+from .rollout import Rollouts, example
+
+_PATIENCE = 0.5  # seconds a wait may take before the worker looks whether it should stop
+_FAREWELL = 3.0  # seconds between being told to stop and being gone, whatever hangs
+
+
+def main(link: Link, address: str, index: int, generation: int, options: Options) -> None:
+    """The whole life of worker ``index``; ``generation`` counts its respawns.
+
+    ``link`` is a pipe to the parent. It carries nothing while all is well: when it closes, or
+    when the parent dies, the worker ends; what kills the worker goes up it as text.
+    """
+    # Ctrl-C reaches every process of the terminal; the parent decides when workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stop = threading.Event()
+    threading.Thread(target=_watch, args=(link, stop), name="watch", daemon=True).start()
+    try:
+        _work(stop, address, index, generation, options)
+    except Exception as error:
+        if stop.is_set() and isinstance(error, EchoError):
+            return  # the learner closed while we were still talking to it
+        try:
+            link.send_bytes(_last_words(error).encode())
+        except OSError:
+            pass  # the parent is gone as well
+        sys.exit(1)
+
+
+def _work(
+    stop: threading.Event, address: str, index: int, generation: int, options: Options
+) -> None:
+    seed = options.seed * 10_000 + index * 100 + generation  # a respawned worker plays anew
+    rollouts = Rollouts(options.envs, options.steps, seed)
+    client = Client(address, example(options.steps), name=f"worker-{index}")
+    try:
+        held = client.weights(timeout=30.0)
+        waited = 0.0
+        while not stop.is_set():
+            began = time.perf_counter()
+            batch = rollouts.collect(held.params["actor"], held.version)
+            batch["worker"][:] = index
+            batch["waited"][:] = waited
+            client.send_batch(batch)
+            sent = time.perf_counter()
+            # Until it all lies in the learner's store: this is what keeps the policy lag small.
+            # Without it a fast worker would fill its window with rollouts of an old policy.
+            while not stop.is_set():
+                try:
+                    client.wait(timeout=_PATIENCE)
+                    break
+                except EchoTimeoutError:
+                    continue
+            try:
+                held = client.weights(timeout=0, newer_than=held.version)
+            except EchoTimeoutError:
+                pass  # none newer: go on with this one
+            now = time.perf_counter()
+            waited = (now - sent) / (now - began)
+    finally:
+        try:
+            client.close(timeout=0.0 if stop.is_set() else None)
+        except EchoError:
+            pass  # told to stop: what the learner did not take any more is not missed
+
+
+def _watch(link: Link, stop: threading.Event) -> None:
+    try:
+        link.recv_bytes()  # nothing is ever sent down: returns when the parent's end is gone
+    except (EOFError, OSError):
+        pass
+    stop.set()
+    time.sleep(_FAREWELL)
+    os._exit(1)  # something hangs; never outlive the parent
+
+
+def _last_words(error: Exception) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    name = os.path.basename(where.filename)
+    return f"{type(error).__name__}: {error} ({name}:{where.lineno})"

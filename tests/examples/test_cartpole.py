@@ -1,0 +1,262 @@
+"""The main job, run for real: gradients, learning, a killed worker, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("gymnasium")
+psutil = pytest.importorskip("psutil")
+
+ROOT = Path(__file__).resolve().parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from examples.cartpole import algorithm, network, rollout  # noqa: E402
+
+
+# ---- the algorithm ----------------------------------------------------------------------------
+
+
+def test_gradient_is_that_of_the_loss() -> None:
+    """Every hand-written derivative against central differences, in float64."""
+    rng = np.random.default_rng(3)
+    net = network.ActorCritic(4, 2, hidden=(5, 3), seed=1, dtype=np.float64)
+    net.flat += 0.3 * rng.standard_normal(net.flat.size)
+    observations = rng.standard_normal((12, 4))
+    actions = rng.integers(0, 2, 12)
+    # Behaviour from well below to well above the policy, so that clipping is on both ways.
+    behaviour = net.log_probs(observations)[np.arange(12), actions] + rng.uniform(-0.6, 0.6, 12)
+    advantages, targets = rng.standard_normal(12), rng.standard_normal(12)
+    settings = replace(algorithm.Settings(), entropy_cost=0.1)
+
+    def loss() -> float:
+        return algorithm.loss_and_gradient(
+            net, observations, actions, behaviour, advantages, targets, settings
+        )[0]
+
+    loss()
+    gradient = net.gradient.copy()
+    step = 1e-6
+    for index in range(net.flat.size):
+        kept = net.flat[index]
+        net.flat[index] = kept + step
+        above = loss()
+        net.flat[index] = kept - step
+        below = loss()
+        net.flat[index] = kept
+        assert gradient[index] == pytest.approx((above - below) / (2 * step), abs=1e-7), index
+
+
+def test_vtrace_on_policy_is_the_discounted_return() -> None:
+    """With trace 1 and ratios 1 the target is the return itself, bootstrapped at a cut."""
+    rewards = np.ones((1, 4))
+    valid = np.ones((1, 4), bool)
+    values = np.array([[0.3, -0.2, 0.7, 0.1, 5.0]])
+    none = np.zeros((1, 4), bool)
+    targets, advantages = algorithm.vtrace(
+        values, rewards, none, valid, np.ones((1, 4)), discount=0.9, trace=1.0
+    )
+    expected = 1 + 0.9 * (1 + 0.9 * (1 + 0.9 * (1 + 0.9 * 5.0)))
+    assert targets[0, 0] == pytest.approx(expected)
+    assert advantages[0, 0] == pytest.approx(expected - 0.3)
+
+    ended = none.copy()
+    ended[0, 1] = True  # nothing after the end counts, and the reset step teaches nothing
+    valid[0, 2] = False
+    targets, advantages = algorithm.vtrace(
+        values, rewards, ended, valid, np.ones((1, 4)), discount=0.9, trace=1.0
+    )
+    assert targets[0, 0] == pytest.approx(1.9)
+    assert targets[0, 1] == pytest.approx(1.0)
+    assert advantages[0, 2] == 0.0
+
+
+def test_rollouts_follow_the_environment() -> None:
+    """Reset steps are marked, returns count whole episodes, samples match the contract."""
+    rollouts = rollout.Rollouts(count=8, steps=200, seed=5)
+    net = network.ActorCritic(4, 2)
+    try:
+        batch = rollouts.collect(net.actor, version=7)
+    finally:
+        rollouts.close()
+    for key, leaf in rollout.example(200).items():
+        assert batch[key].dtype == leaf.dtype and batch[key].shape == (8, *leaf.shape)
+    ended = ~np.isnan(batch["episode_return"])
+    assert ended.any()
+    assert (batch["valid"][:, 1:] == ~ended[:, :-1]).all()
+    assert (batch["reward"] == batch["valid"]).all()  # one per real step, none for a reset
+    for env in range(8):
+        first = int(np.flatnonzero(ended[env])[0])
+        assert batch["episode_return"][env, first] == batch["reward"][env, : first + 1].sum()
+    assert (batch["version"] == 7).all()
+
+
+# ---- the whole job ----------------------------------------------------------------------------
+
+
+class Job:
+    """`python -m examples.cartpole` in a session of its own, as a shell would start it."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.plot = folder / "plots" / "cartpole.png"
+        self.output = folder / "output.txt"
+        environment = {
+            **os.environ,
+            "XDG_CONFIG_HOME": str(folder / "config"),  # its own token, not the user's
+            "PYTHONUNBUFFERED": "1",
+        }
+        environment.pop("ECHO_TOKEN", None)
+        environment.pop("ECHO_TOKEN_FILE", None)
+        command = [sys.executable, "-m", "examples.cartpole", "--plot", str(self.plot), *arguments]
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.seen: set[int] = set()
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def workers(self) -> list[psutil.Process]:
+        """The job's worker processes: its children, less Python's resource tracker."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        workers = []
+        for child in children:
+            self.seen.add(child.pid)
+            try:
+                if "spawn_main" in " ".join(child.cmdline()):
+                    workers.append(child)
+            except psutil.Error:
+                pass  # ended while we looked
+        return workers
+
+    def until(self, pattern: str, seconds: float = 60.0) -> re.Match[str]:
+        """Wait until the output matches; the deadline only bounds a broken run."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if match := re.search(pattern, self.text, re.MULTILINE):
+                return match
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        pytest.fail(f"never saw {pattern!r} in:\n{self.text}")
+
+    def end(self, seconds: float = 60.0) -> int:
+        """The exit code."""
+        return self.process.wait(seconds)
+
+    def left_behind(self) -> list[int]:
+        """Processes of the job that are still there once it has ended."""
+        deadline = time.monotonic() + 10.0
+        while alive := [pid for pid in self.seen if _running(pid)]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return alive
+
+    def stop(self) -> None:
+        """Whatever happened, nothing of it stays."""
+        if self.process.poll() is None:
+            self.workers()
+            self.process.kill()
+            self.process.wait()
+        for pid in self.left_behind():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def _running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[object]:
+    jobs: list[Job] = []
+
+    def starter(*arguments: str) -> Job:
+        jobs.append(Job(tmp_path, *arguments))
+        return jobs[-1]
+
+    yield starter
+    for job in jobs:
+        job.stop()
+
+
+def test_it_learns_over_the_network(start) -> None:  # type: ignore[no-untyped-def]
+    """Two workers, the real transport: far above the 22 of a random policy within seconds."""
+    job = start("--workers", "2", "--seconds", "45", "--target", "150", "--hold", "0")
+    job.until(r"return +\d")
+    assert len(job.workers()) == 2
+    assert job.end() == 0, job.text
+    reached = float(re.search(r"mean return ([\d.]+) over the last 100", job.text)[1])  # type: ignore[index]
+    assert reached > 60
+    versions = int(re.search(r"(\d+) policy versions down", job.text)[1])  # type: ignore[index]
+    assert versions > 10
+    assert job.plot.read_bytes().startswith(b"\x89PNG")
+    assert job.left_behind() == []
+
+
+def test_a_killed_worker_is_noticed_and_respawned(start) -> None:  # type: ignore[no-untyped-def]
+    job = start("--workers", "2", "--seconds", "60", "--target", "0", "--no-plot")
+    job.until(r"return +[1-9]")
+    victim = job.workers()[0]
+    victim.send_signal(signal.SIGKILL)
+    job.until(r"worker-\d died: killed by SIGKILL")
+    fresh = int(job.until(r"respawned as pid (\d+)")[1])
+    assert fresh != victim.pid
+    assert {worker.pid for worker in job.workers()} >= {fresh}
+    job.process.send_signal(signal.SIGINT)
+    assert job.end() == 130, job.text
+    assert job.left_behind() == []
+
+
+def test_ctrl_c_ends_it_cleanly(start) -> None:  # type: ignore[no-untyped-def]
+    """To the whole process group, as a terminal sends it: summary, plot, no stray process."""
+    job = start("--workers", "2", "--seconds", "60", "--target", "0")
+    job.until(r"return +[1-9]")
+    assert len(job.workers()) == 2
+    os.killpg(job.process.pid, signal.SIGINT)
+    assert job.end() == 130, job.text
+    assert "interrupted after" in job.text
+    assert "Traceback" not in job.text
+    assert job.plot.exists()
+    assert job.left_behind() == []
+
+
+def test_workers_end_when_the_learner_is_killed(start) -> None:  # type: ignore[no-untyped-def]
+    job = start("--workers", "2", "--seconds", "60", "--target", "0", "--no-plot")
+    job.until(r"return +[1-9]")
+    assert len(job.workers()) == 2
+    job.process.kill()
+    job.end()
+    assert job.left_behind() == []
+
+
+def test_it_says_what_is_wrong(start) -> None:  # type: ignore[no-untyped-def]
+    job = start("--transport", "tpc")
+    assert job.end() == 2
+    assert "did you mean 'tcp'" in job.text
+    assert "Traceback" not in job.text
