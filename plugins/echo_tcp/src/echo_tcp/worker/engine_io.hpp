@@ -45,8 +45,7 @@ inline bool Engine::compose(By by) {
     next_piece_ = 0;
     piece_is_data_ = false;
     if (!outbox_.empty() && !said_all_) {
-        // A copy: the queue may change while it is being written.
-        message_ = outbox_.front();
+        message_ = outbox_.pop();
         pieces_.push_back({message_.data(), message_.size()});
         return true;
     }
@@ -83,10 +82,7 @@ inline void Engine::wrote(std::size_t n) {
         piece.iov_len -= n;
         return;
     }
-    if (!piece_is_data_) {
-        outbox_.pop();
-        return;
-    }
+    if (!piece_is_data_) return;
     written_ = window_.sent();
     pinned_ = nullptr;
     flush_gate_.reached(written_);

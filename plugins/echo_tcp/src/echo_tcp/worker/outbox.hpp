@@ -15,10 +15,9 @@ namespace echo_tcp::worker {
 
 class Outbox {
 public:
-    enum class Answer { none, here, lost };  // lost: the link broke after the question had left
+    enum class Answer { none, here, lost };  // lost: the link broke after the question left
 
     bool empty() const noexcept { return queue_.empty(); }
-    const std::string& front() const noexcept { return queue_.front().bytes; }
 
     void push(Kind kind, std::uint64_t seq, std::string_view payload = {}, std::uint8_t flags = 0) {
         queue_.push_back({frame(kind, seq, payload, flags), 0});
@@ -32,10 +31,13 @@ public:
         return id;
     }
 
-    // The front message has been written whole.
-    void pop() {
-        if (auto it = asked_.find(queue_.front().id); it != asked_.end()) it->second.left = true;
+    // The oldest message, to be written now. A request counts as gone out from here on: whether
+    // the learner got enough of it to act cannot be known.
+    std::string pop() {
+        Item item = std::move(queue_.front());
         queue_.pop_front();
+        if (auto it = asked_.find(item.id); it != asked_.end()) it->second.left = true;
+        return std::move(item.bytes);
     }
 
     void answered(std::uint64_t id, std::string payload) {
@@ -58,8 +60,8 @@ public:
 
     void forget(std::uint64_t id) { asked_.erase(id); }
 
-    // The link is gone, and with it every message of the connection itself. A request that has not
-    // left whole will be sent over the next link; of one that has, nobody can say what became.
+    // The link is gone, and with it every message about it. Requests that have not left stay for
+    // the next link.
     void link_lost() {
         std::erase_if(queue_, [](const Item& item) { return item.id == 0; });
         for (auto& [id, question] : asked_) {
