@@ -37,7 +37,7 @@ def curve(
         if y != y:
             continue
         column = min(columns - 1, max(0, int(columns * x / x_max)))
-        row = min(rows - 1, max(0, round((rows - 1) * y / y_max)))
+        row = min(rows - 1, max(0, int(rows * y / y_max)))
         if previous is not None:
             steps = max(1, column - previous[0])
             for step in range(1, steps + 1):

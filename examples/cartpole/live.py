@@ -132,12 +132,12 @@ class LiveView:
         for _ in range(6):
             table.add_column(no_wrap=True)
         table.add_row(
-            Text("waits", style="bold"),
+            Text("who waits ", style="bold"),
             Text("learner", style="dim"),
             _bar(snapshot.learner_waits, 8, "red"),
-            Text("workers", style="dim"),
+            Text("  workers", style="dim"),
             _bar(snapshot.workers_wait, 8, "red"),
-            Text(who_waits(snapshot)),
+            Text(f"  {who_waits(snapshot)}"),
         )
         return table
 

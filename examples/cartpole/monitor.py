@@ -251,7 +251,7 @@ class Monitor:
 
 def _absent(member: Member, now: float) -> tuple[str, float]:
     if not member.alive:
-        return f"dead: {member.cause or 'just noticed'}", now - (member.died or now)
+        return member.cause or "dead", now - (member.died or now)
     return "starting", now - member.started
 
 

@@ -24,7 +24,6 @@ if str(ROOT) not in sys.path:
 
 from examples.cartpole import algorithm, network, rollout  # noqa: E402
 
-
 # ---- the algorithm ----------------------------------------------------------------------------
 
 
