@@ -96,7 +96,7 @@ def _printable(text: object, limit: int = _NAME_LIMIT) -> str:
 def _difference(mine: Spec, described: dict[str, Any], other: str) -> str | None:
     """Which leaf of the other end's spec is not ours, in one sentence, or None."""
     try:
-        return mine.difference(type(mine).from_json(described))
+        return mine.difference(type(mine).from_json(described), "here", f"at the {other}")
     except SpecError as error:
         return f"the {other}'s spec cannot be used: {error}"
     except (KeyError, TypeError, ValueError, RecursionError) as error:

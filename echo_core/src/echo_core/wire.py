@@ -37,6 +37,8 @@ from . import errors
 from .errors import EchoError, ProtocolError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from .weights import PackedWeights
 
 Buffer = bytes | bytearray | memoryview
@@ -51,7 +53,6 @@ MAX_DATA_BYTES: Final = 16 << 20  # of one DATA payload, unless a single sample 
 MAX_DATA_COUNT: Final = 65536  # samples of one DATA frame
 MAX_CONTROL_BYTES: Final = 1 << 20
 MAX_CHUNK_BYTES: Final = 256 << 10  # of one WEIGHTS frame: an ACK never waits longer than that
-MAX_META_BYTES: Final = 16 << 20
 MAX_REASON_BYTES: Final = 1 << 10
 MAX_NUMBER: Final = (1 << 63) - 1  # of samples, versions and request ids
 
@@ -253,30 +254,48 @@ def weights_frames(weights: PackedWeights) -> Iterator[list[Buffer]]:
 
 
 class WeightsAssembler:
-    """Puts the chunks of a version together again; a connection that is lost starts a new one.
+    """Puts the chunks of a version together again; every connection needs a new one.
 
     A version is returned whole or not at all: chunks out of order or of two versions mixed are
-    a ProtocolError.
+    a ProtocolError. The chunks are kept (not copied) until the last.
     """
 
     def __init__(self) -> None:
         self._version = 0
-        self._data: bytearray | None = None  # from the first chunk to the last
+        self._chunks: list[Buffer] = []
 
-    def add(self, header: Header, chunk: Buffer) -> tuple[int, bytes, memoryview] | None:
-        """Take one chunk; (version, meta JSON, payload) once that was the last, else None."""
+    def add(self, header: Header, chunk: Buffer) -> tuple[int, bytes, np.ndarray] | None:
+        """Take one chunk; (version, meta JSON, payload) once that was the last, else None.
+
+        The payload is a uint8 array of its own that begins at a multiple of 64 bytes.
+        """
         if header.flags & FIRST:
-            if self._data is not None:
+            if self._chunks:
                 raise ProtocolError(f"weights {self._version} interrupted by {header.seq}")
-            self._version, self._data = header.seq, bytearray()
-        elif self._data is None or header.seq != self._version:
+            self._version = header.seq
+        elif not self._chunks or header.seq != self._version:
             raise ProtocolError(f"chunk of weights {header.seq} without its beginning")
-        self._data += chunk
+        self._chunks.append(chunk)
         if not header.flags & LAST:
             return None
-        whole, self._data = memoryview(self._data), None
-        meta_bytes = U32.unpack_from(whole)[0] if len(whole) >= U32.size else MAX_META_BYTES + 1
-        if meta_bytes > min(MAX_META_BYTES, len(whole) - U32.size):
-            raise ProtocolError(f"weights {header.seq} without a whole description")
-        payload = whole[U32.size + meta_bytes :]
-        return header.seq, bytes(whole[U32.size : U32.size + meta_bytes]), payload
+        chunks, self._chunks = self._chunks, []
+        return header.seq, *_join(header.seq, chunks)
+
+
+def _join(version: int, chunks: list[Buffer]) -> tuple[bytes, np.ndarray]:
+    from .weights import ALIGNMENT, MAX_META_BYTES, aligned_bytes
+
+    size = sum(map(len, chunks))
+    start = b"".join(chunks[: U32.size])[: U32.size]  # no chunk is empty
+    begin = U32.size + U32.unpack(start.ljust(U32.size, b"\xff"))[0]  # of the payload
+    if begin > min(size, U32.size + MAX_META_BYTES):
+        raise ProtocolError(f"weights {version} without a whole description")
+    shift = -begin % ALIGNMENT  # so that the payload is what lies aligned
+    memory = aligned_bytes(shift + size)
+    whole = memory[shift:]
+    position = 0
+    for chunk in chunks:
+        whole[position : position + len(chunk)] = memoryview(chunk)
+        position += len(chunk)
+    memory.flags.writeable = False
+    return whole[U32.size : begin].tobytes(), memory[shift + begin :]

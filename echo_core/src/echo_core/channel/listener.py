@@ -1,0 +1,186 @@
+"""The learner's end of a channel transport: a thread that accepts, and one for each client."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConnectionClosedError, ProtocolError
+from ..options import ListenOptions
+from ..transport import Listener, Peer
+from .base import Acceptor
+from .served import ServedClient
+from .sessions import Sessions
+
+if TYPE_CHECKING:
+    from ..sink import Sink
+    from ..weights import PackedWeights
+
+__all__ = ["ChannelListener"]
+
+log = logging.getLogger("echo")
+
+ACCEPT_PAUSE = 0.2  # seconds, when the process is out of file descriptors or memory
+COMPLAINT_PAUSE = 1.0  # seconds between two log lines about strangers
+
+
+class ChannelListener(Listener):
+    """See `echo_core.transport.Listener`; made by `ChannelTransport.listen`."""
+
+    def __init__(self, acceptor: Acceptor, sink: Sink, options: ListenOptions) -> None:
+        self.address = acceptor.address
+        self.sink = sink
+        self.options = options
+        self.tokens: tuple[bytes, ...] = tuple(sink.tokens) if options.auth else ()
+        self.sessions = Sessions()
+        self.newest: PackedWeights | None = sink.weights
+        self._acceptor = acceptor
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._clients: set[ServedClient] = set()
+        self._complained_at = 0.0
+        self._counts = dict.fromkeys(
+            (
+                "connections_total",
+                "samples",
+                "duplicates",
+                "bytes_received",
+                "bytes_sent",
+                "refused",
+                "protocol_errors",
+            ),
+            0,
+        )
+        self._thread = threading.Thread(target=self._accept, name="echo-accept", daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                channel = self._acceptor.accept()
+            except OSError as error:
+                if not self._closing.is_set():
+                    self._complain("%s cannot accept clients: %s", self.address, error)
+                    self._closing.wait(ACCEPT_PAUSE)
+                continue
+            client = ServedClient(self, channel)
+            try:
+                with self._lock:
+                    self._clients.add(client)
+                client.thread.start()
+            except RuntimeError as error:  # no more threads
+                self._complain("%s cannot serve a client: %s", self.address, error)
+                with self._lock:
+                    self._clients.discard(client)
+                channel.shutdown()
+                channel.close()
+
+    # -------------------------------------------------------------------- the listener's face
+
+    def publish(self, weights: PackedWeights) -> None:
+        with self._lock:
+            if self.newest is not None and self.newest.version >= weights.version:
+                return
+            self.newest = weights
+        for client in self._served():
+            with client.gate.lock:
+                client.gate.work.notify_all()
+
+    def peers(self) -> list[Peer]:
+        clients = self._served()
+        for client in clients:
+            client.refresh()
+        return [client.peer for client in clients]
+
+    def request(
+        self,
+        peer: Peer,
+        op: str,
+        body: dict[str, Any],
+        blob: bytes = b"",
+        timeout: float | None = None,
+    ) -> tuple[dict[str, Any], bytes]:
+        """Ask a worker. Raises what it reported, EchoTimeoutError, or ConnectionClosedError."""
+        seconds = self.options.timeout if timeout is None else timeout
+        for client in self._served():
+            if client.peer is peer:
+                assert client.link is not None
+                with client.gate.lock:
+                    return client.calls.ask(
+                        client.link, op, body, blob, seconds, f"worker {peer.name}"
+                    )
+        raise ConnectionClosedError(f"worker {peer.name} is not connected")
+
+    def stats(self) -> dict[str, float | int]:
+        clients = self._served()
+        with self._lock:
+            counts: dict[str, float | int] = dict(self._counts)
+        counts["active_connections"] = len(clients)
+        for client in clients:
+            if client.link is not None:
+                counts["bytes_received"] += client.link.received
+                counts["bytes_sent"] += client.link.sent
+        return counts
+
+    def close(self, timeout: float | None = None) -> None:
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        until = time.monotonic() + (self.options.timeout if timeout is None else timeout)
+        self._acceptor.shutdown()
+        self._thread.join()
+        self._acceptor.close()
+        with self._lock:
+            clients = list(self._clients)
+        # Side by side: one that takes its time must not use up the time of the others.
+        stops = [threading.Thread(target=client.stop, args=(until,)) for client in clients]
+        for stop in stops:
+            stop.start()
+        for stop in stops:
+            stop.join()
+
+    # -------------------------------------------------------------------- what clients report
+
+    def cannot_serve(self) -> tuple[str, str] | None:
+        """Code and text of a refusal, if no more clients can be taken."""
+        if self._closing.is_set():
+            return "shutdown", "this learner is closing"
+        if len(self._clients) > self.options.max_connections:
+            return (
+                "busy",
+                f"this learner serves {self.options.max_connections} clients already;"
+                " raise max_connections",
+            )
+        return None
+
+    def turned_away(self, address: str, error: Exception) -> None:
+        self.count("protocol_errors" if isinstance(error, ProtocolError) else "refused")
+        self._complain("%s turned %s away: %s", self.address, address or "a client", error)
+
+    def gone(self, client: ServedClient) -> None:
+        with self._lock:
+            self._clients.discard(client)
+            if client.link is not None:
+                self._counts["bytes_received"] += client.link.received
+                self._counts["bytes_sent"] += client.link.sent
+
+    def count(self, name: str, n: int = 1) -> None:
+        with self._lock:
+            self._counts[name] += n
+
+    def _served(self) -> list[ServedClient]:
+        """The clients whose handshake is done."""
+        with self._lock:
+            return [client for client in self._clients if client.link is not None]
+
+    def _complain(self, text: str, *values: object) -> None:
+        """Log, at most once a second: strangers must not fill the disk."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._complained_at < COMPLAINT_PAUSE:
+                return
+            self._complained_at = now
+        log.warning(text, *values)

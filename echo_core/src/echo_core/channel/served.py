@@ -1,0 +1,319 @@
+"""One client as a channel listener serves it, on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError
+from ..handshake import ServerHandshake
+from ..transport import Peer
+from ..wire import (
+    REPLY,
+    TO_LEARNER,
+    U64,
+    Buffer,
+    Header,
+    Kind,
+    frame,
+    weights_frames,
+)
+from .base import Channel
+from .calls import Calls, answer
+from .link import LOG_AFTER, Gate, Link, Work, deadline, run_handshake, wait_until
+from .sessions import Session
+
+if TYPE_CHECKING:
+    from ..slot import Slot
+    from .listener import ChannelListener
+
+__all__ = ["ServedClient"]
+
+log = logging.getLogger("echo")
+
+HANDSHAKE_SECONDS = 10.0
+LOOK_UP_SECONDS = 0.25  # while waiting for space: how soon an evicted client lets go
+STREAMING_SECONDS = 1.0  # how long after its last byte a client still counts as streaming
+
+
+class ServedClient:
+    """A client from its first byte to its last.
+
+    A frame of samples is received whole into `_staging` before a slot is claimed for any of
+    them, so a client that stops in the middle of one holds nothing but its own memory.
+    """
+
+    def __init__(self, listener: ChannelListener, channel: Channel) -> None:
+        self.listener = listener
+        self.peer = Peer(id="", name="", address=channel.peer)
+        self.gate = Gate()
+        self.calls = Calls(self.gate)
+        self.link: Link | None = None  # once the handshake is done
+        self.finished = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="echo-client", daemon=True)
+        self._sink = listener.sink
+        self._channel = channel
+        self._session: Session
+        self._leaf_bytes = [leaf.nbytes for leaf in self._sink.spec.leaves]
+        self._staging = memoryview(bytearray())
+        self._waiting_since = 0.0  # for space
+        # Under the gate's lock.
+        self._committing = False
+        self._stopping = False
+        self._ack_due = False
+        self._subscribed = False
+        self._held = 0  # version the client holds
+        self._on_the_way = 0  # version sent, or being sent, and not confirmed
+        self._chunks: Iterator[list[Buffer]] | None = None
+
+    # --------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        try:
+            if self._admit():
+                self._serve()
+        except Exception:
+            log.exception("client %s", self.peer.address)
+        finally:
+            self.finished.set()
+            self.listener.gone(self)
+
+    def _admit(self) -> bool:
+        """The handshake; False if the client was turned away."""
+        listener, sink = self.listener, self._sink
+        handshake = ServerHandshake(sink.spec, listener.tokens, sink.incarnation)
+        try:
+            with deadline(self._channel, HANDSHAKE_SECONDS, "a handshake"):
+                reason = listener.cannot_serve()
+                if reason:
+                    # Its HELLO is read first: hanging up on unread bytes may destroy the answer.
+                    self._channel.recv_into(memoryview(bytearray(8192)))
+                    self._channel.send([handshake.refuse(*reason)])
+                    raise ConnectionClosedError(reason[1])
+                run_handshake(self._channel, handshake)
+        except (EchoError, OSError) as error:
+            self._channel.shutdown()
+            self._channel.close()
+            listener.turned_away(self.peer.address, error)
+            return False
+        hello = handshake.peer
+        self.peer.id, self.peer.name, self.peer.role = hello["client"], hello["name"], hello["role"]
+        self.peer.pid, self.peer.host = hello["pid"], hello["host"]
+        self.peer.connected_at, self.peer.state_since = time.time(), time.monotonic()
+        listener.count("connections_total")
+        self.link = Link(
+            self._channel,
+            handshake.leftover,
+            sink.spec.sample_bytes,
+            TO_LEARNER,
+            self.gate,
+            self._work,
+        )
+        self._session = listener.sessions.open(hello["client"], hello["base"], self)
+        return True
+
+    def _serve(self) -> None:
+        assert self.link is not None
+        reason = ""
+        self._sink.connected(self.peer)
+        try:
+            with self.gate.lock:
+                self.link.post(frame(Kind.ACK, seq=self._session.committed))
+                self.link.start()
+            self._read(self.link)
+        except ClosedError:
+            pass  # the store takes no more: the learner is closing
+        except ProtocolError as error:
+            reason = f"it broke the protocol: {error}"
+            self.listener.count("protocol_errors")
+        except (EchoError, OSError) as error:
+            reason = str(error)
+        finally:
+            with self.gate.lock:
+                self.calls.fail(ConnectionClosedError(reason or "the worker left"))
+                reason = "" if self._stopping else reason
+            self.link.finish()
+            self.listener.sessions.release(self._session, self)
+            self._sink.lost(self.peer, reason)
+
+    def _read(self, link: Link) -> None:
+        """Frames until BYE; returns when the client or the listener ends in order."""
+        while not self._stopping:
+            header = link.read_header()
+            if header.kind is Kind.DATA:
+                self._data(link, header)
+            elif header.kind is Kind.CONTROL:
+                self._control(link, header, link.read(header.length))
+            elif header.kind is Kind.PING:
+                if not header.flags & REPLY:
+                    self._post(frame(Kind.PING, flags=REPLY, seq=header.seq))
+            elif header.kind is Kind.SUBSCRIBE:
+                with self.gate.lock:
+                    self._subscribed = True
+                    if not self._on_the_way:
+                        self._held = header.seq
+                    self.gate.work.notify_all()
+            elif header.kind is Kind.RECEIPT:
+                self._receipt(header.seq, U64.unpack(link.read(header.length))[0])
+            else:
+                link.read(header.length)
+                return
+
+    # ------------------------------------------------------------------------------ samples
+
+    def _data(self, link: Link, header: Header) -> None:
+        if len(self._staging) < header.length:
+            self._staging = memoryview(bytearray(header.length))
+        payload = self._staging[: header.length]
+        link.read_into(payload)
+        self.peer.bytes = link.received
+        known = self._session.committed + 1 - header.seq  # samples of the frame that we have
+        if known < 0:
+            raise ProtocolError(
+                f"samples {self._session.committed + 1} to {header.seq - 1} were never sent"
+            )
+        with self.gate.lock:
+            self._committing = True
+        try:
+            for row in range(min(known, header.count), header.count):
+                self._commit(link, payload, row, header.count)
+        finally:
+            with self.gate.lock:
+                self._committing = False
+                self._ack_due = True
+                self.gate.work.notify_all()
+                self.gate.changed.notify_all()
+        self.listener.count("duplicates", min(known, header.count))
+        self.listener.count("samples", max(0, header.count - known))
+
+    def _commit(self, link: Link, payload: memoryview, row: int, count: int) -> None:
+        session = self._session
+        with self._claim(link) as slot, session.lock:
+            if session.owner is not self:
+                raise ConnectionClosedError("replaced by a newer connection of the same client")
+            run = 0  # where the samples of this leaf begin
+            for leaf, size in enumerate(self._leaf_bytes):
+                slot.buffer(leaf)[:] = payload[run + row * size : run + (row + 1) * size]
+                run += count * size
+            slot.commit()
+            session.committed += 1
+            session.inserted += 1
+            self.peer.samples = session.inserted
+
+    def _claim(self, link: Link) -> Slot:
+        """A slot, waiting for as long as the store is full and the connection stands."""
+        with suppress(EchoTimeoutError):
+            return self._sink.claim(0)
+        self._waiting_since = time.monotonic()
+        with self.gate.lock:
+            self._ack_due = True  # of the frame's first samples: the client has use for the room
+            self.gate.work.notify_all()
+        logged = False
+        try:
+            while True:
+                with suppress(EchoTimeoutError):
+                    return self._sink.claim(LOOK_UP_SECONDS)
+                if link.error is not None:
+                    raise link.error
+                waited = time.monotonic() - self._waiting_since
+                if not logged and waited >= LOG_AFTER:
+                    logged = True
+                    log.warning(
+                        "worker %s waits for space: the learner has taken no batch for %.0f s",
+                        self.peer.name,
+                        waited,
+                    )
+        finally:
+            self._waiting_since = 0.0
+
+    # ------------------------------------------------------------------- weights and requests
+
+    def _receipt(self, version: int, digest: int) -> None:
+        with self.gate.lock:
+            if version != self._on_the_way or self._chunks is not None:
+                raise ProtocolError(f"receipt for weights {version}, which were not sent")
+            self._held, self._on_the_way = version, 0
+            self.gate.work.notify_all()
+        self.peer.weights_version, self.peer.weights_digest = version, digest
+        self._sink.receipt(self.peer, version, digest)
+
+    def _control(self, link: Link, header: Header, payload: bytearray) -> None:
+        if header.flags & REPLY:
+            with self.gate.lock:
+                self.calls.answered(header.seq, payload)
+            return
+        reply = answer(partial(self._sink.control, self.peer), payload)
+        self._post(frame(Kind.CONTROL, reply, flags=REPLY, seq=header.seq))
+
+    def _post(self, data: bytes) -> None:
+        assert self.link is not None
+        with self.gate.lock:
+            self.link.post(data)
+
+    def _work(self) -> Work | None:
+        """An acknowledgement if one is due, else the next chunk of weights."""
+        if self._ack_due:
+            self._ack_due = False
+            return [frame(Kind.ACK, seq=self._session.committed)], 0
+        newest = self.listener.newest
+        if self._subscribed and not self._on_the_way and newest and newest.version > self._held:
+            self._on_the_way = newest.version
+            self._chunks = weights_frames(newest)
+        if self._chunks is not None:
+            if (chunk := next(self._chunks, None)) is not None:
+                return chunk, 0
+            self._chunks = None
+        return None
+
+    # --------------------------------------------------------------------- from other threads
+
+    def refresh(self) -> None:
+        """Bring `peer.state` up to date."""
+        link = self.link
+        if link is None:
+            return
+        if self._waiting_since:
+            state, since = "waiting for space", self._waiting_since
+        elif link.half_since:
+            state, since = "half a message", link.half_since
+        else:
+            quiet_at = link.heard_at + STREAMING_SECONDS
+            streaming = time.monotonic() < quiet_at
+            state, since = ("streaming", link.heard_at) if streaming else ("idle", quiet_at)
+        if state != self.peer.state:
+            self.peer.state, self.peer.state_since = state, since
+        self.peer.bytes = link.received
+
+    def evict(self, timeout: float) -> None:
+        """End the connection because its client has made another."""
+        if self.link is not None:
+            self.link.fail(
+                ConnectionClosedError("replaced by a newer connection of the same client")
+            )
+        self.finished.wait(timeout)
+
+    def stop(self, until: float) -> None:
+        """Commit what has come whole, say goodbye, end; by `until` (time.monotonic) at the latest."""
+
+        def left() -> float:
+            return max(0.0, until - time.monotonic())
+
+        link = self.link
+        if link is None:
+            self._channel.shutdown()
+        else:
+            with self.gate.lock, suppress(EchoTimeoutError):
+                self._stopping = True
+                over = lambda: link.error is not None  # noqa: E731
+                wait_until(
+                    self.gate.changed, lambda: over() or not self._committing, left(), lambda: ""
+                )
+                link.post(frame(Kind.BYE, b"the learner is closing"))
+                wait_until(self.gate.changed, lambda: over() or link.idle(), left(), lambda: "")
+            link.fail(ConnectionClosedError("the learner is closing"))
+        self.thread.join(left() + 2 * LOOK_UP_SECONDS)
