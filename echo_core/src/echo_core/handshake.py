@@ -403,13 +403,14 @@ class ClientHandshake(_Handshake):
                 " same echo-core at both ends"
             )
         self._due = Message.WELCOME
-        asked = auth == "token" and self._token
-        mac = _mac(self._token, WORKER_LABEL, self._transcript.digest()) if asked else ""
+        mac = ""
+        if auth == "token" and self._token:
+            mac = _mac(self._token, WORKER_LABEL, self._transcript.digest())
         return _pack(Message.PROOF, {"mac": mac})
 
     def _welcome(self, body: dict[str, Any], before: bytes) -> bytes:
         mac = self._field(body, "mac", str)
-        if self.peer["auth"] == "token":
+        if self.peer["auth"] == "token" and self._token:
             expected = _mac(self._token, LEARNER_LABEL, before)
             if not hmac.compare_digest(expected.encode(), mac.encode("utf-8", "replace")):
                 raise SecurityError(

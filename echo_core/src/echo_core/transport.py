@@ -52,9 +52,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from .options import ConnectOptions, ListenOptions, checked, from_text
+from .fields import Text, build_options
+from .options import ConnectOptions, ListenOptions
 
 if TYPE_CHECKING:
     from .address import Address
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectOptions", "Connection", "ListenOptions", "Listener", "Peer", "Transport"]
 
-_T = TypeVar("_T")
 
 
 @dataclass
@@ -86,6 +86,10 @@ class Peer:
     state_since: float = 0.0  # time.monotonic()
 
 
+def _texts(address: Address) -> dict[str, Any]:
+    return {name: Text(value) for name, value in address.options.items()}
+
+
 class Transport(ABC):
     """One way for samples, weights and control messages to travel.
 
@@ -99,7 +103,7 @@ class Transport(ABC):
 
     def __init__(self, **options: Any) -> None:
         """Check `options` against `Options`; nothing is opened yet. Raises ConfigError."""
-        self.options = self.checked(self.Options, options)
+        self.options: Any = build_options(self.Options, options, self.scheme)
 
     @classmethod
     def at(cls, address: Address, **options: Any) -> Transport:
@@ -107,19 +111,12 @@ class Transport(ABC):
         of these names, what follows its `?` the others."""
         place = {"host": address.host, "port": address.port, "path": address.path}
         given = {name: value for name, value in place.items() if value not in ("", None)}
-        return cls(**given, **from_text(cls.Options, address.options) | options)
+        return cls(**given | _texts(address) | options)
 
     @classmethod
     def connect_options(cls, address: Address, options: dict[str, Any]) -> Any:
         """The `ConnectOptions` of `connect`'s arguments; keywords win over what follows the `?`."""
-        return cls.checked(
-            cls.ConnectOptions, from_text(cls.ConnectOptions, address.options) | options
-        )
-
-    @classmethod
-    def checked(cls, option_class: type[_T], options: dict[str, Any]) -> _T:
-        """Build `option_class(**options)`; an unknown name is a ConfigError with a suggestion."""
-        return checked(option_class, options, f"transport {cls.scheme!r}")
+        return build_options(cls.ConnectOptions, _texts(address) | options, cls.scheme)
 
     @abstractmethod
     def listen(self, sink: Sink) -> Listener:

@@ -92,7 +92,7 @@ _LENGTHS: Final = {  # least and most bytes of payload; DATA depends on the spec
 class Header(NamedTuple):
     kind: Kind
     flags: int
-    count: int
+    count: int  # type: ignore[assignment]  # of samples; tuple.count is not missed
     seq: int
     length: int
 
@@ -238,7 +238,7 @@ def weights_frames(weights: PackedWeights) -> Iterator[list[Buffer]]:
     The payload is sliced, never copied; the arrays must stay unchanged while frames are taken.
     """
     head = memoryview(U32.pack(len(weights.meta)) + weights.meta)
-    body = memoryview(weights.payload)  # uint8, so its length is its bytes
+    body = weights.payload.data  # uint8, so its length is its bytes
     total = len(head) + len(body)
     for start in range(0, total, MAX_CHUNK_BYTES):
         stop = min(start + MAX_CHUNK_BYTES, total)

@@ -62,6 +62,7 @@ class Calls:
             raise ConnectionClosedError(
                 f"request {op!r} was not answered (it may have been carried out): {answer}"
             )
+        assert answer is not None
         return parse_reply(answer)
 
     def answered(self, number: int, payload: bytearray) -> None:

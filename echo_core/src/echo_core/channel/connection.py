@@ -178,7 +178,7 @@ class ChannelConnection(Connection):
                 lambda: f"weights() waits for {self._learner()} to publish a version{newer}",
             )
             assert self._weights is not None
-            version, meta, payload = self._weights
+            _, meta, payload = self._weights
         return unpack(meta, payload, like)
 
     def request(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConnectionClosedError, ProtocolError

@@ -18,7 +18,7 @@ class Entry(NamedTuple):
     """Samples that were taken over together: numbers first .. last, as one payload."""
 
     first: int
-    count: int
+    count: int  # type: ignore[assignment]  # of samples; tuple.count is not missed
     data: memoryview
 
     @property
