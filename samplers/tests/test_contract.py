@@ -123,7 +123,7 @@ def test_state_is_a_copy_of_plain_arrays() -> None:
 
 
 def test_no_options() -> None:
-    with pytest.raises(ConfigError, match="Fifo.capacity: unknown key"):
+    with pytest.raises(ConfigError, match=r"Fifo\.capacity: unknown key"):
         Fifo(capacity=3)
     assert Fifo().capacity is None
     assert (Fifo.storage, Fifo.replacement) == ("stream", False)

@@ -169,7 +169,7 @@ def test_built_by_hand_the_same_rules_hold(build) -> None:
 
 def test_endpoint_asks_for_the_missing_port() -> None:
     with pytest.raises(AddressError, match='did you mean "tcp://learner:5555"'):
-        Address.parse("tcp://learner").endpoint
+        _ = Address.parse("tcp://learner").endpoint
 
 
 @pytest.mark.parametrize(

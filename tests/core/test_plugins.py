@@ -12,7 +12,6 @@ from pathlib import Path
 import packaging.requirements  # noqa: F401  (these tests hide site-packages later)
 import pluggy
 import pytest
-from echo_core import hookspecs, plugins
 from echo_core.errors import (
     ConfigError,
     PluginConflict,
@@ -22,6 +21,8 @@ from echo_core.errors import (
 )
 from echo_core.hookspecs import PLUGIN_API, TransportInfo
 from echo_core.plugins import OBSERVERS, SAMPLERS, TRANSPORTS, PluginHost
+
+from echo_core import hookspecs, plugins
 
 Install = Callable[..., None]
 
@@ -116,7 +117,8 @@ from echo_core.hookspecs import TransportInfo, hookimpl
 def echo_transports():
     return [TransportInfo("way", "fake_two:Way", schemes=("way", "way+tls"))]
 """
-    install("echo-two", "1", TRANSPORTS, {"way": "fake_two", "way+tls": "fake_two"}, fake_two=source)
+    names = {"way": "fake_two", "way+tls": "fake_two"}
+    install("echo-two", "1", TRANSPORTS, names, fake_two=source)
     assert plugins.transport("way+tls").name == "way"
 
 
@@ -331,7 +333,7 @@ def test_requirements(way: None) -> None:
         with pytest.raises(error) as caught:
             PluginHost(require=[require]).check_required()
         assert str(caught.value) == text
-    with pytest.raises(ConfigError, match='must be written like "echo-rdma>=0.1"'):
+    with pytest.raises(ConfigError, match=r'must be written like "echo-rdma>=0\.1"'):
         PluginHost(require=["echo way"]).check_required()
     with pytest.raises(ConfigError, match="disabled by"):
         PluginHost(disable=["echo.way"], require=["echo-way"]).check_required()

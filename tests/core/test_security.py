@@ -35,7 +35,7 @@ def secret_file(path: Path, text: str = SECRET + "\n", mode: int = 0o600) -> Pat
 
 def test_a_token_never_shows() -> None:
     token = Token(SECRET.encode())
-    shown = [repr(token), str(token), f"{token}", f"{token!r:>20}", "%s %r" % (token, token)]
+    shown = [repr(token), str(token), f"{token}", f"{token!r:>20}", format(token)]
     shown += [repr([token]), repr({"token": token}), str((token,))]
     assert not any("horse" in text for text in shown)
     try:
@@ -182,7 +182,7 @@ def test_empty_is_never_a_token(home: dict[str, str], tmp_path: Path) -> None:
 
 def test_no_place_for_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SecurityError, match="cannot create a token file.*set ECHO_TOKEN"):
+    with pytest.raises(SecurityError, match=r"cannot create a token file.*set ECHO_TOKEN"):
         find_token(None, {"HOME": str(tmp_path / "file")})
 
 

@@ -71,7 +71,7 @@ class Address:
         for text in (self.path, *self.options, *self.options.values()):
             _check_encodable(text)
         if "" in self.options:
-            raise AddressError(f"an option of a {self.scheme} address has no name; write ?name=value")
+            raise AddressError(f"an option of a {self.scheme} address has no name; use name=value")
 
     @classmethod
     def parse(cls, text: str | Address) -> Address:

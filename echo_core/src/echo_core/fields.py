@@ -119,11 +119,11 @@ class _Reader:
             return self.sequence(kind, members, value, path)
         if kind in (dict, Mapping):
             return self.mapping(members, value, path)
-        if dataclasses.is_dataclass(kind) and not isinstance(value, kind):  # type: ignore[arg-type]
+        if _is_dataclass(kind) and not isinstance(value, kind):
             table = read_toml_value(value)
             if not isinstance(table, Mapping):
                 raise _Mismatch
-            return self.table(kind, table, path)  # type: ignore[type-var]
+            return self.table(kind, table, path)
         return _scalar(kind, value)
 
     def union(self, members: tuple[Any, ...], value: Any, path: str) -> Any:
@@ -230,6 +230,10 @@ def _items(value: Any) -> Any:
     return [Text(item.strip()) for item in value.split(",") if item.strip()]
 
 
+def _is_dataclass(kind: Any) -> bool:
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
 def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
@@ -267,6 +271,6 @@ def _describe(hint: Any) -> str:
         return f"a list of {len(members)} ({', '.join(map(_describe, members))})"
     if kind in (tuple, list):
         return f"a list ({_describe(members[0])} each)" if members else "a list"
-    if kind in (dict, Mapping) or dataclasses.is_dataclass(kind):
+    if kind in (dict, Mapping) or _is_dataclass(kind):
         return "a table"
     return _WORDS.get(kind, getattr(kind, "__name__", "a value"))

@@ -133,7 +133,8 @@ def import_class(record: PluginRecord, path: str, base: type | None = None) -> t
             raise TypeError(f"{path} is not a subclass of {base.__module__}.{base.__qualname__}")
         return found
 
-    return _guarded(record, load)
+    loaded: type[Any] = _guarded(record, load)
+    return loaded
 
 
 def new_manager() -> pluggy.PluginManager:
@@ -167,13 +168,14 @@ def _describe(record: PluginRecord, module: object) -> TransportInfo | SamplerIn
     kind = KINDS[record.group]
     if not kind.hook:
         return None
-    infos = [info for result in getattr(manager.hook, kind.hook)() for info in result]
+    infos: list[Any] = [info for result in getattr(manager.hook, kind.hook)() for info in result]
+    odd = [info for info in infos if not isinstance(info, kind.info)]
+    if odd:
+        raise PluginError(
+            f"{record.title}: {kind.hook}() returned {odd[0]!r}, which is no "
+            f"{kind.info.__name__}; {_repair(record)}"
+        )
     for info in infos:
-        if not isinstance(info, kind.info):
-            raise PluginError(
-                f"{record.title}: {kind.hook}() returned {info!r}, which is no "
-                f"{kind.info.__name__}; {_repair(record)}"
-            )
         if record.name in (info.name, *getattr(info, "schemes", ())):
             return info  # type: ignore[no-any-return]
     listed = ", ".join(sorted(info.name for info in infos)) or "nothing"
