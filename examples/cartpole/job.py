@@ -28,6 +28,16 @@ from .options import Options
 from .rollout import ACTIONS, OBSERVATIONS, example
 from .view import View, open_view
 
+_DEFAULTS = {
+    "server": {
+        "batch_size": 64,
+        # Two buffers, one being filled while the other is learned from: every further one only
+        # makes the experience older.
+        "num_buffers": 2,
+        "transport": "tcp://127.0.0.1:0",
+        "sampler": "fifo",
+    }
+}
 _REFRESH = 0.25  # seconds between two looks at everything
 
 
@@ -52,7 +62,7 @@ def run(options: Options) -> Outcome:
     trouble = ""
     interrupted = False
     try:
-        with Server.from_config(_configuration(options), example(options.steps)) as server:
+        with open_server(options) as server:
             monitor = Monitor(options, server.spec.sample_bytes)
             # Workers end first (the fleet is the inner one), so that none of them sees the
             # server go and starts to reconnect.
@@ -76,20 +86,9 @@ def run(options: Options) -> Outcome:
     return _conclude(options, monitor, interrupted, trouble)
 
 
-def _configuration(options: Options) -> list[Any]:
-    """What the server is made from: our defaults < the file < the command line."""
-    sources: list[Any] = [
-        {
-            "server": {
-                "batch_size": options.batch,
-                # Two buffers, one being filled while the other is learned from: every further
-                # one only makes the experience older.
-                "num_buffers": 2,
-                "transport": "tcp://127.0.0.1:0",
-                "sampler": "fifo",
-            }
-        }
-    ]
+def open_server(options: Options) -> Server:
+    """The server: our defaults < the file < the environment < the command line."""
+    sources: list[Any] = [_DEFAULTS]
     if options.config is not None:
         sources.append(options.config)
     chosen: dict[str, Any] = {}
@@ -98,9 +97,9 @@ def _configuration(options: Options) -> list[Any]:
         chosen["transport"] = name if "://" in name else {"type": name}
     if options.sampler is not None:
         chosen["sampler"] = {"type": options.sampler}
-    if chosen:
-        sources.append({"server": chosen})
-    return sources
+    if options.batch is not None:
+        chosen["batch_size"] = options.batch
+    return Server.from_config(sources, example(options.steps), **chosen)
 
 
 def _learn(server: Server, fleet: Fleet, monitor: Monitor, view: View, options: Options) -> None:

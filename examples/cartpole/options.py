@@ -18,7 +18,7 @@ class Options:
     workers: int = 4
     envs: int = 16  # environments per worker, stepped together
     steps: int = 32  # steps per rollout: one sample
-    batch: int = 64  # rollouts per batch, unless the config says otherwise
+    batch: int | None = None  # rollouts per batch; None: the config's, else 64
     seconds: float = 90.0  # the longest the run may take
     target: float = 450.0  # mean return of the last 100 episodes that counts as learned
     hold: float = 10.0  # seconds it has to stay there before the run ends
@@ -39,11 +39,11 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add = parser.add_argument
     add("--transport", metavar="NAME|ADDRESS", help="tcp, or tcp://127.0.0.1:5555 (default: tcp)")
     add("--sampler", metavar="NAME", help="an installed streaming sampler (default: fifo)")
-    add("--config", type=Path, metavar="FILE", help="an Echo TOML file; its [server] table counts")
+    add("--config", type=Path, metavar="FILE", help="an Echo TOML file")
     add("--workers", type=_positive(int), default=defaults.workers, metavar="N")
     add("--envs", type=_positive(int), default=defaults.envs, metavar="N", help="per worker")
     add("--steps", type=_positive(int), default=defaults.steps, metavar="N", help="per rollout")
-    add("--batch", type=_positive(int), default=defaults.batch, metavar="N", help="rollouts")
+    add("--batch", type=_positive(int), metavar="N", help="rollouts (default: 64)")
     add(
         "--seconds",
         type=_positive(float),

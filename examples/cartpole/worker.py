@@ -46,7 +46,10 @@ def _work(
 ) -> None:
     seed = options.seed * 10_000 + index * 100 + generation  # a respawned worker plays anew
     rollouts = Rollouts(options.envs, options.steps, seed)
-    client = Client(address, example(options.steps), name=f"worker-{index}")
+    # The same file as the learner's: its [security] and [client] tables hold for workers.
+    client = Client.from_config(
+        options.config or {}, example(options.steps), address=address, name=f"worker-{index}"
+    )
     try:
         held = client.weights(timeout=30.0)
         waited = 0.0
