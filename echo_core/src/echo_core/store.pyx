@@ -148,8 +148,12 @@ cdef class Store:
         if self.leaves > INLINE_LEAVES:
             heap_data.resize(self.leaves)
             data = heap_data.data()
-        self.flattener.pointers(sample, data, keep)
-        self.insert(data, 1, timeout, "submit()")
+        if self.sample_bytes > GIL_BYTES:
+            self.flattener.pointers_held(sample, data, keep)
+            self.insert(data, 1, None, keep, timeout, "submit()")
+        else:
+            self.flattener.pointers(sample, data, keep)
+            self.insert(data, 1, sample, keep, timeout, "submit()")
 
     def submit_batch(self, samples, timeout=30.0):
         """Insert N samples at once, as vectorised environments produce them.
@@ -175,11 +179,15 @@ cdef class Store:
             heap_data.resize(self.leaves)
             data = heap_data.data()
         count = self.flattener.batch_pointers(samples, data, keep)
-        self.insert(data, count, timeout, "submit_batch()")
+        self.insert(data, count, None, keep, timeout, "submit_batch()")
         return count
 
-    cdef int insert(self, const void** data, Py_ssize_t count, object timeout, str caller) except -1:
-        """Copy `count` samples, leaf runs at `data`, into slots. The arrays behind `data` are kept alive by the caller."""
+    cdef int insert(self, const void** data, Py_ssize_t count, object borrowed, list keep, object timeout, str caller) except -1:
+        """Copy `count` samples, leaf runs at `data`, into slots.
+
+        `keep` holds the arrays behind `data`. Where it does not, `borrowed` is the sample that does: good until the GIL is given
+        away, when another thread could take an array out of it and free the memory copied from.
+        """
         cdef echo_run run
         cdef Py_ssize_t done = 0
         cdef uint32_t wanted
@@ -190,6 +198,8 @@ cdef class Store:
             wanted = <uint32_t>(count - done) if count - done < 0x7fffffff else 0x7fffffff
             status = self.ring.claim(wanted, &run)
             if status != ECHO_OK:
+                if borrowed is not None:
+                    self.flattener.pointers_held(borrowed, data, keep)
                 try:
                     self.wait_claim(wanted, &run, timeout, caller)
                 except (EchoTimeoutError, ClosedError) as error:
