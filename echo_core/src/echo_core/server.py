@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import optree
@@ -28,6 +28,9 @@ from .weights import PackedWeights, pack
 __all__ = ["Published", "Server"]
 
 _log = logging.getLogger("echo")
+
+
+Operation = Callable[["Server", Peer, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
 
 
 class Published(NamedTuple):
@@ -58,6 +61,13 @@ class Server(Store):
     Batches are leases: zero-copy, writable, valid for as long as anything refers to them, also after `close()`.
     """
 
+    # What clients may ask for by `request()`. They are given the server: closures over it would be a reference cycle, and a dropped
+    # server would live on, listening, until the garbage collector came by.
+    _operations: ClassVar[Mapping[str, Operation]] = {
+        "stats": lambda server, peer, body, blob: (server.stats(), b""),
+        "ping": lambda server, peer, body, blob: ({"time": time.time()}, blob),
+    }
+
     def __init__(
         self,
         example: Any,
@@ -85,10 +95,6 @@ class Server(Store):
         self._published_at = 0.0
         self._observers = plugins.observers()
         self._ticker: metrics.StatsTicker | None = None
-        self._operations: dict[str, Callable[[Peer, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
-            "stats": lambda peer, body, blob: (self.stats(), b""),
-            "ping": lambda peer, body, blob: ({"time": time.time()}, blob),
-        }
 
     @classmethod
     def from_config(cls, source: Any, example: Any = None, /, **overrides: Any) -> Server:

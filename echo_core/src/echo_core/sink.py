@@ -89,7 +89,8 @@ class Sink:
         Raises:
             EchoError: unknown operation or a failed one; its text travels back to the client.
         """
-        operation = self._alive()._operations.get(op)
+        server = self._alive()
+        operation = server._operations.get(op)
         if operation is None:
             raise EchoError(f"this server has no operation {op!r}")
-        return operation(peer, body, blob)
+        return operation(server, peer, body, blob)
