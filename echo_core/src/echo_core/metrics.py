@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING
+
+from . import plugins
 
 if TYPE_CHECKING:
     import pluggy
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from .server import Server
 
 __all__ = ["StatsTicker", "server_stats"]
-
-_log = logging.getLogger("echo")
 
 
 def server_stats(server: Server) -> dict[str, float | int | str]:
@@ -84,10 +83,7 @@ class StatsTicker:
             server = self._server()
             if server is None:
                 return
-            try:
-                self._observers.hook.echo_stats(stats=server.stats())
-            except Exception:  # an observer's bug must not end the statistics of the others
-                _log.exception("an observer's echo_stats failed")
+            plugins.notify(self._observers, "echo_stats", stats=server.stats())
             del server
 
     def stop(self) -> None:

@@ -246,13 +246,13 @@ class Server(Store):
         with self._lock:
             self._peers[id(peer)] = peer
         _log.info("worker %s connected from %s", peer.name, peer.address)
-        self._observers.hook.echo_peer_connected(peer=peer)
+        plugins.notify(self._observers, "echo_peer_connected", peer=peer)
 
     def _peer_lost(self, peer: Peer, reason: str) -> None:
         with self._lock:
             self._peers.pop(id(peer), None)
         _log.log(logging.WARNING if reason else logging.INFO, "worker %s left%s", peer.name, f": {reason}" if reason else "")
-        self._observers.hook.echo_peer_lost(peer=peer, reason=reason)
+        plugins.notify(self._observers, "echo_peer_lost", peer=peer, reason=reason)
 
     def __repr__(self) -> str:
         where = ", ".join(map(str, self.addresses)) or ("closed" if self.closed else "not started" if self._transports else "in-process")
