@@ -42,8 +42,11 @@ inline uint64_t digest_step(uint64_t lane, uint64_t first, uint64_t second, uint
 }
 
 inline void digest_block(uint64_t lane[4], const unsigned char* p) {
-    for (int i = 0; i < 4; ++i)
-        lane[i] = digest_step(lane[i], digest_word(p + 16 * i), digest_word(p + 16 * i + 8), DIGEST_KEY[i]);
+    // Written out: gcc keeps the lanes in registers only when no loop indexes them.
+    lane[0] = digest_step(lane[0], digest_word(p), digest_word(p + 8), DIGEST_KEY[0]);
+    lane[1] = digest_step(lane[1], digest_word(p + 16), digest_word(p + 24), DIGEST_KEY[1]);
+    lane[2] = digest_step(lane[2], digest_word(p + 32), digest_word(p + 40), DIGEST_KEY[2]);
+    lane[3] = digest_step(lane[3], digest_word(p + 48), digest_word(p + 56), DIGEST_KEY[3]);
 }
 
 inline uint64_t digest(const void* data, size_t length, uint64_t seed) {

@@ -1,5 +1,4 @@
 # cython: language_level=3
-# distutils: language = c++
 """The digest by which a worker knows that the weights it holds are whole: see digest.hpp."""
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint64_t

@@ -32,6 +32,8 @@ def native(dtype: np.dtype) -> np.dtype:
         dtype = dtype.newbyteorder("=")
     if dtype.names is None and dtype.kind in "biufc":
         return np.dtype(dtype.type)
+    if dtype.type is np.record:
+        return np.dtype((np.void, dtype))
     return dtype
 
 

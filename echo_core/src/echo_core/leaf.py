@@ -53,17 +53,11 @@ class LeafSpec:
         array = self._as_array(value)
         self._check_shape(array, mode, n)
         dtype = native(array.dtype)
-        if dtype != self.dtype and not self._is_narrower_text(dtype):
-            raise SpecError(
-                f"{leaf_name(self.path)} must be {self.dtype}, got {dtype}; convert it with "
-                f"np.asarray(value, {str(self.dtype)!r}), or declare {dtype} in the example at "
-                "both ends"
-            )
+        if dtype != self.dtype:
+            self._check_text(dtype)
         return array.astype(self.dtype, order="C", copy=False)
 
     def _as_array(self, value: Any) -> np.ndarray:
-        if type(value) is np.ndarray:
-            return value
         kind = type(value).__name__
         if value is None or isinstance(value, (dict, list, tuple, set)):
             raise SpecError(
@@ -84,8 +78,8 @@ class LeafSpec:
             ) from error
         if array.dtype.hasobject:
             raise SpecError(
-                f"{leaf_name(self.path)} must be an array ({self}), got a {kind}, which numpy "
-                "only takes as an object; convert it to an array of numbers"
+                f"{leaf_name(self.path)} must be an array ({self}), got a {kind} of Python "
+                "objects; convert it to numbers first"
             )
         return array
 
@@ -109,19 +103,26 @@ class LeafSpec:
                 fix = "give that shape, or declare this one in the example at both ends"
         raise SpecError(f"{leaf_name(self.path)} must have shape {text}, got {got}; {fix}")
 
-    def _is_narrower_text(self, dtype: np.dtype) -> bool:
-        return (
-            self.dtype.kind in "SU"
-            and dtype.kind == self.dtype.kind
-            and dtype.itemsize <= self.dtype.itemsize
-        )
+    def _check_text(self, dtype: np.dtype) -> None:
+        """Of dtypes that are not the leaf's only narrower strings will do."""
+        fix = f"convert it with {self._conversion}, or declare {dtype} in the example at both ends"
+        if self.dtype.kind in "SU" and dtype.kind == self.dtype.kind:
+            if dtype.itemsize <= self.dtype.itemsize:
+                return
+            fix = "shorten it, or declare wider strings in the example at both ends"
+        raise SpecError(f"{leaf_name(self.path)} must be {self.dtype}, got {dtype}; {fix}")
+
+    @property
+    def _conversion(self) -> str:
+        dtype = str(self.dtype) if self.dtype.names is not None else repr(str(self.dtype))
+        return f"np.asarray(value, {dtype})"
 
     def _from_scalar(self, value: Any, mode: int) -> np.ndarray:
         if mode == STACKED or self.shape != ():
             raise SpecError(
                 f"{leaf_name(self.path)} must be an array ({self}), got the Python "
                 f"{type(value).__name__} {value!r:.40}; only 0-d leaves take Python scalars, so "
-                f"make it an array: np.full({self.shape}, value, {str(self.dtype)!r})"
+                f"make it one of shape {self.shape}"
             )
         try:
             # Overflow shows as an exception or as another value; its warning would add nothing.
@@ -134,7 +135,7 @@ class LeafSpec:
             raise SpecError(
                 f"{leaf_name(self.path)} is {self.dtype} and cannot hold the Python "
                 f"{type(value).__name__} {value!r:.40} unchanged; convert it on purpose with "
-                f"np.asarray(value, {str(self.dtype)!r}), or declare a dtype that holds it"
+                f"{self._conversion}, or declare a dtype that holds it"
             )
         return array
 
@@ -148,18 +149,26 @@ class LeafSpec:
                 return int(stored) == value
             return kind in "fc" and isfinite(stored.real) and int(stored.real) == value
         if isinstance(value, float):
-            if kind == "f":
-                return isfinite(stored) == isfinite(value)
-            return kind == "c" and isfinite(stored.real) == isfinite(value)
+            return kind in "fc" and _rounds_to(value, stored.real)
         if isinstance(value, complex):
-            return kind == "c" and isfinite(stored.real) == isfinite(value.real) and isfinite(
-                stored.imag
-            ) == isfinite(value.imag)
+            return (
+                kind == "c"
+                and _rounds_to(value.real, stored.real)
+                and _rounds_to(value.imag, stored.imag)
+            )
         return kind == ("U" if isinstance(value, str) else "S") and stored == value
 
 
+def _rounds_to(value: float, stored: Any) -> bool:
+    """Finite stays finite, infinity stays infinity (some float8 have none), NaN stays NaN."""
+    stored = float(stored)
+    if isfinite(value):
+        return isfinite(stored)
+    return stored == value or (value != value and stored != stored)
+
+
 def kind_of(dtype: np.dtype) -> str:
-    """"b" bool, "i" integer, "f" floating, "c" complex, else `dtype.kind`; knows ml_dtypes."""
+    """Like `dtype.kind`, but "i" for unsigned integers too, and right for ml_dtypes."""
     if dtype.isbuiltin == 2:
         name = dtype.name.lstrip("bu")
         for prefix, kind in (("int", "i"), ("complex", "c"), ("float", "f")):

@@ -1,6 +1,4 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-# distutils: language = c++
-# distutils: define_macros = NPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION
 """From a pytree to the addresses of its arrays, and back, without allocating per sample.
 
 A `Flattener` turns the example's containers into a small tree of C nodes. `pointers()` walks that
@@ -12,8 +10,8 @@ apart, numpy converts the leaf, or a SpecError names what is wrong.
 Threading: every method is called with the GIL held and none keeps state between calls, so one
 flattener serves any number of threads.
 Lifetime: an address is good while its array lives. `pointers()` borrows from the sample, so it is
-good while nobody can change the sample: until the GIL is released. `pointers_held()` puts every
-array into `keep` too, for callers that go on without the GIL or wait.
+good while nobody can change the sample: until the GIL is released. `pointers_held()` and
+`batch_pointers()` put every array into `keep` too, for callers that go on without the GIL or wait.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -232,13 +230,11 @@ cdef class Flattener:
         return 0
 
     cdef Py_ssize_t batch_pointers(self, object samples, const void** out, list keep) except -1:
-        """`pointers()` for leaves with one more leading axis of the same length N; returns N."""
+        """`pointers_held()` for leaves with one more leading axis of the same length N; returns N."""
         cdef Walk walk = new_walk(out, STACKED)
         if self.count == 0:
             raise SpecError("a tree without arrays has no batch size; send such samples one by one")
-        if self.root == NULL or self.visit(self.root, <PyObject*>samples, &walk) != FITS:
-            walk.n = -1
-            self.carefully(samples, &walk, keep)
+        self.carefully(samples, &walk, keep)
         return walk.n
 
     cdef int visit(self, Node* node, PyObject* value, Walk* walk) except -1:
@@ -471,22 +467,30 @@ cdef class Flattener:
         cdef object view = PyMemoryView_FromObject(buffer)
         cdef Py_buffer* memory = PyMemoryView_GET_BUFFER(view)
         cdef Py_ssize_t i, rows = 1 if n < 0 else n
-        cdef char* data = <char*>memory.buf
+        cdef char* at = <char*>memory.buf
+        cdef char** data
         if not PyBuffer_IsContiguous(memory, b"C"):
             raise ValueError("the buffer is not contiguous; copy it first")
         if memory.len != rows * self.sample_bytes:
             raise ValueError(
                 f"{rows} samples take {rows * self.sample_bytes} bytes, the buffer has {memory.len}"
             )
-        leaves = []
-        for i in range(self.count):
-            array = self.array(i, data, n, view)
+        data = <char**>PyMem_Calloc(self.count + 1, sizeof(char*))
+        if data == NULL:
+            raise MemoryError()
+        try:
+            for i in range(self.count):
+                data[i] = at
+                at += rows * self.leaf[i].nbytes
+            tree = self.arrays(data, n, view)
+        finally:
+            PyMem_Free(data)
+        for array in self.treedef.flatten_up_to(tree):
+            # Laid end to end, a leaf may begin anywhere.
             PyArray_UpdateFlags(<PyArrayObject*><PyObject*>array, NPY_ARRAY_ALIGNED)
             if memory.readonly:
                 array.flags.writeable = False
-            leaves.append(array)
-            data += rows * self.leaf[i].nbytes
-        return self.treedef.unflatten(leaves)
+        return tree
 
     def __reduce__(self):
         return Flattener, (self.treedef, self.specs, self.namespace)
@@ -518,6 +522,12 @@ cdef bint put_scalar(object value, PyArrayObject* array) except -1:
                 return True
             if number == NPY_INT32 and integer == <int32_t>integer:
                 (<int32_t*>target)[0] = <int32_t>integer
+                return True
+            if number == NPY_FLOAT32 and -(1 << 24) <= integer <= 1 << 24:
+                (<float*>target)[0] = <float>integer
+                return True
+            if number == NPY_FLOAT64 and -(1LL << 53) <= integer <= 1LL << 53:
+                (<double*>target)[0] = <double>integer
                 return True
     return False
 

@@ -214,7 +214,9 @@ def _leaf_of(path: str, value: Any) -> LeafSpec:
     if reason is not None:
         raise SpecError(f"{where}: {reason}")
     if array.ndim > MAX_NDIM:
-        raise SpecError(f"{where} has {array.ndim} axes, at most {MAX_NDIM} are carried; merge some")
+        raise SpecError(
+            f"{where} has {array.ndim} axes, at most {MAX_NDIM} are carried; merge some"
+        )
     return LeafSpec(path, array.shape, native(array.dtype))
 
 

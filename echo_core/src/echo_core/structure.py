@@ -43,6 +43,11 @@ def join(path: str, entry: Any) -> str:
     return f"{path}/{segment(entry)}" if path else segment(entry)
 
 
+def entries(node: optree.PyTreeSpec) -> list[Any]:
+    """Per child its key, index or field; optree has indices for the fields of a namedtuple."""
+    return list(node.type._fields) if node.kind == Kind.NAMEDTUPLE else node.entries()
+
+
 def leaf_paths(treedef: optree.PyTreeSpec) -> list[str]:
     """The path of every leaf, in leaf order: `obs/pixels`, `layers/0/w`; a bare array is `""`.
 
@@ -57,7 +62,7 @@ def leaf_paths(treedef: optree.PyTreeSpec) -> list[str]:
             )
         if node.kind == Kind.LEAF:
             paths.append(path)
-        for entry, child in zip(node.entries(), node.children()):
+        for entry, child in zip(entries(node), node.children()):
             walk(child, join(path, entry), depth + 1)
 
     walk(treedef, "", 0)
@@ -103,7 +108,7 @@ def to_json(treedef: optree.PyTreeSpec, keep_order: bool = False) -> Any:
         for kind, name in ((Kind.LIST, "list"), (Kind.TUPLE, "tuple"), (Kind.DEQUE, "deque")):
             if node.kind == kind:
                 return {name: children}
-        fields = [[_key(entry), child] for entry, child in zip(node.entries(), children)]
+        fields = [[_key(entry), child] for entry, child in zip(entries(node), children)]
         return {"named": node.type.__name__, "fields": fields}
 
     return walk(treedef)
@@ -158,7 +163,7 @@ def explain(
                 f"{shown(path)} must have {treedef.num_children} elements, got {len(children)}; "
                 "pad it, or make a variable length one array of fixed size"
             )
-        pairs = list(zip(treedef.entries(), children))
+        pairs = list(zip(entries(treedef), children))
     for (entry, value), child in zip(pairs, treedef.children()):
         wrong = explain(child, value, namespace, join(path, entry))
         if wrong is not None:

@@ -5,6 +5,8 @@
     trajectory = TrajectoryAccumulator(example)
     ...
     client.send(trajectory.build())
+
+The arrays are allocated once; a row is checked whole before any of it is copied.
 """
 
 from __future__ import annotations
@@ -132,7 +134,9 @@ class _Timescale:
         leaves = spec.leaves
         if not leaves:
             raise SpecError(f"timescale {name!r} has no arrays; give it one, or remove it")
-        single = any(not leaf.shape for leaf in leaves) or all(leaf.shape[0] == 1 for leaf in leaves)
+        single = any(not leaf.shape for leaf in leaves) or all(
+            leaf.shape[0] == 1 for leaf in leaves
+        )
         if single:
             rows = [leaf.shape[1:] if leaf.shape[:1] == (1,) else leaf.shape for leaf in leaves]
         else:

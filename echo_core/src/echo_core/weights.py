@@ -151,7 +151,7 @@ def unpack(meta: bytes, payload: Any, like: Any = None, *, namespace: str = "") 
             params = _rebuild_like(containers, leaves, paths, like, namespace)
     except (ProtocolError, SpecError):
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         raise ProtocolError(f"weights with a malformed description: {error!r}") from error
     return Weights(params, version, found)
 
