@@ -47,6 +47,7 @@ def build_options(
     tuple, list, dict with str keys, another dataclass (from a nested table), and Any. An int
     becomes a float where a float is asked for; nothing else is converted, except that `Text` is
     read as the field's type. Values that already are of a field's class are taken as they are.
+    What a field with `repr=False` holds is a secret and never part of a message.
 
     Args:
         cls: a dataclass; its `__post_init__` may raise ValueError or TypeError for values that
@@ -84,7 +85,7 @@ class _Reader:
             path = _join(where, key)
             if key not in fields:
                 raise self.error(path, f"unknown key{_suggest(str(key), fields)}")
-            values[key] = self.value(hints[key], value, path)
+            values[key] = self.value(hints[key], value, path, secret=not fields[key].repr)
         for name, field in fields.items():
             if name not in values and _is_required(field):
                 kind = _describe(hints[name])
@@ -100,11 +101,13 @@ class _Reader:
             path = _join(where, named[0]) if len(named) == 1 else where
             raise self.error(path, str(error)) from error
 
-    def value(self, hint: Any, value: Any, path: str) -> Any:
+    def value(self, hint: Any, value: Any, path: str, secret: bool = False) -> Any:
         try:
             return self.convert(hint, value, path)
         except _Mismatch:
             shown = repr(str(value) if isinstance(value, Text) else value)
+            if secret:
+                shown = f"{type(value).__name__} (not shown)"
             advice = self.advice(hint, value)
             raise self.error(path, f"must be {_describe(hint)}, not {shown}{advice}") from None
 
@@ -159,10 +162,10 @@ class _Reader:
         """How to mend the most common mismatch, a number or a boolean in quotes."""
         if isinstance(value, str) and not isinstance(value, Text):
             try:
-                self.convert(hint, Text(value), "")
+                unquoted = self.convert(hint, Text(value), "")
             except (_Mismatch, ConfigError):
                 return ""
-            return "; write it without quotes"
+            return "; write it without quotes" if isinstance(unquoted, (int, float)) else ""
         return ""
 
     def error(self, path: str, problem: str) -> ConfigError:
@@ -254,6 +257,7 @@ _WORDS = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
+    bytes: "bytes",
     Path: "a path",
     type(None): "none",
 }
