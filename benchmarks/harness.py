@@ -27,6 +27,9 @@ from benchmarks.processes import environment
 
 Result = dict[str, Any]
 
+#: The one-minute load average above which a run carries a warning.
+BUSY = 0.5
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -55,6 +58,11 @@ def run(
     """Measure every case with every system able to do it, and return the result file's content."""
     cases = list(cases)
     notes: list[str] = []
+    described = machine.describe()
+    if described["machine"]["load"] > BUSY:
+        notes.append(
+            f"the machine was busy when the run began: load {described['machine']['load']}"
+        )
     present: dict[str, str] = {}
     for name in systems:
         try:
@@ -79,7 +87,7 @@ def run(
     return {
         "format": "echo-benchmarks",
         "version": 1,
-        **machine.describe(),
+        **described,
         "systems": present,
         "settings": asdict(settings),
         "notes": notes,
