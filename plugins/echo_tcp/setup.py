@@ -1,0 +1,30 @@
+"""Builds the two native modules; everything else is in pyproject.toml."""
+
+from pathlib import Path
+
+import echo_core
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+package = Path("src/echo_tcp")
+capi = Path(echo_core.get_include())
+headers = [str(path) for path in sorted(package.glob("**/*.hpp"))] + [str(capi / "echo_capi.h")]
+extensions = [
+    Extension(
+        f"echo_tcp.{name}",
+        [str(package / f"{name}.pyx")],
+        language="c++",
+        depends=headers,
+        # capi.pxd names the header relative to the package it lies in.
+        include_dirs=[str(package), str(capi), str(capi.parent), numpy.get_include()],
+        # CXXFLAGS come after these: a sanitizer build only adds to them.
+        extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wextra", "-pthread"],
+        extra_link_args=["-pthread"],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
+    )
+    for name in ("_learner", "_worker")
+    if (package / f"{name}.pyx").exists()
+]
+# The folder above the package echo_core is where its .pxd files are found, installed or not.
+setup(ext_modules=cythonize(extensions, include_path=["src", str(capi.parent.parent)], build_dir="build/cython"))

@@ -1,0 +1,20 @@
+"""TCP for Echo. Only the announcement is here: what it announces is imported when it is selected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from echo_core.hookspecs import TransportInfo, hookimpl
+
+
+@hookimpl
+def echo_transports() -> Iterable[TransportInfo]:
+    return [
+        TransportInfo(
+            name="tcp",
+            factory="echo_tcp.transport:TcpTransport",
+            client="echo_tcp.transport:TcpClient",
+            api=1,
+            summary="TCP over IPv4 and IPv6: native at both ends, token authentication",
+        )
+    ]

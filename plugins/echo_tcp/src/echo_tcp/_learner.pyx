@@ -1,0 +1,187 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, freethreading_compatible=True
+"""The learner's data plane for Python: a thin skin over learner/learner.hpp."""
+from __future__ import annotations
+
+from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+from libcpp cimport bool as cbool
+from libcpp.memory cimport unique_ptr
+from libcpp.string cimport string
+from libcpp.utility cimport move
+from libcpp.vector cimport vector
+
+from echo_core.capi cimport ECHO_CAPI_VERSION, echo_capi, echo_store, echo_store_of, echo_table
+
+cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
+    int64_t clock_ns()
+
+    cdef cppclass ClientId:
+        unsigned char* data()
+
+    cdef cppclass NewPeer:
+        int fd
+        ClientId client
+        uint64_t base
+        cbool echo1
+        cbool counted
+        string unsent
+        string leftover
+
+    cdef cppclass Event:
+        int kind
+        uint64_t peer
+        uint64_t number
+        uint64_t digest
+        string text
+
+    cdef struct PeerRow:
+        uint64_t key, samples, bytes, version, digest, partial, read_at, parked_at
+
+    cdef struct TotalsRow:
+        uint64_t samples, duplicates, bytes_received, bytes_sent, frames, direct_frames, parked, evicted
+        uint64_t staged_bytes, protocol_errors, acks, weights_sent, rounds, active, waiting
+
+    cdef cppclass Learner:
+        Learner(const echo_capi*, echo_store*, unsigned, uint64_t) except +
+        int events_fd()
+        vector[Event] take_events() except +
+        uint64_t add(NewPeer) except +
+        void forget(uint64_t)
+        void reply(uint64_t, string) except +
+        void refuse(uint64_t, string) except +
+        void publish(uint64_t, string, const char*, uint64_t, uint64_t) except +
+        vector[PeerRow] peers() except +
+        TotalsRow totals()
+        void stop(int64_t)
+
+# Event kinds, as in learner/events.hpp.
+ADDED = 0
+LOST = 1
+CONTROL = 2
+RECEIPT = 3
+cdef enum:
+    RELEASED = 4
+
+
+cdef class _Payload:
+    """Keeps the bytes of one published version where they are."""
+    cdef Py_buffer view
+    cdef cbool held
+
+    def __cinit__(self, payload):
+        PyObject_GetBuffer(payload, &self.view, PyBUF_SIMPLE)
+        self.held = True
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.view)
+
+
+cdef class NativeLearner:
+    """Loops that read authenticated sockets into a store.
+
+    Args:
+        store: PyCapsule "echo_core.store" (`sink.native`).
+        threads: loops, one thread each; a client is always served by the same one.
+        staging_bytes: memory of one loop for large frames that cannot go straight into slots.
+
+    Every method may be called from any thread.
+    """
+    cdef unique_ptr[Learner] learner
+    cdef dict payloads  # ticket -> _Payload that a loop may still be sending
+    cdef uint64_t tickets
+
+    def __cinit__(self, store, unsigned threads, uint64_t staging_bytes):
+        cdef const echo_capi* table = echo_table(ECHO_CAPI_VERSION)
+        cdef echo_store* native = echo_store_of(store)
+        self.payloads = {}
+        self.tickets = 0
+        self.learner.reset(new Learner(table, native, threads, staging_bytes))
+
+    def __dealloc__(self):
+        # Joins the threads, which are not told goodbye here: that is stop()'s.
+        with nogil:
+            self.learner.reset()
+
+    def fileno(self) -> int:
+        """Readable while there are events to take."""
+        return self.learner.get().events_fd()
+
+    def add(self, int fd, bytes client, uint64_t base, *, cbool echo1, cbool counted, bytes unsent, bytes leftover) -> int:
+        """Hand over a connected, non-blocking socket; the loop owns `fd` from now on.
+
+        Args:
+            client: 16 bytes, the same for every connection of a session.
+            base: samples of the session that the client knows to be committed.
+            echo1: whether it speaks the original protocol.
+            counted: whether it counts among the store's connected workers.
+            unsent, leftover: what the handshake left to be sent, and what came behind it.
+
+        Returns:
+            the key under which events name the connection.
+        """
+        if len(client) != 16:
+            raise ValueError(f"a client id has 16 bytes, not {len(client)}")
+        cdef NewPeer peer
+        peer.fd = fd
+        memcpy(peer.client.data(), <const char*>client, 16)
+        peer.base = base
+        peer.echo1 = echo1
+        peer.counted = counted
+        peer.unsent = unsent
+        peer.leftover = leftover
+        return self.learner.get().add(move(peer))
+
+    def take_events(self) -> list[tuple[int, int, int, int, bytes]]:
+        """All that happened since the last call, in order: (kind, key, number, digest, text).
+
+        `ADDED`: served from now on. `LOST`: text is the reason, number 1 if the peer broke the protocol. `CONTROL`: number is the
+        request's id, text its payload. `RECEIPT`: number is the version.
+        """
+        cdef vector[Event] events = self.learner.get().take_events()
+        cdef size_t i
+        out = []
+        for i in range(events.size()):
+            if <int>events[i].kind == RELEASED:
+                self.payloads.pop(events[i].number, None)
+            else:
+                out.append((events[i].kind, events[i].peer, events[i].number, events[i].digest, <bytes>events[i].text))
+        return out
+
+    def forget(self, uint64_t key) -> None:
+        """Drop the figures of a connection whose `LOST` event was taken."""
+        self.learner.get().forget(key)
+
+    def reply(self, uint64_t key, bytes frame) -> None:
+        """Send a whole frame that answers a `CONTROL` event; does nothing if the connection is gone."""
+        self.learner.get().reply(key, frame)
+
+    def refuse(self, uint64_t key, bytes reason) -> None:
+        """End a connection that broke the protocol."""
+        self.learner.get().refuse(key, reason)
+
+    def publish(self, uint64_t version, bytes meta, payload) -> None:
+        """Offer a version to every subscriber. `payload` (a contiguous buffer) is referred to, not copied."""
+        cdef _Payload held = _Payload(payload)
+        cdef uint64_t ticket
+        self.tickets += 1
+        ticket = self.tickets
+        self.payloads[ticket] = held
+        cdef string head = len(meta).to_bytes(4, "little") + meta
+        self.learner.get().publish(version, head, <const char*>held.view.buf, <uint64_t>held.view.len, ticket)
+
+    def peers(self) -> list[dict[str, int]]:
+        """One row for each connection: key, samples, bytes, version, digest, partial, read_at and parked_at (CLOCK_MONOTONIC, ns)."""
+        cdef vector[PeerRow] rows = self.learner.get().peers()
+        return [row for row in rows]
+
+    def totals(self) -> dict[str, int]:
+        """Counters of all loops together."""
+        return self.learner.get().totals()
+
+    def stop(self, double seconds) -> None:
+        """Commit what has arrived whole, say goodbye to everybody for at most `seconds`, end the threads. Idempotent."""
+        cdef int64_t deadline = clock_ns() + <int64_t>(seconds * 1e9)
+        with nogil:
+            self.learner.get().stop(deadline)

@@ -1,0 +1,389 @@
+"""The control plane of a listener: one thread that accepts, authenticates, and reports.
+
+It holds every connection until its handshake is done, then hands the socket to the native loops
+and hears of it again only through their events. All handshakes run side by side, each bounded in
+bytes and time, so that strangers can neither stop it nor fill its memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from echo_core.errors import EchoError, ProtocolError
+from echo_core.handshake import ServerHandshake
+from echo_core.transport import Peer
+from echo_core.wire import REPLY, Kind, frame, pack_error, pack_reply, parse_request
+
+from ._learner import ADDED, CONTROL, LOST, RECEIPT, NativeLearner
+from .pending import Pending
+from .sockets import name_of
+
+if TYPE_CHECKING:
+    from echo_core.sink import Sink
+
+    from .transport import TcpListenOptions
+
+__all__ = ["Control"]
+
+_log = logging.getLogger("echo")
+
+ACCEPT_PAUSE = 0.25  # seconds without accepting when nothing else helps
+ACCEPTS_AT_ONCE = 64  # then the handshakes under way are looked after
+CROWDED_SECONDS = 2.0  # in a crowd a handshake may be thrown out after so long
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+OUT_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
+
+
+class Control:
+    """Serves the listening sockets `listening` until `stop`.
+
+    `greeting` is what a client of the original protocol is told first; None speaks protocol 2.
+    """
+
+    def __init__(
+        self,
+        listening: Iterable[socket.socket],
+        native: NativeLearner,
+        sink: Sink,
+        tokens: Iterable[bytes],
+        options: TcpListenOptions,
+        greeting: bytes | None,
+    ) -> None:
+        self.counts = {"connections_total": 0, "refused": 0, "protocol_errors": 0}
+        self._listening = list(listening)
+        self._native = native
+        self._sink = sink
+        self._tokens = tuple(tokens)
+        self._options = options
+        self._greeting = greeting
+        self._complaints = Seldom()
+        self._lock = threading.Lock()
+        self._peers: dict[int, Peer] = {}  # by the native key
+        self._pending: OrderedDict[socket.socket, Pending] = OrderedDict()  # oldest first
+        self._accepting = False
+        self._accept_again_at = 0.0  # time.monotonic(); while not accepting
+        self._closing = False  # no more clients
+        self._over = False  # and no more events
+        self._reserve: int | None = _spare_descriptor()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+        self._selector.register(native.fileno(), selectors.EVENT_READ, self._report)
+        self._accept_from_now_on()
+        self._unlistened = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="echo-tcp-control", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------- from other threads
+
+    def peers(self) -> dict[int, Peer]:
+        """The clients connected now, by their native keys."""
+        with self._lock:
+            return dict(self._peers)
+
+    def stop_accepting(self, timeout: float) -> None:
+        """Free the address; clients in their handshake are told that the learner is closing."""
+        self._closing = True
+        self._ring()
+        if threading.current_thread() is self._thread:
+            self._unlisten()
+        else:
+            self._unlistened.wait(timeout)
+
+    def stop(self, timeout: float) -> None:
+        """Report what has happened until now, and end."""
+        self._over = True
+        self._ring()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _ring(self) -> None:
+        try:
+            os.eventfd_write(self._wake, 1)
+        except OSError:
+            pass  # the thread has ended
+
+    # ----------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._over:
+                for key, events in self._selector.select(self._patience()):
+                    try:
+                        key.data(events)
+                    except Exception:  # one client's trouble must not end the service of others
+                        _log.exception("tcp control plane")
+                self._look_at_the_clock()
+                if self._closing:
+                    self._unlisten()
+            self._report(0)
+        finally:
+            self._unlisten()
+            self._selector.close()
+            os.close(self._wake)
+            if self._reserve is not None:
+                os.close(self._reserve)
+
+    def _woken(self, _: int) -> None:
+        os.eventfd_read(self._wake)
+
+    def _patience(self) -> float | None:
+        times = [pending.deadline for pending in self._pending.values()]
+        if not self._accepting and not self._closing:
+            times.append(self._accept_again_at)
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        for pending in [p for p in self._pending.values() if p.deadline <= now]:
+            if not pending.hanging_up:
+                self._complain_of(pending, pending.too_slow(self._options.handshake_timeout))
+            self._drop(pending)
+        if not self._accepting and not self._closing and self._accept_again_at <= now:
+            self._accept_from_now_on()
+
+    # ------------------------------------------------------------------------------ accepting
+
+    def _accept_from_now_on(self) -> None:
+        for sock in self._listening:
+            self._selector.register(sock, selectors.EVENT_READ, self._acceptor(sock))
+        self._accepting = True
+
+    def _acceptor(self, listening: socket.socket) -> Callable[[int], None]:
+        return lambda events: self._accept(listening)
+
+    def _pause_accepting(self, until: float) -> None:
+        if self._accepting:
+            for sock in self._listening:
+                self._selector.unregister(sock)
+        self._accepting = False
+        self._accept_again_at = until
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTS_AT_ONCE):
+            if not self._accepting or not self._room():
+                return
+            try:
+                sock, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._cannot_accept(listening, error)
+                return
+            self._welcome(sock, name_of(address))
+
+    def _room(self) -> bool:
+        """Whether one more handshake can be under way; makes room by ending one that lingers."""
+        if len(self._pending) < self._options.max_pending:
+            return True
+        oldest = next(iter(self._pending.values()))
+        throw_out_at = min(oldest.began + CROWDED_SECONDS, oldest.deadline)
+        if throw_out_at > time.monotonic():
+            self._pause_accepting(throw_out_at)
+            return False
+        self._complain_of(oldest, EchoError("it kept others waiting in its handshake"))
+        self._drop(oldest)
+        return True
+
+    def _cannot_accept(self, listening: socket.socket, error: OSError) -> None:
+        if error.errno not in OUT_OF_DESCRIPTORS + OUT_OF_MEMORY:
+            # An error of the connection that was about to be accepted (see accept(2)): the next.
+            self._complaints.warn("a client could not be accepted: %s", error)
+            return
+        self._complaints.warn(
+            "no more clients can be accepted: %s; those connected are served on (raise the limit:"
+            " ulimit -n)",
+            error,
+        )
+        if error.errno in OUT_OF_DESCRIPTORS and self._reserve is not None:
+            # Left in the queue, the client would wait for an answer and this thread would be told
+            # of it again and again. The descriptor kept for this is enough to tell it why.
+            os.close(self._reserve)
+            self._reserve = None
+            try:
+                sock, _ = listening.accept()
+                with sock:
+                    self.counts["refused"] += 1
+                    if self._greeting is None:
+                        handshake = ServerHandshake(self._sink.spec)
+                        sock.setblocking(False)
+                        sock.send(handshake.refuse("busy", "the learner is out of file descriptors"))
+            except OSError:
+                pass
+            self._reserve = _spare_descriptor()
+        self._pause_accepting(time.monotonic() + ACCEPT_PAUSE)
+
+    # ----------------------------------------------------------------------------- handshakes
+
+    def _welcome(self, sock: socket.socket, address: str) -> None:
+        sock.setblocking(False)
+        deadline = time.monotonic() + self._options.handshake_timeout
+        handshake = None
+        if self._greeting is None:
+            handshake = ServerHandshake(self._sink.spec, self._tokens, self._sink.incarnation)
+        pending = Pending(sock, address, handshake, self._greeting or b"", deadline)
+        self._pending[sock] = pending
+        self._selector.register(sock, pending.events, lambda events: self._go_on(pending, events))
+        if len(self._peers) + len(self._pending) > self._options.max_connections:
+            text = (
+                f"this learner serves {self._options.max_connections} clients already;"
+                " raise max_connections"
+            )
+            pending.refuse("busy", text)
+            self._complain_of(pending, EchoError(text))
+        if pending.greeting or pending.hanging_up:
+            self._go_on(pending, 0)
+
+    def _go_on(self, pending: Pending, events: int) -> None:
+        try:
+            done = pending.go_on(events & selectors.EVENT_READ != 0)
+        except EchoError as error:
+            self._complain_of(pending, error)
+            if not pending.hanging_up:
+                self._drop(pending)
+                return
+            done = False
+        except OSError:
+            self._drop(pending)  # it hung up, which is no news: port scanners do nothing else
+            return
+        if not done:
+            self._selector.modify(
+                pending.sock, pending.events, lambda events: self._go_on(pending, events)
+            )
+        elif pending.hanging_up:
+            self._drop(pending)
+        else:
+            self._hand_over(pending)
+
+    def _hand_over(self, pending: Pending) -> None:
+        self._forget(pending)
+        hello, sock = pending.hello(), pending.sock
+        peer = Peer(
+            id=hello["client"],
+            name=hello["name"],
+            address=pending.address,
+            role=hello["role"],
+            pid=hello["pid"],
+            host=hello["host"],
+            connected_at=time.time(),
+            state_since=time.monotonic(),
+        )
+        with self._lock:
+            key = self._native.add(
+                sock.detach(),
+                bytes.fromhex(hello["client"]),
+                hello["base"],
+                echo1=self._greeting is not None,
+                counted=hello["role"] == "worker",
+                unsent=bytes(pending.unsent),
+                leftover=pending.leftover(),
+            )
+            self._peers[key] = peer
+        self.counts["connections_total"] += 1
+
+    def _forget(self, pending: Pending) -> None:
+        self._selector.unregister(pending.sock)
+        del self._pending[pending.sock]
+
+    def _drop(self, pending: Pending) -> None:
+        self._forget(pending)
+        pending.sock.close()
+
+    def _complain_of(self, pending: Pending, error: EchoError) -> None:
+        self.counts["protocol_errors" if isinstance(error, ProtocolError) else "refused"] += 1
+        self._complaints.warn("turned %s away: %s", pending.address, error)
+
+    # --------------------------------------------------------------------------------- events
+
+    def _report(self, _: int) -> None:
+        for kind, key, number, digest, text in self._native.take_events():
+            peer = self._peers.get(key)
+            if peer is None:
+                continue
+            try:
+                if kind == ADDED:
+                    self._sink.connected(peer)
+                elif kind == LOST:
+                    self._lost(key, peer, text.decode("utf-8", "replace"), bool(number))
+                elif kind == RECEIPT:
+                    peer.weights_version, peer.weights_digest = number, digest
+                    self._sink.receipt(peer, number, digest)
+                elif kind == CONTROL:
+                    self._answer(key, peer, number, text)
+            except Exception:  # of a hook, most likely: the next event is somebody else's
+                _log.exception("tcp: while reporting on worker %s", peer.name)
+
+    def _lost(self, key: int, peer: Peer, reason: str, broken: bool) -> None:
+        with self._lock:
+            del self._peers[key]
+        self._native.forget(key)
+        self._sink.lost(peer, f"it broke the protocol: {reason}" if broken else reason)
+
+    def _answer(self, key: int, peer: Peer, number: int, payload: bytes) -> None:
+        """Requests are answered one after another, in this thread: an operation that takes long
+        delays other requests and new connections, but no samples and no weights."""
+        try:
+            op, body, blob = parse_request(payload)
+        except ProtocolError as error:
+            self._native.refuse(key, str(error).encode())
+            return
+        try:
+            answer = pack_reply(*self._sink.control(peer, op, body, blob))
+        except Exception as error:
+            if not isinstance(error, EchoError):
+                _log.exception("request %r of worker %s failed", op, peer.name)
+            answer = pack_error(error)
+        self._native.reply(key, frame(Kind.CONTROL, answer, flags=REPLY, seq=number))
+
+    # -------------------------------------------------------------------------------- closing
+
+    def _unlisten(self) -> None:
+        if self._unlistened.is_set():
+            return
+        self._closing = True
+        self._pause_accepting(0.0)
+        for sock in self._listening:
+            sock.close()
+        for pending in list(self._pending.values()):
+            pending.refuse("shutdown", "the learner is closing")
+            try:
+                pending.go_on(False)
+            except (EchoError, OSError):
+                pass
+            self._drop(pending)
+        self._unlistened.set()
+
+
+class Seldom:
+    """Logs the same complaint at most once in a few seconds: strangers must not fill the disk."""
+
+    INTERVAL = 5.0  # seconds
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[float, int]] = {}  # by text: when, and left out since
+
+    def warn(self, text: str, *values: Any) -> None:
+        now = time.monotonic()
+        when, left_out = self._last.get(text, (-self.INTERVAL, 0))
+        if now - when < self.INTERVAL:
+            self._last[text] = (when, left_out + 1)
+            return
+        self._last[text] = (now, 0)
+        more = f" ({left_out} more like this)" if left_out else ""
+        _log.warning(f"tcp: {text}%s", *values, more)
+
+
+def _spare_descriptor() -> int | None:
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None

@@ -1,0 +1,72 @@
+// What the loops tell Python: a queue and an eventfd that becomes readable when it is not empty.
+#pragma once
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace echo_tcp::learner {
+
+inline int new_eventfd() {
+    const int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (fd < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+    return fd;
+}
+inline void ring_eventfd(int fd) noexcept {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = write(fd, &one, sizeof one);
+}
+inline void clear_eventfd(int fd) noexcept {
+    std::uint64_t count;
+    [[maybe_unused]] const auto taken = read(fd, &count, sizeof count);
+}
+
+struct Event {
+    enum Kind : int {
+        added = 0,     // the connection is served from now on; comes before anything else of it
+        lost = 1,      // text: the reason; number: 1 if the peer broke the protocol
+        control = 2,   // number: request id; text: the payload
+        receipt = 3,   // number: version; digest
+        released = 4,  // number: the weights with this ticket are not used any more
+    };
+    Kind kind;
+    std::uint64_t peer = 0;
+    std::uint64_t number = 0;
+    std::uint64_t digest = 0;
+    std::string text;
+};
+
+class Events {
+public:
+    Events() : fd_(new_eventfd()) {}
+    ~Events() { close(fd_); }
+    Events(const Events &) = delete;
+    Events &operator=(const Events &) = delete;
+
+    int fd() const noexcept { return fd_; }
+
+    void push(Event event) {
+        std::lock_guard<std::mutex> lock(lock_);
+        queue_.push_back(std::move(event));
+        if (queue_.size() == 1) ring_eventfd(fd_);
+    }
+    std::vector<Event> take() {
+        std::lock_guard<std::mutex> lock(lock_);
+        clear_eventfd(fd_);
+        return std::exchange(queue_, {});
+    }
+
+private:
+    const int fd_;
+    std::mutex lock_;
+    std::vector<Event> queue_;
+};
+
+}  // namespace echo_tcp::learner

@@ -1,0 +1,395 @@
+// From sockets into slots: reads what a connection has sent and takes the frames apart.
+//
+// Small frames are parsed where they lie in one big buffer that all connections of the loop share;
+// frames in a row that continue one another go into the store as one block. What is left of a frame
+// that is not whole is kept with its peer and put back in front of the next read. A large frame that
+// is not whole yet becomes a Landing, and the rest of it is read straight into its slots.
+#pragma once
+
+#include <sys/socket.h>
+
+#include "limits.hpp"
+#include "peer.hpp"
+
+namespace echo_tcp::learner {
+
+enum class Step {
+    drained,  // everything the socket had is taken; wait for more
+    more,     // the turn's share is used up; others first
+    space,    // a sample is waiting for a slot
+    staging,  // a frame is waiting for memory to be staged in
+    ended,    // peer.reason says why
+};
+
+class Ingest {
+public:
+    static constexpr std::size_t direct_bytes = 16 << 10;   // payloads from here on may be a Landing
+    static constexpr std::size_t shared_bytes = 256 << 10;  // one read of small frames
+    static constexpr std::size_t crowded_bytes = 32 << 10;  // the same while others wait for space
+    static constexpr std::size_t trail_bytes = 4 << 10;     // read beyond the end of a large frame
+    static constexpr std::int64_t turn_bytes = 512 << 10;   // then it is the next connection's turn
+    static constexpr std::uint64_t most_block = 65536;      // samples inserted at once
+    static constexpr std::int64_t slow_ns = 5'000'000;      // a staged frame quicker than this: fast again
+
+    Ingest(Store &store, Events &events, Totals &totals, std::uint64_t staging_limit)
+        : store_(store), events_(events), totals_(totals), staging_limit_(staging_limit),
+          memory_(new char[headroom + shared_bytes]), area_(memory_.get() + headroom) {}
+
+    std::int64_t now = 0;         // of the loop's round
+    std::int64_t round_ns = 0;    // how long rounds take lately: what a busy loop adds to any wait
+    bool staging_freed = false;   // set when a staged frame is gone
+
+    // Reads and takes frames of `p` until one of the reasons in Step. `may_claim`: false while others
+    // have waited longer for space. May throw std::bad_alloc.
+    Step turn(Peer &p, bool may_claim) {
+        may_claim_ = may_claim;
+        count_queued(p, 0);
+        Step step = resume(p);
+        if (step == Step::drained) step = read(p);
+        if (step == Step::space || step == Step::staging) {
+            p.held_back = true;
+            const std::uint64_t waiting = waiting_samples(p);
+            count_queued(p, waiting);
+            store_.queue_depth(waiting);
+        }
+        p.figures->partial.set(p.mid_message());
+        return step;
+    }
+
+    // The sender of a Landing has stalled: give its slots back. May throw std::bad_alloc.
+    void stage(Peer &p) {
+        totals_.staged_bytes.add(p.landing->stage());
+        totals_.evicted.add(1);
+        p.slow = true;
+    }
+
+    // The connection is over: give back what it holds.
+    void forget(Peer &p) {
+        drop_landing(p);
+        count_queued(p, 0);
+        p.tail = {};
+        p.message = {};
+    }
+
+private:
+    static constexpr std::size_t headroom = direct_bytes + 64;  // >= the tail of a small frame
+    static constexpr int most_places = 512;                     // half of what readv takes
+
+    // ---- reading --------------------------------------------------------------------------------
+    Step resume(Peer &p) {
+        if (p.landing && p.landing->whole())
+            if (const Step step = land(p); step != Step::drained) return step;
+        if (!p.held_back) return Step::drained;
+        p.held_back = false;
+        const char *at = p.tail.data() + p.tail_at;
+        const char *const end = p.tail.data() + p.tail.size();
+        const Step step = parse(p, at, end);
+        p.tail_at = std::size_t(at - p.tail.data());
+        if (p.tail_at == p.tail.size()) {
+            p.tail_at = 0;
+            p.tail.clear();
+            if (p.tail.capacity() > 2 * headroom) p.tail = {};
+        }
+        return step;
+    }
+
+    Step read(Peer &p) {
+        for (std::int64_t budget = turn_bytes;;) {
+            iovec places[most_places + 1];
+            int n = 0;
+            std::size_t direct = 0;
+            bool to_the_end = true;
+            if (p.landing) {
+                n = p.landing->places(places, most_places);
+                for (int i = 0; i < n; ++i) direct += places[i].iov_len;
+                to_the_end = direct == p.landing->left();
+            } else if (!p.message.empty()) {
+                direct = p.message.size() - p.message_have;
+                places[n++] = {p.message.data() + p.message_have, direct};
+            }
+            const std::size_t room = !to_the_end               ? 0
+                                     : direct != 0 || p.large ? trail_bytes
+                                     : may_claim_             ? shared_bytes
+                                                              : crowded_bytes;
+            if (room != 0) places[n++] = {area_, room};
+            const std::int64_t began = direct != 0 ? clock_ns() : 0;
+            const ssize_t got = direct != 0 ? readv(p.fd, places, n) : recv(p.fd, area_, room, 0);
+            if (got <= 0) {
+                if (got < 0 && errno == EINTR) continue;
+                return got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK) ? hung_up(p, got)
+                                                                             : Step::drained;
+            }
+            totals_.bytes_received.add(std::size_t(got));
+            p.figures->bytes.add(std::size_t(got));
+            p.figures->read_at.set(std::uint64_t(now));
+            const std::size_t into = std::min(std::size_t(got), direct);
+            const Step step = take(p, into, std::size_t(got) - into, began);
+            if (step != Step::drained) return step;
+            if (std::size_t(got) < direct + room) return Step::drained;
+            if ((budget -= got) <= 0) return Step::more;
+        }
+    }
+
+    // `into` bytes have gone to where the large frame wants them, `rest` bytes lie in the shared area.
+    Step take(Peer &p, std::size_t into, std::size_t rest, std::int64_t began) {
+        Step step = Step::drained;
+        const char *at = area_;
+        const char *const end = area_ + rest;
+        if (p.landing) {
+            p.landing->advance(into);
+            p.landing->progress_at = now;
+            p.landing->reading_ns += clock_ns() - began;
+            if (p.landing->whole()) step = land(p);
+        } else if (into != 0) {
+            p.message_have += into;
+            if (p.message_have == p.message.size()) {
+                const std::string message = std::exchange(p.message, {});
+                step = handle(p, p.message_header, message);
+            }
+        } else if (p.tail.size() != p.tail_at) {
+            const std::size_t before = p.tail.size() - p.tail_at;
+            at -= before;  // at most headroom: a longer tail is one that was held back
+            std::memcpy(area_ - before, p.tail.data() + p.tail_at, before);
+            p.tail_at = 0;
+            p.tail.clear();
+        }
+        if (step == Step::drained) step = parse(p, at, end);
+        if (step != Step::ended && at != end) p.tail.assign(at, end);
+        return step;
+    }
+
+    Step hung_up(Peer &p, ssize_t got) {
+        if (got == 0) {
+            p.reason = p.mid_message() ? "the worker went away in the middle of a message"
+                                       : "the worker hung up without a goodbye";
+        } else {
+            p.reason = std::string("connection lost: ") + std::strerror(errno);
+        }
+        return Step::ended;
+    }
+
+    // ---- taking apart ---------------------------------------------------------------------------
+    // Takes frames from [at, end) and moves `at` behind them. drained: what is left is no whole frame.
+    Step parse(Peer &p, const char *&at, const char *end) {
+        const std::size_t header_bytes = p.echo1 ? 0 : sizeof(FrameHeader);
+        for (;;) {
+            std::size_t have = std::size_t(end - at);
+            if (p.discard != 0) {
+                const std::size_t drop = std::min<std::uint64_t>(have, p.discard);
+                p.discard -= drop;
+                at += drop;
+                have -= drop;
+            }
+            if (have < header_bytes || have == 0) return Step::drained;
+            FrameHeader h;
+            if (p.echo1) {
+                if (p.fresh && !original(p, at, have)) return p.broken ? Step::ended : Step::drained;
+                h = make_header(Kind::data, p.session->committed + 1 - p.frame_done, store_.sample_bytes(), 1);
+            } else {
+                std::memcpy(&h, at, sizeof h);
+                if (std::string why = breach(h, store_.sample_bytes()); !why.empty()) return broken(p, why);
+            }
+            const bool data = h.kind == std::uint8_t(Kind::data);
+            if (data && h.seq > p.session->committed + 1)
+                return broken(p, "sample " + std::to_string(h.seq) + " after sample " +
+                                     std::to_string(p.session->committed) + ": the ones between are missing");
+            const bool whole = have - header_bytes >= h.length;
+            p.large = data && h.length >= direct_bytes;
+            if (!whole && h.length < direct_bytes) return Step::drained;
+            Step step = Step::drained;
+            if (data) {
+                step = whole ? insert(p, h, at, have, header_bytes)
+                             : open_landing(p, h, at + header_bytes, have - header_bytes);
+                if (step == Step::drained && !whole) at = end;
+            } else if (whole) {
+                at += header_bytes;
+                step = handle(p, h, {at, std::size_t(h.length)});
+                at += h.length;
+            } else {
+                p.message_header = h;
+                p.message.resize(h.length);
+                p.message_have = have - header_bytes;
+                std::memcpy(p.message.data(), at + header_bytes, p.message_have);
+                at = end;
+            }
+            if (step != Step::drained) return step;
+        }
+    }
+
+    // A client of protocol 2 speaks first, and without headers its HELLO would pass for samples. False
+    // when it is one (broken) or when the first bytes do not tell yet.
+    bool original(Peer &p, const char *at, std::size_t have) {
+        static constexpr char hello[] = {'E', 'C', 'H', 'O', 2, 1, 0, 0};
+        if (std::memcmp(at, hello, std::min(have, sizeof hello)) != 0) {
+            p.fresh = false;
+            return true;
+        }
+        if (have >= sizeof hello)
+            broken(p, "it speaks Echo protocol 2, this learner the original one; choose protocol=\"echo1\" at the"
+                      " worker too, or leave it out at both ends");
+        return false;
+    }
+
+    // The frame at `at` is whole: insert it, and with it those behind it that continue it.
+    Step insert(Peer &p, const FrameHeader &h, const char *&at, std::size_t have, std::size_t header_bytes) {
+        const std::size_t stride = header_bytes + h.length;
+        Block block{at, stride, std::uint32_t(header_bytes), h.count, 1};
+        // Zero-size samples without headers do not exist: listen() refuses them.
+        const std::uint64_t most = std::min<std::uint64_t>(have / stride, std::max<std::uint64_t>(1, most_block / h.count));
+        if (p.echo1) {
+            block.frames = std::uint32_t(most);
+        } else {
+            for (FrameHeader next = h; block.frames < most; ++block.frames) {
+                next.seq += h.count;
+                if (std::memcmp(at + block.frames * stride, &next, sizeof next) != 0) break;
+            }
+        }
+        Session &session = *p.session;
+        const std::uint64_t total = block.samples();
+        std::uint64_t skip = p.frame_done;
+        if (skip == 0 && h.seq <= session.committed) {
+            skip = std::min(total, session.committed + 1 - h.seq);
+            totals_.duplicates.add(skip);
+        }
+        const std::uint64_t n = may_claim_ ? store_.insert(block, skip, total - skip) : 0;
+        committed(p, n);
+        const std::uint64_t frames = (skip + n) / h.count;
+        totals_.frames.add(frames);
+        at += frames * stride;
+        p.frame_done = std::uint32_t((skip + n) % h.count);
+        return skip + n == total ? Step::drained : no_space();
+    }
+
+    // The beginning of a large frame is here, `have` bytes of its payload at `from`.
+    Step open_landing(Peer &p, const FrameHeader &h, const char *from, std::size_t have) {
+        const std::uint64_t known = std::min<std::uint64_t>(h.count, p.session->committed + 1 - h.seq);
+        if (known == h.count) {
+            totals_.duplicates.add(known);
+            p.discard = h.length - have;
+            return Step::drained;
+        }
+        if (!may_claim_) return Step::space;
+        auto landing = std::make_unique<Landing>(store_, h.length);
+        std::uint32_t wanted = h.count - std::uint32_t(known);
+        if (known != 0) landing->use_memory(Landing::Where::dropped, std::uint32_t(known));
+        for (echo_run run; !p.slow && wanted != 0 && store_.claim(wanted, &run); wanted -= run.count)
+            landing->use_slots(run);
+        if (!p.slow && !landing->holds_slots()) return no_space();
+        if (wanted != 0) {
+            const std::uint64_t bytes = wanted * store_.sample_bytes(), staged = totals_.staged_bytes.get();
+            if (staged != 0 && staged + bytes > staging_limit_) return Step::staging;
+            landing->use_memory(Landing::Where::staged, wanted);
+        }
+        landing->begin(now);
+        landing->fill(from, have);
+        totals_.staged_bytes.add(landing->staged_bytes());
+        p.landing = std::move(landing);
+        return Step::drained;
+    }
+
+    // The Landing is whole: commit it, as far as there is space.
+    Step land(Peer &p) {
+        std::uint64_t dropped = 0, inserted = 0;
+        const bool all = p.landing->hand_over(may_claim_, &dropped, &inserted);
+        totals_.duplicates.add(dropped);
+        committed(p, inserted);
+        if (!all) return no_space();
+        totals_.frames.add(1);
+        totals_.direct_frames.add(1);
+        if (inserted != 0) store_.copied(p.landing->reading_ns, inserted);
+        if (p.slow && now - p.landing->opened_at < std::max(slow_ns, 4 * round_ns)) p.slow = false;
+        drop_landing(p);
+        return Step::drained;
+    }
+
+    // ---- frames that are not samples ------------------------------------------------------------
+    Step handle(Peer &p, const FrameHeader &h, std::string_view payload) {
+        switch (static_cast<Kind>(h.kind)) {
+            case Kind::control:
+                if (h.flags & flag_reply) break;  // this learner asks its workers nothing
+                ++p.asked;
+                events_.push({Event::control, p.key, h.seq, 0, std::string(payload)});
+                break;
+            case Kind::receipt: {
+                std::uint64_t digest;
+                std::memcpy(&digest, payload.data(), sizeof digest);
+                if (h.seq != p.awaited || h.seq == 0)
+                    return broken(p, "receipt for weights " + std::to_string(h.seq) + ", which were not sent");
+                p.awaited = 0;
+                p.held = h.seq;
+                p.figures->version.set(h.seq);
+                p.figures->digest.set(digest);
+                events_.push({Event::receipt, p.key, h.seq, digest, {}});
+                break;
+            }
+            case Kind::subscribe:
+                p.subscribed = true;
+                if (p.sending || p.awaited != 0) break;  // what is on its way will be confirmed
+                p.held = h.seq;
+                p.figures->version.set(h.seq);
+                break;
+            case Kind::ping:
+                if (!(h.flags & flag_reply)) {
+                    const FrameHeader reply = make_header(Kind::ping, h.seq, 0, 0, flag_reply);
+                    p.out.append(reinterpret_cast<const char *>(&reply), sizeof reply);
+                }
+                break;
+            default:
+                return Step::ended;  // BYE: an orderly end needs no reason
+        }
+        return Step::drained;
+    }
+
+    // ---- small duties ---------------------------------------------------------------------------
+    void committed(Peer &p, std::uint64_t n) {
+        p.session->committed += n;
+        p.session->inserted += n;
+        p.figures->samples.set(p.session->inserted);
+        totals_.samples.add(n);
+    }
+    Step no_space() const {
+        return store_.closed() ? Step::ended : Step::space;
+    }
+    Step broken(Peer &p, std::string why) {
+        p.reason = std::move(why);
+        p.broken = true;
+        return Step::ended;
+    }
+    void drop_landing(Peer &p) {
+        if (!p.landing) return;
+        const std::uint64_t staged = p.landing->staged_bytes();
+        p.landing.reset();
+        if (staged == 0) return;
+        totals_.staged_bytes.set(totals_.staged_bytes.get() - staged);
+        staging_freed = true;
+    }
+    void count_queued(Peer &p, std::uint64_t samples) {
+        store_.queued(std::int64_t(samples) - std::int64_t(p.queued));
+        p.queued = samples;
+    }
+    // Whole samples that have arrived and are not inserted.
+    std::uint64_t waiting_samples(const Peer &p) const {
+        std::uint64_t n = p.landing && p.landing->whole() ? p.landing->waiting() : 0;
+        const std::size_t have = p.tail.size() - p.tail_at;
+        if (p.echo1) return n + have / store_.sample_bytes();
+        for (std::size_t at = 0; have - at >= sizeof(FrameHeader);) {
+            FrameHeader h;
+            std::memcpy(&h, p.tail.data() + p.tail_at + at, sizeof h);
+            at += sizeof h;
+            if (h.length > have - at) break;
+            at += h.length;
+            if (h.kind == std::uint8_t(Kind::data)) n += h.count;
+        }
+        return n - std::min<std::uint64_t>(n, p.frame_done);
+    }
+
+    Store &store_;
+    Events &events_;
+    Totals &totals_;
+    const std::uint64_t staging_limit_;
+    const std::unique_ptr<char[]> memory_;
+    char *const area_;        // shared_bytes, with headroom before it for the tail of a peer
+    bool may_claim_ = true;
+};
+
+}  // namespace echo_tcp::learner

@@ -1,0 +1,142 @@
+// The learner's data plane: loops, and which client is served by which of them.
+//
+// Python hands over sockets that have passed the handshake and gets events back; everything between
+// a socket and the store happens in the loops' threads, which never take the GIL.
+#pragma once
+
+#include "loop.hpp"
+
+namespace echo_tcp::learner {
+
+// One connection's figures at one moment.
+struct PeerRow {
+    std::uint64_t key, samples, bytes, version, digest, partial, read_at, parked_at;
+};
+
+// What a listener counts, all loops together.
+struct TotalsRow {
+    std::uint64_t samples, duplicates, bytes_received, bytes_sent, frames, direct_frames, parked, evicted,
+        staged_bytes, protocol_errors, acks, weights_sent, rounds, active, waiting;
+};
+
+class Learner {
+public:
+    Learner(const echo_capi *api, echo_store *store, unsigned threads, std::uint64_t staging_limit)
+        : events_(std::make_shared<Events>()), born_in_(getpid()) {
+        for (unsigned i = 0; i < threads; ++i)
+            loops_.push_back(std::make_unique<Loop>(api, store, events_, staging_limit));
+        try {
+            for (auto &loop : loops_) loop->start();
+        } catch (...) {
+            stop(0);
+            throw;
+        }
+    }
+    ~Learner() {
+        if (getpid() == born_in_) {
+            stop(0);
+            return;
+        }
+        // In a forked child the threads do not exist and everything here is the parent's.
+        for (auto &loop : loops_) static_cast<void>(loop.release());
+    }
+    Learner(const Learner &) = delete;
+    Learner &operator=(const Learner &) = delete;
+
+    int events_fd() const noexcept { return events_->fd(); }
+    std::vector<Event> take_events() { return events_->take(); }
+
+    // The key by which events name the connection; `peer.fd` belongs to its loop from now on.
+    std::uint64_t add(NewPeer peer) {
+        const std::uint64_t lane = ClientIdHash{}(peer.client) % loops_.size();
+        peer.figures = std::make_shared<Figures>();
+        {
+            std::lock_guard<std::mutex> lock(figures_lock_);
+            peer.key = ++last_number_ * loops_.size() + lane;
+            figures_.emplace(peer.key, peer.figures);
+        }
+        const std::uint64_t key = peer.key;
+        loops_[lane]->mailbox.put([&](Commands &c) { c.added.push_back(std::move(peer)); });
+        return key;
+    }
+    // Python has seen the connection's `lost` event.
+    void forget(std::uint64_t key) {
+        std::lock_guard<std::mutex> lock(figures_lock_);
+        figures_.erase(key);
+    }
+    void reply(std::uint64_t key, std::string frame) {
+        loop_of(key).mailbox.put([&](Commands &c) { c.replies.emplace_back(key, std::move(frame)); });
+    }
+    void refuse(std::uint64_t key, std::string reason) {
+        loop_of(key).mailbox.put([&](Commands &c) { c.refused.emplace_back(key, std::move(reason)); });
+    }
+
+    // `payload` must stay as it is until the event `released` with this ticket.
+    void publish(std::uint64_t version, std::string head, const char *payload, std::uint64_t bytes,
+                 std::uint64_t ticket) {
+        std::lock_guard<std::mutex> lock(publish_lock_);
+        auto weights = std::make_shared<Weights>();
+        weights->version = version;
+        weights->head = std::move(head);
+        weights->payload = payload;
+        weights->payload_bytes = bytes;
+        weights->ticket = ticket;
+        weights->events = events_;
+        if (version <= newest_) return;  // two threads published at once and this is the older version
+        newest_ = version;
+        for (auto &loop : loops_) loop->mailbox.put([&](Commands &c) { c.weights = weights; });
+    }
+
+    std::vector<PeerRow> peers() const {
+        std::lock_guard<std::mutex> lock(figures_lock_);
+        std::vector<PeerRow> rows;
+        for (const auto &[key, f] : figures_)
+            rows.push_back({key, f->samples.get(), f->bytes.get(), f->version.get(), f->digest.get(), f->partial.get(),
+                            f->read_at.get(), f->parked_at.get()});
+        return rows;
+    }
+
+    TotalsRow totals() const {
+        TotalsRow sum{};
+        for (const auto &loop : loops_) {
+            const Totals &t = loop->totals;
+            sum.samples += t.samples.get();
+            sum.duplicates += t.duplicates.get();
+            sum.bytes_received += t.bytes_received.get();
+            sum.bytes_sent += t.bytes_sent.get();
+            sum.frames += t.frames.get();
+            sum.direct_frames += t.direct_frames.get();
+            sum.parked += t.parked.get();
+            sum.evicted += t.evicted.get();
+            sum.staged_bytes += t.staged_bytes.get();
+            sum.protocol_errors += t.protocol_errors.get();
+            sum.acks += t.acks.get();
+            sum.weights_sent += t.weights_sent.get();
+            sum.rounds += t.rounds.get();
+            sum.active += t.active.get();
+            sum.waiting += t.waiting.get();
+        }
+        return sum;
+    }
+
+    // Farewells are given until `deadline` (clock_ns). Idempotent.
+    void stop(std::int64_t deadline) {
+        deadline = std::max<std::int64_t>(deadline, 1);
+        for (auto &loop : loops_) loop->mailbox.put([&](Commands &c) { c.stop_by = deadline; });
+        for (auto &loop : loops_) loop->join();
+    }
+
+private:
+    Loop &loop_of(std::uint64_t key) { return *loops_[key % loops_.size()]; }
+
+    const std::shared_ptr<Events> events_;
+    const pid_t born_in_;
+    std::vector<std::unique_ptr<Loop>> loops_;
+    mutable std::mutex figures_lock_;
+    std::unordered_map<std::uint64_t, std::shared_ptr<Figures>> figures_;
+    std::uint64_t last_number_ = 0;
+    std::mutex publish_lock_;
+    std::uint64_t newest_ = 0;
+};
+
+}  // namespace echo_tcp::learner

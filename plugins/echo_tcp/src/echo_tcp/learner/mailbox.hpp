@@ -1,0 +1,61 @@
+// What other threads ask of a loop. They never touch a connection themselves.
+#pragma once
+
+#include "peer.hpp"
+
+namespace echo_tcp::learner {
+
+// A connection that has passed its handshake. Whoever holds this owns `fd`.
+struct NewPeer {
+    int fd = -1;
+    std::uint64_t key = 0;
+    ClientId client{};
+    std::uint64_t base = 0;  // samples the client knows to be committed
+    bool echo1 = false;
+    bool counted = false;    // in the store's gauge of connected workers
+    std::string unsent;      // what is left to send of the handshake
+    std::string leftover;    // what came behind it
+    std::shared_ptr<Figures> figures;
+};
+
+struct Commands {
+    std::vector<NewPeer> added;
+    std::vector<std::pair<std::uint64_t, std::string>> replies;  // key, frame
+    std::vector<std::pair<std::uint64_t, std::string>> refused;  // key, reason
+    std::shared_ptr<const Weights> weights;
+    std::int64_t stop_by = 0;
+};
+
+class Mailbox {
+public:
+    Mailbox() : fd_(new_eventfd()) {}
+    ~Mailbox() {
+        for (const NewPeer &peer : commands_.added) close(peer.fd);  // came when the loop had ended
+        close(fd_);
+    }
+    Mailbox(const Mailbox &) = delete;
+    Mailbox &operator=(const Mailbox &) = delete;
+
+    int fd() const noexcept { return fd_; }  // readable when there is something to take
+
+    template <class Change>
+    void put(Change change) {
+        std::lock_guard<std::mutex> lock(lock_);
+        change(commands_);
+        if (!std::exchange(rung_, true)) ring_eventfd(fd_);
+    }
+    Commands take() {
+        std::lock_guard<std::mutex> lock(lock_);
+        rung_ = false;
+        clear_eventfd(fd_);
+        return std::exchange(commands_, {});
+    }
+
+private:
+    const int fd_;
+    std::mutex lock_;
+    Commands commands_;
+    bool rung_ = false;
+};
+
+}  // namespace echo_tcp::learner

@@ -1,0 +1,157 @@
+// From the learner to a worker: acknowledgements, answers, and weights in chunks between them.
+//
+// Nothing waits: what the socket does not take now stays with the peer until it is writable.
+// Acknowledgements are not queued but made when there is room for one, so a worker that does not
+// read costs a few bytes; weights are referred to, never copied, so a publish costs nothing here.
+#pragma once
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "peer.hpp"
+
+namespace echo_tcp::learner {
+
+class Outbox {
+public:
+    // Chunks begun in one go. More come when epoll says that the socket has room and every other
+    // connection had its turn: a large version does not hold up anybody's samples.
+    static constexpr int chunks_at_once = 2;
+
+    explicit Outbox(Totals &totals) : totals_(totals) {}
+
+    std::shared_ptr<const Weights> latest;  // what was published last
+
+    // Writes what there is to write. False when some of it is left: call again when writable.
+    bool pump(Peer &p) {
+        if (p.deaf) return true;
+        offer(p);
+        for (int chunks = 0;;) {
+            if (p.chunk_left != 0) {
+                if (!send_chunk(p)) return p.deaf;
+                if (p.sent == p.sending->size()) {
+                    p.awaited = p.sending->version;
+                    p.sending.reset();
+                    totals_.weights_sent.add(1);
+                }
+                continue;
+            }
+            acknowledge(p);
+            if (p.out_left() != 0) {
+                if (!send_small(p)) return p.deaf;
+            } else if (p.sending) {
+                if (chunks++ == chunks_at_once) return false;
+                begin_chunk(p);
+            } else {
+                return true;
+            }
+        }
+    }
+
+    // A farewell, after what is already on its way.
+    void say_bye(Peer &p, std::string_view reason) {
+        reason = reason.substr(0, max_bye_bytes);
+        // A reason cut in the middle of a character would not be UTF-8.
+        while (!reason.empty() && reason.size() == max_bye_bytes && (reason.back() & 0x80)) reason.remove_suffix(1);
+        p.subscribed = false;
+        if (p.chunk_left == 0) p.sending.reset();
+        if (p.echo1) return;
+        acknowledge(p);
+        p.ack_due = false;
+        const FrameHeader bye = make_header(Kind::bye, 0, reason.size());
+        append(p, &bye, sizeof bye);
+        p.out.append(reason);
+    }
+
+    static void append(Peer &p, const void *data, std::size_t size) {
+        p.out.append(static_cast<const char *>(data), size);
+    }
+
+private:
+    // The next version for a subscriber: only after the receipt of the one before, and the newest.
+    void offer(Peer &p) {
+        if (!p.subscribed || p.sending || p.awaited != 0 || !latest || latest->version == p.held) return;
+        p.sending = latest;
+        p.sent = 0;
+    }
+
+    void acknowledge(Peer &p) {
+        if (p.session == nullptr) return;
+        const std::uint64_t committed = p.session->committed;
+        if (p.echo1) {
+            p.out.append(committed - p.acked, '\x01');
+        } else if (committed != p.acked || p.ack_due) {
+            const FrameHeader ack = make_header(Kind::ack, committed);
+            append(p, &ack, sizeof ack);
+        } else {
+            return;
+        }
+        p.acked = committed;
+        p.ack_due = false;
+        totals_.acks.add(1);
+    }
+
+    void begin_chunk(Peer &p) {
+        const std::uint64_t total = p.sending->size();
+        const std::uint64_t bytes = std::min(max_weights_chunk, total - p.sent);
+        std::uint8_t flags = p.sent == 0 ? flag_first_chunk : 0;
+        if (p.sent + bytes == total) flags |= flag_last_chunk;
+        p.chunk = make_header(Kind::weights, p.sending->version, bytes, 0, flags);
+        p.chunk_left = sizeof p.chunk + bytes;
+        p.sent += bytes;
+    }
+
+    // True when the chunk is gone as a whole.
+    bool send_chunk(Peer &p) {
+        iovec places[3];
+        int n = 0;
+        const Weights &w = *p.sending;
+        if (p.chunk_left > p.chunk.length) {
+            const std::size_t left = p.chunk_left - p.chunk.length;
+            places[n++] = {reinterpret_cast<char *>(&p.chunk) + sizeof p.chunk - left, left};
+        }
+        const std::uint64_t end = p.sent;  // of the chunk, in the version's stream of bytes
+        std::uint64_t at = end - std::min(p.chunk_left, p.chunk.length);
+        if (at < w.head.size()) {
+            const std::size_t bytes = std::min(end, std::uint64_t(w.head.size())) - at;
+            places[n++] = {const_cast<char *>(w.head.data()) + at, bytes};
+            at += bytes;
+        }
+        if (at < end) places[n++] = {const_cast<char *>(w.payload) + (at - w.head.size()), end - at};
+        msghdr message{};
+        message.msg_iov = places;
+        message.msg_iovlen = std::size_t(n);
+        const ssize_t gone = sendmsg(p.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (gone < 0) return failed(p);
+        totals_.bytes_sent.add(std::size_t(gone));
+        p.chunk_left -= std::size_t(gone);
+        return p.chunk_left == 0;
+    }
+
+    bool send_small(Peer &p) {
+        const ssize_t gone = send(p.fd, p.out.data() + p.out_at, p.out_left(), MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (gone < 0) return failed(p);
+        totals_.bytes_sent.add(std::size_t(gone));
+        p.out_at += std::size_t(gone);
+        if (p.out_left() != 0) return false;
+        p.out.clear();
+        p.out_at = 0;
+        return true;
+    }
+
+    // A peer that cannot be written to may still have sent something that is worth reading, so it is
+    // not dropped here: reading finds the end.
+    bool failed(Peer &p) {
+        if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return false;
+        p.deaf = true;
+        p.out = {};
+        p.out_at = 0;
+        p.sending.reset();
+        p.chunk_left = 0;
+        return false;
+    }
+
+    Totals &totals_;
+};
+
+}  // namespace echo_tcp::learner

@@ -1,0 +1,119 @@
+"""The learner's end: sockets, the control thread and the native loops, put together."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from echo_core.address import Address
+from echo_core.transport import Listener, Peer
+
+from ._learner import NativeLearner
+from .control import Control
+from .echo1 import greeting
+from .sockets import listen_on
+
+if TYPE_CHECKING:
+    from echo_core.sink import Sink
+    from echo_core.weights import PackedWeights
+
+    from .transport import TcpListenOptions
+
+__all__ = ["TcpListener"]
+
+STREAMING_SECONDS = 1.0  # how long after its last byte a worker still counts as streaming
+HALF_SECONDS = 0.1  # how long a message may lie half arrived before it is worth telling
+CLOSE_SECONDS = 5.0  # default of close()
+
+
+class TcpListener(Listener):
+    """See `echo_core.transport.Listener`; made by `TcpTransport.listen`."""
+
+    def __init__(self, options: TcpListenOptions, sink: Sink, tokens: Iterable[bytes]) -> None:
+        hello = greeting(sink.spec) if options.protocol == "echo1" else None
+        sockets, port = listen_on(options.host, options.port, options.receive_buffer)
+        try:
+            self.address = Address("tcp", options.host, port)
+            self._native = NativeLearner(sink.native, options.num_threads, options.staging_bytes)
+            self._control = Control(sockets, self._native, sink, tokens, options, hello)
+        except BaseException:
+            for sock in sockets:
+                sock.close()
+            raise
+        self._process = os.getpid()
+        self._close_lock = threading.Lock()
+        self._closed = False
+        if sink.weights is not None:
+            self.publish(sink.weights)
+
+    def publish(self, weights: PackedWeights) -> None:
+        self._native.publish(weights.version, weights.meta, weights.payload)
+
+    def peers(self) -> list[Peer]:
+        peers = self._control.peers()
+        now = time.monotonic()
+        for row in self._native.peers():
+            if (peer := peers.get(row["key"])) is not None:
+                _update(peer, row, now)
+        return list(peers.values())
+
+    def stats(self) -> dict[str, float | int]:
+        """The contract's counters, and: `waiting_for_space` connections that do now, `parked_total`
+        how often one had to, `evicted_total` large frames taken out of their slots because their
+        sender stalled, `staged_bytes` held for frames outside the store, `frames`,
+        `frames_direct` of them read straight into slots, `acks`, `weights_sent`, `rounds`."""
+        totals = self._native.totals()
+        counts = self._control.counts
+        return {
+            "connections_total": counts["connections_total"],
+            "active_connections": totals["active"],
+            "samples": totals["samples"],
+            "duplicates": totals["duplicates"],
+            "bytes_received": totals["bytes_received"],
+            "bytes_sent": totals["bytes_sent"],
+            "refused": counts["refused"],
+            "protocol_errors": counts["protocol_errors"] + totals["protocol_errors"],
+            "waiting_for_space": totals["waiting"],
+            "parked_total": totals["parked"],
+            "evicted_total": totals["evicted"],
+            "staged_bytes": totals["staged_bytes"],
+            "frames": totals["frames"],
+            "frames_direct": totals["direct_frames"],
+            "acks": totals["acks"],
+            "weights_sent": totals["weights_sent"],
+            "rounds": totals["rounds"],
+        }
+
+    def close(self, timeout: float | None = None) -> None:
+        if os.getpid() != self._process:
+            return  # a forked child has neither the threads nor a right to say goodbye
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+            until = time.monotonic() + (CLOSE_SECONDS if timeout is None else timeout)
+            # The thread answers within moments unless a hook is stuck; the loops are given what is
+            # left of the time for farewells.
+            self._control.stop_accepting(max(1.0, until - time.monotonic()))
+            self._native.stop(max(0.0, until - time.monotonic()))
+            self._control.stop(max(1.0, until - time.monotonic()))
+
+
+def _update(peer: Peer, row: dict[str, int], now: float) -> None:
+    """Bring `peer` up to date with its connection's figures."""
+    peer.samples, peer.bytes = row["samples"], row["bytes"]
+    peer.weights_version, peer.weights_digest = row["version"], row["digest"]
+    read_at = row["read_at"] / 1e9
+    if row["parked_at"]:
+        state, since = "waiting for space", row["parked_at"] / 1e9
+    elif row["partial"] and now - read_at >= HALF_SECONDS:
+        state, since = "half a message", read_at
+    elif row["bytes"] and now - read_at < STREAMING_SECONDS:
+        state, since = "streaming", read_at
+    else:
+        state, since = "idle", read_at
+    if state != peer.state or state != "streaming":
+        peer.state, peer.state_since = state, since

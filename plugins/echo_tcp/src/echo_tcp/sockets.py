@@ -1,0 +1,131 @@
+"""Listening sockets: which addresses a host name stands for, and how their connections behave."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import Any
+
+__all__ = ["listen_on", "name_of"]
+
+BACKLOG = 1024
+# A worker whose machine died without a word is noticed after 5 + 3 x 5 seconds of silence, and
+# after 20 when something was under way to it. Connections inherit all of this from the listener.
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000),
+)
+# Weights in the kernel that are not under way yet delay the acknowledgements behind them.
+UNSENT_BYTES = 512 << 10
+
+
+def listen_on(host: str, port: int, receive_buffer: int) -> tuple[list[socket.socket], int]:
+    """Non-blocking listening sockets for every address of `host`, all on the same port.
+
+    Args:
+        host: a name or an IP literal; "::" takes IPv4 as well.
+        port: 0 picks a free one.
+        receive_buffer: bytes the kernel keeps for each connection; 0 leaves it to the kernel.
+
+    Returns:
+        the sockets and the port.
+
+    Raises:
+        OSError: the host is unknown, or the address cannot be taken; the message names it and
+            says how to choose another.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise OSError(
+            error.errno or errno.EADDRNOTAVAIL,
+            f"cannot listen on {host!r}: {error.strerror}; give host an address of this machine,"
+            ' such as "127.0.0.1", or "0.0.0.0" for all of them',
+        ) from error
+    places = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    for attempt in range(16):
+        try:
+            return _listen_on_all(places, port, receive_buffer)
+        except OSError as error:
+            # With port 0 the first address picks the port; another may have it taken.
+            if port == 0 and error.errno == errno.EADDRINUSE and attempt < 15:
+                continue
+            raise OSError(error.errno, _explained(error, host, port)) from error
+    raise AssertionError("unreachable")
+
+
+def name_of(address: Any) -> str:
+    """A socket address for people: `127.0.0.1:5555`, `[::1]:5555`."""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _listen_on_all(
+    places: list[tuple[int, Any]], port: int, receive_buffer: int
+) -> tuple[list[socket.socket], int]:
+    taken: list[socket.socket] = []
+    refused: OSError | None = None
+    try:
+        for family, address in places:
+            try:
+                taken.append(_listen(family, (address[0], port, *address[2:]), receive_buffer))
+            except OSError as error:
+                # "localhost" may name ::1 on a machine without IPv6; one address is enough.
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                refused = error
+                continue
+            port = taken[-1].getsockname()[1]
+        if not taken:
+            raise refused or OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    except BaseException:
+        for sock in taken:
+            sock.close()
+        raise
+    return taken, port
+
+
+def _listen(family: int, address: Any, receive_buffer: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for level, option, value in KEEPALIVE:
+            sock.setsockopt(level, option, value)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        if receive_buffer:
+            # Before listen(): the window scale of a connection is settled when it is made.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _explained(error: OSError, host: str, port: int) -> str:
+    place = name_of((host, port))
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"cannot listen on {place}: the port is in use; choose another with port=..., or port=0"
+            f" for any free one (who has it: ss -ltnp 'sport = :{port}')"
+        )
+    if error.errno == errno.EACCES:
+        return (
+            f"cannot listen on {place}: this user may not take ports below 1024; choose another"
+            " with port=..., or port=0 for any free one"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return (
+            f"cannot listen on {place}: no interface of this machine has that address; give host"
+            ' one that it has, such as "127.0.0.1", or "0.0.0.0" for all of them'
+        )
+    return f"cannot listen on {place}: {error.strerror}"

@@ -1,0 +1,131 @@
+"""TCP: `TcpTransport` for a `Server`, `TcpClient` for workers that use the original Echo API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from echo_core.address import Address
+from echo_core.client import Client
+from echo_core.security import check_exposure, find_token
+from echo_core.transport import Connection, ListenOptions, Transport
+
+from .connection import TcpConnection, TcpConnectOptions
+
+if TYPE_CHECKING:
+    from echo_core.sink import Sink
+    from echo_core.spec import Spec
+
+    from .listener import TcpListener
+
+__all__ = ["TcpClient", "TcpListenOptions", "TcpTransport"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TcpListenOptions(ListenOptions):
+    """Options of `TcpTransport`."""
+
+    host: str = "127.0.0.1"  # an address or name of this machine; "::" is every interface, IPv4 too
+    port: int = 50051  # 0: any free one
+    num_threads: int = 1  # that read; one is enough for several GB/s
+    protocol: Literal["echo2", "echo1"] = "echo2"  # "echo1": the original wire format
+    token: str | bytes | None = field(default=None, repr=False)  # None: the server's
+    allow_insecure: bool = False  # listen beyond this machine without authentication
+    handshake_timeout: float = 10.0  # seconds a client has to prove itself
+    max_pending: int = 256  # clients in their handshake at the same time
+    receive_buffer: int = 1 << 20  # bytes in the kernel for each connection; 0: as the kernel likes
+    staging_bytes: int = 256 << 20  # of each thread, for large frames that find no slots
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ValueError('host is empty; write "0.0.0.0" or "::" for every interface')
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port is a number from 0 to 65535, not {self.port}")
+        if not 1 <= self.num_threads <= 256:
+            raise ValueError(f"num_threads is a number from 1 to 256, not {self.num_threads}")
+        for name in ("handshake_timeout", "max_pending", "max_connections"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("receive_buffer", "staging_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be below 0, but is {getattr(self, name)}")
+        if self.protocol == "echo1" and self.token is not None:
+            raise ValueError(
+                "the original protocol has no authentication, so token=... would protect nothing;"
+                ' leave out the token or protocol="echo1"'
+            )
+
+    @property
+    def authenticated(self) -> bool:
+        """Whether clients have to prove that they hold the token."""
+        return self.auth and self.protocol != "echo1"
+
+
+class TcpTransport(Transport):
+    """A learner's end on TCP.
+
+    Args:
+        port: where to listen; 0 picks a free port (`server.port` says which).
+        num_threads: threads that read from workers.
+        host: loopback by default: other machines cannot connect unless they are meant to.
+        protocol: "echo2", or "echo1" for workers of the original Echo.
+        token: the secret of clients, if not the server's own.
+        auth: False serves anybody who can connect.
+        allow_insecure: listen beyond this machine although anybody may connect.
+        **options: see `TcpListenOptions`.
+
+    Raises:
+        ConfigError: an option is unknown or unusable.
+    """
+
+    scheme = "tcp"
+    Options = TcpListenOptions
+    ConnectOptions = TcpConnectOptions
+
+    def __init__(
+        self, port: int = 50051, num_threads: int = 1, host: str = "127.0.0.1", **options: Any
+    ) -> None:
+        super().__init__(port=port, num_threads=num_threads, host=host, **options)
+
+    def listen(self, sink: Sink) -> TcpListener:
+        from .listener import TcpListener
+
+        options = self.options
+        check_exposure(options.host, options.authenticated, options.allow_insecure)
+        tokens: Sequence[bytes] = ()
+        if options.authenticated:
+            own = options.token
+            tokens = sink.tokens if own is None else [find_token(own)]
+        return TcpListener(options, sink, tokens)
+
+    @classmethod
+    def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
+        return TcpConnection(address, spec, cls.connect_options(address, options))
+
+
+class TcpClient(Client):
+    """A worker's connection over TCP, made as in the original Echo.
+
+    Args:
+        host: the learner's host name or address.
+        port: its port.
+        example: a pytree like the server's: one sample.
+        max_inflight_msgs: samples under way and not acknowledged before `send()` waits; None
+            leaves it to the transport.
+        **options: as of `echo_core.Client`.
+
+    Raises: as `echo_core.Client`.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        example: Any,
+        max_inflight_msgs: int | None = None,
+        **options: Any,
+    ) -> None:
+        if max_inflight_msgs is not None:
+            options["max_inflight_msgs"] = max_inflight_msgs
+        super().__init__(Address("tcp", host, port), example, **options)
