@@ -325,6 +325,16 @@ def test_a_token_in_a_file_is_private_and_never_shows(write: Callable[[str, str]
     assert "horse" not in said
 
 
+def test_a_token_of_one_transport_is_a_secret_too(write: Callable[[str, str], str]) -> None:
+    text = "[server.transport]\ntype = 'way'\ntoken = 'correct-horse-battery'\n"
+    path = write("a.toml", text)
+    os.chmod(path, 0o640)
+    assert "run: chmod 600 a.toml" in fails(SecurityError, lambda: load(path, env={}))
+    os.chmod(path, 0o600)
+    for config in (load(path, env={}), load({"server": {"transport": "way://h:1?token=horse"}})):
+        assert "horse" not in repr(config) + repr(config.server) + str(config.explain())
+
+
 def test_of_token_and_token_file_the_later_one_counts(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("token-of-the-file")
     (tmp_path / "token").chmod(0o600)

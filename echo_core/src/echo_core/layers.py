@@ -51,8 +51,8 @@ class Layer:
             for key, item in value.items():
                 self.put((*path, str(key)), item, origin)
             return
-        if path == _TOKEN:
-            value = _token(value, origin)
+        if path[-1] == "token":  # [security] has one, and a transport may have one of its own
+            value = _token(path, value, origin)
         self._set(path, value, origin)
 
     def merge(self, later: Layer) -> None:
@@ -129,7 +129,7 @@ def from_file(path: str | os.PathLike[str]) -> Layer:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
     layer = from_mapping(values, str(path))
-    if _TOKEN in layer.values:
+    if any(key[-1] == "token" for key in layer.values):
         check_private(file, status)
     return layer
 
@@ -168,9 +168,9 @@ def from_command_line(items: Iterable[str]) -> Layer:
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
             raise ConfigError(f"command line: {item!r} must be written like server.batch_size=64")
-        if path == _TOKEN:
+        if path[-1] == "token":
             raise ConfigError(
-                "command line: security.token would be visible to every user of this machine; "
+                f"command line: {'.'.join(path)} would be visible to every user of this machine; "
                 "set ECHO_TOKEN, or give security.token_file"
             )
         layer.put(path, Text(value), "command line")
@@ -213,11 +213,11 @@ def _from_address(value: str | Address, where: str, origin: str) -> dict[str, An
     return {"type": address.scheme, **table}
 
 
-def _token(value: Any, origin: str) -> Token | None:
+def _token(path: Key, value: Any, origin: str) -> Token | None:
     if value is None or isinstance(value, Token):
         return value
     if isinstance(value, bytes):
         return Token(value)
     if isinstance(value, str) and value.strip():
         return Token(value.strip().encode())
-    raise ConfigError(f"{origin}: security.token: must be text that is not empty")
+    raise ConfigError(f"{origin}: {'.'.join(path)}: must be text that is not empty")
