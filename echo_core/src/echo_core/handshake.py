@@ -233,7 +233,7 @@ class ServerHandshake(_Handshake):
     ) -> None:
         super().__init__(spec)
         self.refusal = b""
-        self._tokens = tuple(bytes(token) for token in tokens)
+        self._tokens = tuple(tokens)
         self._incarnation = incarnation or secrets.token_hex(16)
         self._roles = roles
 
@@ -274,7 +274,8 @@ class ServerHandshake(_Handshake):
             "version": _printable(body.get("version", "")),
         }
         if self.peer["role"] not in self._roles:
-            text = f"this learner serves the role {' or '.join(self._roles)}, not {self.peer['role']!r}"
+            served = " or ".join(self._roles)
+            text = f"this learner serves the role {served}, not {self.peer['role']!r}"
             self.refuse("role", text)
             raise ProtocolError(f"{self._who()} was refused: {text}")
         self._due = Message.PROOF
@@ -341,7 +342,7 @@ class ClientHandshake(_Handshake):
         allow_unauthenticated: bool = False,
     ) -> None:
         super().__init__(spec)
-        self._token = bytes(token) if token else None
+        self._token = token or None
         self._allow_unauthenticated = allow_unauthenticated
         self._difference: str | None = None
         self._due = Message.CHALLENGE

@@ -5,7 +5,8 @@
 |---------------|----------------------------------------------------------------------|
 | base.py       | `Channel`, `Acceptor`, `ChannelTransport`: what an author writes      |
 | link.py       | frames over a channel after its handshake, and the writing thread     |
-| connection.py | the worker's end: connect, read, connect again                        |
+| connection.py | the worker's end as its callers see it                                |
+| uplink.py     | the worker's session: its state, and the thread that keeps it alive   |
 | window.py     | the worker's samples until they are acknowledged                      |
 | listener.py   | the learner's end: accept, publish, count, close                      |
 | served.py     | one client of a listener                                              |

@@ -298,7 +298,7 @@ class ServedClient:
         self.finished.wait(timeout)
 
     def stop(self, until: float) -> None:
-        """Commit what has come whole, say goodbye, end; by `until` (time.monotonic) at the latest."""
+        """Commit what has come whole, say goodbye, end, all before `until` (time.monotonic)."""
 
         def left() -> float:
             return max(0.0, until - time.monotonic())
