@@ -328,7 +328,7 @@ def test_too_long_a_message_is_refused_by_its_header() -> None:
 
 def test_nothing_is_kept_of_a_message_that_cannot_come() -> None:
     s = server()
-    with pytest.raises(ProtocolError, match="SPEC|message 5 where HELLO was due"):
+    with pytest.raises(ProtocolError, match="message 5 where HELLO was due"):
         s.receive(MESSAGE.pack(b"ECHO", 2, Message.SPEC, 0, LIMIT_AFTER) + bytes(100))
     with pytest.raises(ProtocolError, match="failed already"):
         s.receive(client().start())

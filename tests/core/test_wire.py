@@ -6,12 +6,13 @@ import json
 
 import numpy as np
 import pytest
-from echo_core import wire
 from echo_core.errors import EchoError, ProtocolError, SpecError
 from echo_core.weights import ALIGNMENT, pack, unpack
 from echo_core.wire import FIRST, LAST, REPLY, TO_LEARNER, TO_WORKER, Kind, pack_header, parse_header
 from hypothesis import given
 from hypothesis import strategies as st
+
+from echo_core import wire
 
 SAMPLE_BYTES = 20
 
@@ -146,7 +147,7 @@ def test_an_answer_cannot_name_a_class_that_is_no_echo_error() -> None:
         payload = wire.pack_reply({}).replace(b'{"body":{}}', b"")
         text = json.dumps({"error": "no", "type": name}).encode()
         payload = wire.U32.pack(len(text)) + text
-        with pytest.raises(EchoError, match="^no$") as caught:
+        with pytest.raises(EchoError, match=r"^no$") as caught:
             wire.parse_reply(payload)
         assert type(caught.value) is EchoError
 
