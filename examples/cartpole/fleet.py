@@ -13,7 +13,7 @@ from . import worker
 from .options import Options
 
 _HEALTHY = 5.0  # seconds a worker lives before its next death counts as a new story
-_TRIES = 5  # deaths in a row, each sooner than that, after which the job gives up
+_TRIES = 4  # deaths in a row, each sooner than that, after which the job gives up
 _GRACE = 5.0  # seconds workers get to end by themselves
 
 
@@ -33,6 +33,7 @@ class Member:
     quick_deaths: int = 0
     died: float = 0.0  # when it last died, 0: never
     cause: str = ""  # of the last death
+    last_words: str = ""  # what it said of its coming death
     restart_at: float = field(default=0.0, repr=False)
 
     @property
@@ -73,6 +74,7 @@ class Fleet:
         happened: list[str] = []
         now = time.monotonic()
         for member in self.members:
+            happened += [f"{member.name}: {remark}" for remark in _hear(member)]
             if member.process is not None and not member.process.is_alive():
                 happened.append(self._bury(member, now))
             if member.process is None and now >= member.restart_at:
@@ -81,12 +83,16 @@ class Fleet:
                 happened.append(f"{member.name} respawned as pid {member.pid}")
         return happened
 
-    def close(self) -> None:
-        """Tell every worker to end and see that it does. Idempotent."""
+    def dismiss(self) -> None:
+        """Tell every worker to end; returns at once."""
         for member in self.members:
             if member.link is not None:
                 member.link.close()
                 member.link = None
+
+    def close(self) -> None:
+        """See that every worker ends. Idempotent."""
+        self.dismiss()
         deadline = time.monotonic() + _GRACE
         for member in self.members:
             if member.process is None:
@@ -119,20 +125,15 @@ class Fleet:
 
     def _bury(self, member: Member, now: float) -> str:
         assert member.process is not None and member.link is not None
-        words = ""
-        try:
-            if member.link.poll():
-                words = member.link.recv_bytes().decode(errors="replace")
-        except (EOFError, OSError):
-            pass
         code = member.process.exitcode or 0
-        member.cause = words or (
+        member.cause = member.last_words or (
             f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         )
         member.link.close()
         member.process.close()
         member.process = member.link = None
         member.died = now
+        member.last_words = ""
         quick = now - member.started < _HEALTHY
         member.quick_deaths = member.quick_deaths + 1 if quick else 1
         if member.quick_deaths >= _TRIES:
@@ -145,3 +146,18 @@ class Fleet:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _hear(member: Member) -> list[str]:
+    """What a worker had to say since the last time; its last words are put aside."""
+    remarks: list[str] = []
+    try:
+        while member.link is not None and member.link.poll():
+            text = member.link.recv_bytes().decode(errors="replace")
+            if text.startswith(worker.LAST_WORDS):
+                member.last_words = text[1:]
+            else:
+                remarks.append(text[1:])
+    except (EOFError, OSError):
+        pass  # it is dead, which its process says better
+    return remarks

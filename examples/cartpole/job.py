@@ -38,6 +38,7 @@ _DEFAULTS = {
         "sampler": "fifo",
     }
 }
+_FAREWELL = 0.5  # seconds in which the server takes what has arrived; nobody learns from it
 _REFRESH = 0.25  # seconds between two looks at everything
 
 
@@ -64,18 +65,24 @@ def run(options: Options) -> Outcome:
     try:
         with open_server(options) as server:
             monitor = Monitor(options, server.spec.sample_bytes)
-            # Workers end first (the fleet is the inner one), so that none of them sees the
-            # server go and starts to reconnect.
             with (
                 open_view(options, str(server.address)) as view,
                 Fleet(str(server.address), options) as fleet,
+                monitor.remarks(),
             ):
                 try:
                     _learn(server, fleet, monitor, view, options)
                 except KeyboardInterrupt:
                     # The flag, not the exception: what follows must run in full.
                     interrupted = True
-                view.draw(monitor.observe(server, fleet), monitor, last=True)
+                try:
+                    monitor.finish()
+                    view.draw(monitor.observe(server, fleet), monitor, last=True)
+                finally:
+                    # Workers are told first, so that none tries to reconnect; the server is
+                    # closed before they are waited for, so that none waits for space in it.
+                    fleet.dismiss()
+                    server.close(timeout=_FAREWELL)
     except KeyboardInterrupt:
         interrupted = True
     except (EchoError, FleetError, OSError) as error:
@@ -142,7 +149,7 @@ def _conclude(options: Options, monitor: Monitor, interrupted: bool, trouble: st
     if trouble:
         print(f"cartpole: {trouble}", file=sys.stderr)
     print(_summary(options, monitor, interrupted, seconds))
-    if options.plot is not None and monitor.history.time:
+    if options.plot is not None and monitor.batches:
         try:
             from .plot import save
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +101,7 @@ class Monitor:
         self.lag_total = 0.0
         self.version = 0
         self._began = time.monotonic()
+        self._ended = 0.0
         self._seen = self._began
         self._interval = _Interval()
         self._shown: dict[str, float] = {}
@@ -105,8 +109,12 @@ class Monitor:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the job began."""
-        return time.monotonic() - self._began
+        """Seconds since the job began, until learning ended."""
+        return (self._ended or time.monotonic()) - self._began
+
+    def finish(self) -> None:
+        """Learning is over: time stands still from here on."""
+        self._ended = self._ended or time.monotonic()
 
     @property
     def mean_return(self) -> float:
@@ -165,6 +173,17 @@ class Monitor:
     def happened(self, text: str) -> None:
         """Remember an event for the view and the plot."""
         self.history.events.append((self.elapsed, text))
+
+    @contextmanager
+    def remarks(self) -> Iterator[None]:
+        """Within this, Echo's warnings become events instead of lines across the view."""
+        handler = _Remarks(self)
+        logger = logging.getLogger("echo")
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
 
     def observe(self, server: Server, fleet: Fleet) -> Snapshot:
         """Close the current interval and return what there is to show."""
@@ -253,6 +272,15 @@ def _absent(member: Member, now: float) -> tuple[str, float]:
     if not member.alive:
         return member.cause or "dead", now - (member.died or now)
     return "starting", now - member.started
+
+
+class _Remarks(logging.Handler):
+    def __init__(self, monitor: Monitor) -> None:
+        super().__init__(logging.WARNING)
+        self._monitor = monitor
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._monitor.happened(record.getMessage())
 
 
 @dataclass

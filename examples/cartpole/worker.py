@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from echo_core import Client, EchoError, EchoTimeoutError
 from .options import Options
 from .rollout import Rollouts, example
 
+REMARK, LAST_WORDS = ".", "!"  # first character of what goes up the link
 _PATIENCE = 0.5  # seconds a wait may take before the worker looks whether it should stop
 _FAREWELL = 3.0  # seconds between being told to stop and being gone, whatever hangs
 
@@ -22,22 +24,20 @@ _FAREWELL = 3.0  # seconds between being told to stop and being gone, whatever h
 def main(link: Link, address: str, index: int, generation: int, options: Options) -> None:
     """The whole life of worker ``index``; ``generation`` counts its respawns.
 
-    ``link`` is a pipe to the parent. It carries nothing while all is well: when it closes, or
-    when the parent dies, the worker ends; what kills the worker goes up it as text.
+    ``link`` is a pipe to the parent. When the parent closes it or dies, the worker ends. Up it
+    goes, as text, what people should read: the terminal belongs to the parent's live view.
     """
     # Ctrl-C reaches every process of the terminal; the parent decides when workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop = threading.Event()
+    logging.getLogger("echo").addHandler(_Upwards(link))
     threading.Thread(target=_watch, args=(link, stop), name="watch", daemon=True).start()
     try:
         _work(stop, address, index, generation, options)
     except Exception as error:
         if stop.is_set() and isinstance(error, EchoError):
             return  # the learner closed while we were still talking to it
-        try:
-            link.send_bytes(_last_words(error).encode())
-        except OSError:
-            pass  # the parent is gone as well
+        _say(link, LAST_WORDS, _last_words(error))
         sys.exit(1)
 
 
@@ -89,6 +89,25 @@ def _watch(link: Link, stop: threading.Event) -> None:
     stop.set()
     time.sleep(_FAREWELL)
     os._exit(1)  # something hangs; never outlive the parent
+
+
+class _Upwards(logging.Handler):
+    """Echo's warnings in this process, on their way to the parent."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(logging.WARNING)
+        self._link = link
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by `logging`, which lets one thread in at a time."""
+        _say(self._link, REMARK, record.getMessage())
+
+
+def _say(link: Link, kind: str, text: str) -> None:
+    try:
+        link.send_bytes((kind + text).encode())
+    except OSError:
+        pass  # the parent is gone as well
 
 
 def _last_words(error: Exception) -> str:
