@@ -13,7 +13,8 @@ import numpy as np
 import optree
 import pytest
 from echo_core.errors import SpecError
-from echo_core.pytree import Flattener, RowWriter
+from echo_core.pytree import Flattener
+from echo_core.rows import RowWriter
 from echo_core.spec import Spec
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -371,6 +371,7 @@ LEAF = {"path": "x", "shape": [2], "dtype": "<f4", "offset": 0}
         {"leaves": [{**LEAF, "shape": [1] * 100}], "structure": 0},
         {"leaves": [{**LEAF, "dtype": "O"}], "structure": 0},
         {"leaves": [{"path": "x", "value": {"float": "?"}}], "structure": 0},
+        {"leaves": [{"path": "x", "value": {"float": "0x1p99999"}}], "structure": 0},
         {"leaves": [{"path": "x", "value": [1]}], "structure": 0},
         {"leaves": [LEAF], "structure": 1},
         {"leaves": [LEAF], "structure": "0"},

@@ -40,8 +40,7 @@ def native(dtype: np.dtype) -> np.dtype:
 def refusal(dtype: np.dtype) -> str | None:
     """Why `dtype` cannot be carried, as the end of an error message; None when it can."""
     if dtype.names is not None:
-        for name in dtype.names:
-            field = dtype.fields[name]
+        for name, field in _fields_of(dtype):
             if len(field) > 2:
                 return f"field {name!r} has a title, which is not carried; remove the title"
             reason = refusal(field[0].base)
@@ -72,11 +71,11 @@ def dtype_to_json(dtype: np.dtype) -> Any:
         base, shape = dtype.subdtype
         return [dtype_to_json(base), list(shape)]
     if dtype.names is not None:
-        fields = [dtype.fields[name] for name in dtype.names]
+        fields = _fields_of(dtype)
         return {
-            "names": list(dtype.names),
-            "formats": [dtype_to_json(field[0]) for field in fields],
-            "offsets": [int(field[1]) for field in fields],
+            "names": [name for name, _ in fields],
+            "formats": [dtype_to_json(field[0]) for _, field in fields],
+            "offsets": [int(field[1]) for _, field in fields],
             "itemsize": dtype.itemsize,
         }
     return dtype.name if dtype.isbuiltin == 2 else dtype.str
@@ -107,6 +106,12 @@ def dtype_from_json(value: Any, depth: int = 0) -> np.dtype:
             raise
         raise SpecError(f"{_short(value)} is not a dtype: {error}") from error
     raise SpecError(f"{_short(value)} is not a dtype Echo carries; see echo_core.dtypes")
+
+
+def _fields_of(record: np.dtype) -> list[tuple[str, Any]]:
+    """Name and `(dtype, offset[, title])` of every field, in the record's order."""
+    fields: Any = record.fields
+    return [(name, fields[name]) for name in record.names or ()]
 
 
 def _by_name(name: str) -> np.dtype:

@@ -139,7 +139,7 @@ class LeafSpec:
             )
         return array
 
-    def _kept(self, value: Any, stored: np.generic) -> bool:
+    def _kept(self, value: Any, stored: Any) -> bool:
         """Whether `stored`, which numpy made of the Python scalar, still is that value."""
         kind = kind_of(self.dtype)
         if isinstance(value, bool):

@@ -57,11 +57,3 @@ cdef class Flattener:
     cdef object build(self, Node* node, char** data, Py_ssize_t n, object base)
     cdef object array(self, Py_ssize_t index, char* data, Py_ssize_t n, object base)
     cdef bint compile(self, Node* node, object treedef, Py_ssize_t* next_leaf) except -1
-
-
-@cython.final
-cdef class RowWriter:
-    cdef readonly Flattener flattener
-    cdef readonly Py_ssize_t rows
-    cdef char** base
-    cdef list owned

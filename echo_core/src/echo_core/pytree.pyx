@@ -22,58 +22,14 @@ from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New
 from libc.stdint cimport int32_t, int64_t, uint8_t
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy
+
+from echo_core.native_api cimport *
 
 from optree import PyTreeKind
 
 from echo_core.errors import SpecError
 from echo_core.structure import dict_order, explain
-
-cdef extern from "Python.h":
-    PyTypeObject PyDict_Type, PyList_Type
-    PyTypeObject* Py_TYPE(PyObject*)
-    PyObject* Py_None
-    int PyDict_Next(PyObject*, Py_ssize_t*, PyObject**, PyObject**)
-    Py_ssize_t PyDict_Size(PyObject*)
-    PyObject* PyDict_GetItemWithError(PyObject*, PyObject*) except? NULL
-    Py_ssize_t PyList_GET_SIZE(PyObject*)
-    PyObject* PyList_GET_ITEM(PyObject*, Py_ssize_t)
-    void PyList_SET_ITEM(PyObject*, Py_ssize_t, PyObject*)
-    Py_ssize_t PyTuple_GET_SIZE(PyObject*)
-    PyObject* PyTuple_GET_ITEM(PyObject*, Py_ssize_t)
-    void PyTuple_SET_ITEM(PyObject*, Py_ssize_t, PyObject*)
-    void XINCREF "Py_XINCREF"(PyObject*)
-    double PyFloat_AS_DOUBLE(PyObject*)
-    int PyObject_TypeCheck(PyObject*, PyTypeObject*)
-    long long PyLong_AsLongLongAndOverflow(object, int*) except? -1
-    object PyObject_CallObject(object, object)
-    object PyMemoryView_FromObject(object)
-    Py_buffer* PyMemoryView_GET_BUFFER(object)
-    int PyBuffer_IsContiguous(const Py_buffer*, char)
-
-cdef extern from "numpy/arrayobject.h":
-    ctypedef Py_ssize_t npy_intp
-    ctypedef struct PyArrayObject
-    ctypedef struct PyArray_Descr
-    PyTypeObject PyArray_Type
-    int NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_CARRAY
-    int NPY_BOOL, NPY_INT32, NPY_INT64, NPY_FLOAT32, NPY_FLOAT64
-    PyTypeObject PyGenericArrType_Type
-    int PyArray_ImportNumPyAPI() except -1
-    PyArray_Descr* PyArray_DESCR(PyArrayObject*)
-    int PyArray_NDIM(PyArrayObject*)
-    npy_intp* PyArray_DIMS(PyArrayObject*)
-    void* PyArray_DATA(PyArrayObject*)
-    int PyArray_FLAGS(PyArrayObject*)
-    int PyArray_TYPE(PyArrayObject*)
-    bint PyArray_EquivTypes(PyArray_Descr*, PyArray_Descr*)
-    object PyArray_FromScalar(object, PyArray_Descr*)
-    # Steals the reference to the descr.
-    object PyArray_NewFromDescr(PyTypeObject*, PyArray_Descr*, int, npy_intp*, npy_intp*, void*, int, PyObject*)
-    # Steals the reference to the base.
-    int PyArray_SetBaseObject(PyArrayObject*, PyObject*) except -1
-    int NPY_ARRAY_ALIGNED
-    void PyArray_UpdateFlags(PyArrayObject*, int)
 
 PyArray_ImportNumPyAPI()
 
@@ -240,7 +196,7 @@ cdef class Flattener:
     cdef int visit(self, Node* node, PyObject* value, Walk* walk) except -1:
         """Walk `value` beside `node`: FITS, or OTHERWISE at the first thing that is not plain.
 
-        Runs no Python code and takes no references, so what it borrows cannot go away meanwhile.
+        Runs no Python code, so what it borrows cannot go away meanwhile.
         """
         cdef Py_ssize_t i = 0, position = 0
         cdef PyObject* key
@@ -560,62 +516,3 @@ cdef tuple gather(Flattener self, object sample, bint stacked):
         return n, data
     finally:
         PyMem_Free(out)
-
-
-@cython.final
-cdef class RowWriter:
-    """Writes samples as rows of arrays that are already there: checked whole, then copied, so a
-    sample that does not fit changes nothing.
-
-    Args:
-        flattener: of the spec of one row.
-        arrays: per leaf a writable C-contiguous array of the leaf's dtype whose size is a whole
-            number of rows, the same for every leaf.
-    """
-
-    def __cinit__(self, Flattener flattener, arrays):
-        cdef Py_ssize_t i
-        self.flattener = flattener
-        self.owned = list(arrays)
-        self.rows = -1
-        if len(self.owned) != flattener.count:
-            raise ValueError(f"{len(self.owned)} arrays for {flattener.count} leaves")
-        self.base = <char**>PyMem_Calloc(flattener.count + 1, sizeof(char*))
-        if self.base == NULL:
-            raise MemoryError()
-        for i in range(flattener.count):
-            array, spec = self.owned[i], flattener.specs[i]
-            flags = array.flags
-            if not (flags.c_contiguous and flags.writeable) or array.dtype != spec.dtype:
-                raise ValueError(f"leaf {spec.path!r}: not a writable C-contiguous {spec.dtype} array")
-            if flattener.leaf[i].nbytes:
-                rows = array.nbytes // flattener.leaf[i].nbytes
-                if rows * flattener.leaf[i].nbytes != array.nbytes or self.rows not in (-1, rows):
-                    raise ValueError(f"leaf {spec.path!r}: {array.nbytes} bytes are not whole rows")
-                self.rows = rows
-            self.base[i] = <char*>PyArray_DATA(<PyArrayObject*><PyObject*>array)
-
-    def __dealloc__(self):
-        PyMem_Free(self.base)
-
-    def write(self, Py_ssize_t row, sample) -> None:
-        """Copy `sample` (leaves of the spec's shapes, or with one more leading axis of length 1)
-        into row `row`. Raises SpecError, IndexError."""
-        cdef const void* few[64]
-        cdef const void** out = few
-        cdef Py_ssize_t i, nbytes
-        if row < 0 or (row >= self.rows and self.rows >= 0):
-            raise IndexError(f"row {row} of {self.rows}")
-        if self.flattener.count > 64:
-            out = <const void**>PyMem_Calloc(self.flattener.count, sizeof(void*))
-            if out == NULL:
-                raise MemoryError()
-        keep = []
-        try:
-            self.flattener.row_pointers(sample, out, keep)
-            for i in range(self.flattener.count):
-                nbytes = self.flattener.leaf[i].nbytes
-                memmove(self.base[i] + row * nbytes, out[i], nbytes)
-        finally:
-            if out != few:
-                PyMem_Free(out)

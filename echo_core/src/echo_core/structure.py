@@ -45,7 +45,13 @@ def join(path: str, entry: Any) -> str:
 
 def entries(node: optree.PyTreeSpec) -> list[Any]:
     """Per child its key, index or field; optree has indices for the fields of a namedtuple."""
-    return list(node.type._fields) if node.kind == Kind.NAMEDTUPLE else node.entries()
+    if node.kind == Kind.NAMEDTUPLE:
+        return list(_class_of(node)._fields)
+    return node.entries()
+
+
+def _class_of(node: optree.PyTreeSpec) -> Any:
+    return node.type
 
 
 def leaf_paths(treedef: optree.PyTreeSpec) -> list[str]:
@@ -81,7 +87,8 @@ def leaf_name(path: str) -> str:
 
 def dict_order(node: optree.PyTreeSpec) -> list[tuple[Any, int]]:
     """For a dict node its keys as the example wrote them, each with the index of its child."""
-    return list(node.one_level().unflatten(range(node.num_children)).items())
+    one_level: Any = node.one_level()
+    return list(one_level.unflatten(range(node.num_children)).items())
 
 
 def to_json(treedef: optree.PyTreeSpec, keep_order: bool = False) -> Any:
@@ -109,7 +116,7 @@ def to_json(treedef: optree.PyTreeSpec, keep_order: bool = False) -> Any:
             if node.kind == kind:
                 return {name: children}
         fields = [[_key(entry), child] for entry, child in zip(entries(node), children)]
-        return {"named": node.type.__name__, "fields": fields}
+        return {"named": _class_of(node).__name__, "fields": fields}
 
     return walk(treedef)
 
@@ -156,8 +163,8 @@ def explain(
         pairs = [(key, tree[key]) for key in treedef.entries()]
     else:
         if type(tree) is not treedef.type:
-            return f"{shown(path)} must be a {treedef.type.__name__}, got a {got}"
-        children = optree.tree_flatten_one_level(tree, namespace=namespace)[0]
+            return f"{shown(path)} must be a {_class_of(treedef).__name__}, got a {got}"
+        children: list[Any] = optree.tree_flatten_one_level(tree, namespace=namespace)[0]
         if len(children) != treedef.num_children:
             return (
                 f"{shown(path)} must have {treedef.num_children} elements, got {len(children)}; "

@@ -18,7 +18,8 @@ import numpy as np
 
 from .errors import SpecError, did_you_mean
 from .leaf import LeafSpec
-from .pytree import Flattener, RowWriter
+from .pytree import Flattener
+from .rows import RowWriter
 from .spec import Spec
 
 __all__ = ["TrajectoryAccumulator"]

@@ -31,6 +31,9 @@ ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 MAX_LEAVES = 1 << 16
 MAX_META_BYTES = 16 << 20
 
+# What reading a description can raise when it is not one.
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+
 
 @dataclass(frozen=True, eq=False)
 class PackedWeights:
@@ -151,7 +154,7 @@ def unpack(meta: bytes, payload: Any, like: Any = None, *, namespace: str = "") 
             params = _rebuild_like(containers, leaves, paths, like, namespace)
     except (ProtocolError, SpecError):
         raise
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+    except _MALFORMED as error:
         raise ProtocolError(f"weights with a malformed description: {error!r}") from error
     return Weights(params, version, found)
 
