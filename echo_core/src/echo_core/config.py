@@ -286,6 +286,7 @@ def server_arguments(
         "batch_size": config.require("server.batch_size"),
         "num_buffers": config.server.num_buffers,
         "lease_timeout": config.server.lease_timeout,
+        "host": config.host,
     }
     if "sampler" not in passed:
         arguments["sampler"] = config.server.sampler.create()

@@ -306,11 +306,11 @@ def _install(extra: str) -> str:
     return f'run: pip install "echo-core[{extra}]"'
 
 
-_default = PluginHost()
-installed = _default.installed
-transport = _default.transport
-transport_class = _default.transport_class
-client_class = _default.client_class
-sampler = _default.sampler
-sampler_class = _default.sampler_class
-observers = _default.observers
+default = PluginHost()
+installed = default.installed
+transport = default.transport
+transport_class = default.transport_class
+client_class = default.client_class
+sampler = default.sampler
+sampler_class = default.sampler_class
+observers = default.observers

@@ -52,6 +52,7 @@ class Server(Store):
         num_buffers: batch buffers (at least 2): one is being filled while others wait or are held by the learner.
         lease_timeout: seconds that `sample()` waits when batches still alive hold every buffer, before it raises LeaseError.
         token: secret shared with the workers; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file.
+        host: where plugins are looked up; None sees every installed one that ECHO_DISABLE_PLUGINS does not name.
 
     Raises:
         SpecError: the example cannot be a sample, naming the leaf.
@@ -78,13 +79,15 @@ class Server(Store):
         *,
         lease_timeout: float = 10.0,
         token: str | bytes | None = None,
+        host: plugins.PluginHost | None = None,
         num_drainers: int | None = None,
         producer_queue_size: int | None = None,
     ) -> None:
         if num_drainers is not None or producer_queue_size is not None:
             warnings.warn("num_drainers and producer_queue_size do nothing: Echo has no drainer threads and no queues", stacklevel=2)
-        self.sampler = _sampler(sampler)
-        self._transports = list(_transports(transport))
+        host = host or plugins.default
+        self.sampler = _sampler(sampler, host)
+        self._transports = list(_transports(transport, host))
         self._token = token
         self._open(Spec.from_example(example), batch_size, num_buffers, lease_timeout)
         self._listeners: list[Listener] = []
@@ -93,7 +96,7 @@ class Server(Store):
         self._weights: PackedWeights | None = None
         self._versions = itertools.count(1)
         self._published_at = 0.0
-        self._observers = plugins.observers()
+        self._observers = host.observers()
         self._ticker: metrics.StatsTicker | None = None
 
     @classmethod
@@ -259,7 +262,7 @@ class Server(Store):
         return f"<Server {where} batch_size={self.batch_size} pid={os.getpid()}>"
 
 
-def _sampler(choice: Sampler | str | Mapping[str, Any]) -> Sampler:
+def _sampler(choice: Sampler | str | Mapping[str, Any], host: plugins.PluginHost) -> Sampler:
     if isinstance(choice, Sampler):
         sampler = choice
     else:
@@ -268,7 +271,7 @@ def _sampler(choice: Sampler | str | Mapping[str, Any]) -> Sampler:
             name = options.pop("type")
         except KeyError:
             raise ConfigError("the sampler's table needs a key 'type', such as {type = 'fifo'}") from None
-        sampler = plugins.sampler_class(name)(**options)
+        sampler = host.sampler_class(name)(**options)
     if sampler.storage != "stream":
         raise ConfigError(
             f"sampler {type(sampler).__name__} draws from a replay table, which this version of echo-core does not have; "
@@ -277,7 +280,7 @@ def _sampler(choice: Sampler | str | Mapping[str, Any]) -> Sampler:
     return sampler
 
 
-def _transports(choice: Any) -> Iterable[Transport]:
+def _transports(choice: Any, host: plugins.PluginHost) -> Iterable[Transport]:
     if choice is None:
         return
     if isinstance(choice, (Transport, str, Mapping, Address)):
@@ -291,7 +294,7 @@ def _transports(choice: Any) -> Iterable[Transport]:
                 name = options.pop("type")
             except KeyError:
                 raise ConfigError("the transport's table needs a key 'type', such as {type = 'tcp', port = 0}") from None
-            yield plugins.transport_class(name)(**options)
+            yield host.transport_class(name)(**options)
         else:
             address = one if isinstance(one, Address) else Address.parse(one)
-            yield plugins.transport_class(address.scheme).at(address)
+            yield host.transport_class(address.scheme).at(address)
