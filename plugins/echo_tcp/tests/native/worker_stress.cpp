@@ -189,11 +189,12 @@ void keep_connected(Engine& engine, Learner& learner) {
     for (;;) {
         unsigned events = engine.wait_event(slice);
         if (events & Engine::weights_here) {
-            if (auto blob = engine.take_weights()) {
-                for (std::size_t i = 0; i < blob->payload.size(); ++i) {
-                    if (blob->payload.data()[i] != std::byte(blob->version)) forbidden("WEIGHTS");
+            worker::WeightsBlob blob;
+            if (engine.take_weights(blob)) {
+                for (std::size_t i = 0; i < blob.payload.size(); ++i) {
+                    if (blob.payload.data()[i] != std::byte(blob.version)) forbidden("WEIGHTS");
                 }
-                engine.hold(blob->version, blob->version * 7);
+                engine.hold(blob.version, blob.version * 7);
             }
         }
         if (events & Engine::over) break;

@@ -77,7 +77,7 @@ struct EngineConfig {
 
 struct EngineStats {
     Counters counters;
-    std::uint64_t appended, acked, window_bytes, version, rtt_p50, rtt_p99;
+    std::uint64_t appended, acked, window_bytes, version, holds, rtt_p50, rtt_p99;
     bool connected;
 };
 
@@ -106,7 +106,7 @@ public:
     Status answer(std::uint64_t id, std::int64_t slice_ns, std::string& payload);
     void forget(std::uint64_t id);
     void subscribe();
-    std::optional<WeightsBlob> take_weights();
+    bool take_weights(WeightsBlob& out);
     // Version `number` has been verified and is shown to callers.
     void hold(std::uint64_t number, std::uint64_t digest);
     std::uint64_t holds();  // how often hold() was called
@@ -117,7 +117,8 @@ public:
     // learner is not the one of the link before, its versions of weights begin anew.
     bool attach(int fd, std::string_view rest, bool restarted);
     unsigned wait_event(std::int64_t slice_ns);  // a set of Event; none when the slice is over
-    void fail(std::string_view why);
+    Status linked(std::int64_t slice_ns);        // the learner has said where to go on
+    void fail(std::string_view why, bool broken_format);
     std::uint64_t base();  // what the next handshake says is committed
 
     // ---- the end
@@ -127,6 +128,7 @@ public:
     void stop();
     void leave_to_parent() noexcept;  // in a forked child: give the descriptors' copies back
 
+    Status state();  // ok, or why no call can succeed any more
     bool forked() const noexcept {
         return fork_generation.load(std::memory_order_relaxed) != generation_;
     }
@@ -140,6 +142,7 @@ private:
     enum class By { caller, io_thread };
     static constexpr std::uint64_t copy_without_lock = 32u << 10;
     static constexpr std::size_t read_bytes = 64u << 10;
+    static constexpr int patience_ms = 5;  // of a caller with a full socket
 
     // Threads waiting for one kind of thing. Waking costs a system call and a context switch even
     // for nothing, so it happens only once `least`, the smallest number waited for, is reached.
@@ -172,6 +175,7 @@ private:
     // engine_io.hpp
     bool may_write() const noexcept;
     void write_due(Lock& lock, By by);
+    bool wait_writable(Lock& lock, int fd);
     bool compose(By by);
     bool composed() const noexcept { return next_piece_ < pieces_.size(); }
     void wrote(std::size_t n);
@@ -231,11 +235,12 @@ private:
     std::uint64_t holds_ = 0;
 
     unsigned events_ = Event::none;
-    Gate room_, flush_gate_, ack_gate_, answer_gate_, held_gate_, event_gate_, parted_gate_;
+    Gate room_, flush_gate_, ack_gate_, answer_gate_, held_gate_, event_gate_, link_gate_;
 
     // The I/O thread's own.
     Incoming incoming_;
     std::vector<std::byte> buffer_;
+    std::uint64_t received_ = 0;  // bytes not yet counted
     int wake_fd_;
     bool stop_ = false;
     std::thread thread_;

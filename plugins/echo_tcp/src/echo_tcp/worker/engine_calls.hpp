@@ -75,7 +75,7 @@ Status Engine::await(Lock& lock, Gate& gate, std::uint64_t number, std::int64_t 
 
 inline void Engine::open_all() {
     for (Gate* gate : {&room_, &flush_gate_, &ack_gate_, &answer_gate_, &held_gate_, &event_gate_,
-                       &parted_gate_}) {
+                       &link_gate_}) {
         gate->open();
     }
 }
@@ -196,9 +196,12 @@ inline void Engine::subscribe() {
     write_due(lock, By::caller);
 }
 
-inline std::optional<WeightsBlob> Engine::take_weights() {
+inline bool Engine::take_weights(WeightsBlob& out) {
     Lock lock(mutex_);
-    return std::exchange(arrived_, std::nullopt);
+    if (!arrived_) return false;
+    out = std::move(*arrived_);
+    arrived_.reset();
+    return true;
 }
 
 inline void Engine::hold(std::uint64_t number, std::uint64_t digest) {
@@ -253,11 +256,18 @@ inline unsigned Engine::wait_event(std::int64_t slice_ns) {
     return std::exchange(events_, events_ & Event::over);
 }
 
-inline void Engine::fail(std::string_view why) {
+inline Status Engine::linked(std::int64_t slice_ns) {
+    Lock lock(mutex_);
+    return await(lock, link_gate_, 0, slice_ns, false, [&] { return link_ == Link::up; });
+}
+
+inline void Engine::fail(std::string_view why, bool broken_format) {
     Lock lock(mutex_);
     lose(why);
+    if (failed_) return;
     why_ = why;
     failed_ = true;
+    broken_format_ = broken_format;
     open_all();
 }
 
@@ -275,7 +285,7 @@ inline void Engine::lose(std::string_view why) {
     fd_is_lost_ = true;
     outbox_.link_lost();
     answer_gate_.open();
-    parted_gate_.open();
+    link_gate_.open();
     wake();
 }
 
@@ -310,7 +320,12 @@ inline void Engine::part(std::string_view reason) {
 
 inline Status Engine::parted(std::int64_t slice_ns) {
     Lock lock(mutex_);
-    return await(lock, parted_gate_, 0, slice_ns, true, [&] { return link_ == Link::down; });
+    return await(lock, link_gate_, 0, slice_ns, true, [&] { return link_ == Link::down; });
+}
+
+inline Status Engine::state() {
+    Lock lock(mutex_);
+    return closing_ ? Status::closed : failed_ ? Status::failed : Status::ok;
 }
 
 inline bool Engine::broken_format() {
@@ -330,6 +345,7 @@ inline EngineStats Engine::stats() {
             window_.acked(),
             window_.bytes_used(),
             version_,
+            holds_,
             rtt_.quantile(0.5),
             rtt_.quantile(0.99),
             link_ == Link::up};

@@ -45,6 +45,7 @@ private:
 
 struct Counters {
     std::uint64_t bytes_sent = 0;    // written to sockets, headers and repetitions included
+    std::uint64_t bytes_received = 0;
     std::uint64_t frames_sent = 0;   // DATA frames begun, repetitions included
     std::uint64_t send_blocked = 0;  // calls that had to wait for room
     std::uint64_t blocked_ns = 0;    // and for how long, together

@@ -58,7 +58,11 @@ public:
         return payload;
     }
 
-    void forget(std::uint64_t id) { asked_.erase(id); }
+    // Nobody waits for this answer any more; a request that has not left will not leave.
+    void forget(std::uint64_t id) {
+        asked_.erase(id);
+        std::erase_if(queue_, [id](const Item& item) { return item.id == id; });
+    }
 
     // The link is gone, and with it every message about it. Requests that have not left stay for
     // the next link.

@@ -1,0 +1,130 @@
+# cython: language_level=3
+# The worker's engine (worker/engine.hpp) as Cython sees it, and the objects around it.
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
+    cdef enum class Status:
+        ok
+        due
+        wait
+        closed
+        failed
+        lost
+
+    cdef cppclass Pages:
+        const void* data()
+        size_t size()
+
+    cdef cppclass WeightsBlob:
+        uint64_t version
+        string meta
+        Pages payload
+
+    cdef cppclass EngineConfig:
+        bool original
+        uint64_t block_bytes
+        uint64_t window_bytes
+        uint64_t window_samples
+
+    cdef cppclass Counters:
+        uint64_t bytes_sent
+        uint64_t bytes_received
+        uint64_t frames_sent
+        uint64_t send_blocked
+        uint64_t blocked_ns
+        uint64_t links
+        uint64_t restarts
+
+    cdef cppclass EngineStats:
+        Counters counters
+        uint64_t appended
+        uint64_t acked
+        uint64_t window_bytes
+        uint64_t version
+        uint64_t holds
+        uint64_t rtt_p50
+        uint64_t rtt_p99
+        bool connected
+
+    cdef cppclass Engine:
+        Engine(const vector[uint64_t]& leaf_bytes, const EngineConfig& config) except +
+        bool small()
+        Status put_one(const void* const* leaves) except +
+        Status put(const void* const* leaves, uint64_t n, int64_t slice_ns, bool again) except +
+        void pump() except +
+        uint64_t appended()
+        Status flushed(uint64_t number, int64_t slice_ns) except +
+        Status acknowledged(uint64_t number, int64_t slice_ns) except +
+        uint64_t ask(const string& payload) except +
+        Status answer(uint64_t id, int64_t slice_ns, string& payload) except +
+        void forget(uint64_t id)
+        void subscribe() except +
+        bool take_weights(WeightsBlob& out)
+        void hold(uint64_t number, uint64_t digest) except +
+        uint64_t holds()
+        Status held(uint64_t holds_before, int64_t slice_ns)
+        bool attach(int fd, const string& rest, bool restarted) except +
+        unsigned wait_event(int64_t slice_ns)
+        Status linked(int64_t slice_ns)
+        void fail(const string& why, bool broken_format)
+        uint64_t base()
+        void begin_close()
+        void part(const string& reason) except +
+        Status parted(int64_t slice_ns)
+        void stop()
+        void leave_to_parent()
+        Status state()
+        bool forked()
+        bool broken_format()
+        string why() except +
+        EngineStats stats()
+
+    void watch_forks()
+
+
+# What a call may wait for.
+cdef enum Goal:
+    FLUSHED       # everything up to a number is in the network's hands
+    ACKNOWLEDGED  # everything up to a number is committed
+    HELD          # more versions of weights have come than a number says
+    LINKED        # the learner has said where to go on
+    PARTED        # the link has ended
+
+
+cdef class Worker:
+    cdef Engine* engine
+    cdef Py_ssize_t count  # leaves of a sample
+    cdef bint small        # copied with the GIL held
+    cdef bint original
+    cdef bint closed
+    cdef object spec
+    cdef object flattener
+    cdef double timeout
+    cdef list spare        # an empty list for the next send, or None while one has it
+    cdef tuple newest      # (version, meta, Blob), verified
+    cdef readonly str name
+    cdef readonly str address
+
+    cdef int take(self, object sample, const void** leaves, object timeout) except -1
+    cdef int put(self, const void** leaves, uint64_t n, object timeout) except -1
+    cdef int until(self, Goal goal, uint64_t number, Patience patience) except -1
+    cdef int check(self) except -1
+    cdef object error(self, Status status)
+    cdef str situation(self, str what)
+
+
+cdef class Patience:
+    cdef Worker worker
+    cdef double start
+    cdef double seconds
+    cdef bint logged
+    cdef str what
+    cdef int64_t next_slice(self) except -1
+
+
+cdef class Blob:
+    cdef WeightsBlob blob

@@ -1,0 +1,446 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""The worker's end of TCP for Python: `Worker` wraps the native engine of worker/engine.hpp.
+
+What happens here is what needs Python: finding a sample's bytes, turning answers of the engine
+into exceptions, and looking for Ctrl-C while the engine waits. Dialling and the handshake are
+`echo_tcp.keeper`'s. Every wait of the engine is without the GIL; a send of a small sample keeps
+it, because giving it back and taking it again would cost more than the copy.
+"""
+import logging
+import time
+
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+
+from echo_core.capi cimport echo_batch_pointers, echo_leaf_pointers
+
+from echo_core.errors import (
+    ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ForkError, ProtocolError,
+)
+from echo_core import weights as whole_weights
+from echo_core.wire import pack_request, parse_reply
+
+cdef double monotonic():
+    return time.monotonic()
+
+log = logging.getLogger("echo")
+
+cdef enum:
+    FEW = 64  # leaves whose addresses fit on the stack
+
+cdef double SLICE = 0.1       # seconds a wait may take before it looks for Ctrl-C
+cdef double LOG_AFTER = 5.0   # seconds until a wait says so in the log
+cdef double FAREWELL = 1.0    # seconds for the learner to hang up after our goodbye
+
+LINK_LOST = 1
+WEIGHTS_HERE = 2
+OVER = 4
+
+watch_forks()
+
+
+cdef class Worker:
+    """One session with a learner, across links. Thread-safe.
+
+    Args:
+        spec: of the samples.
+        name, address: for people.
+        timeout: seconds, the default of every wait.
+        window_bytes, max_inflight_msgs: samples kept until acknowledged, in bytes and number.
+        coalesced_bytes: of samples that are gathered into one frame while the link is busy.
+        original: speak the protocol of the first Echo.
+    """
+
+    def __cinit__(
+        self,
+        object spec,
+        str name,
+        str address,
+        double timeout,
+        *,
+        uint64_t window_bytes,
+        uint64_t max_inflight_msgs,
+        uint64_t coalesced_bytes,
+        bint original=False,
+    ):
+        cdef vector[uint64_t] leaf_bytes
+        cdef EngineConfig config
+        for leaf in spec.leaves:
+            leaf_bytes.push_back(leaf.nbytes)
+        config.original = original
+        config.block_bytes = coalesced_bytes
+        config.window_bytes = window_bytes
+        config.window_samples = max_inflight_msgs
+        self.spec, self.flattener = spec, spec.flattener
+        self.name, self.address, self.timeout = name, address, timeout
+        self.original = original
+        self.count = leaf_bytes.size()
+        self.engine = new Engine(leaf_bytes, config)
+        self.small = self.engine.small()
+
+    def __dealloc__(self):
+        if self.engine == NULL:
+            return
+        if self.engine.forked():
+            self.engine.leave_to_parent()
+            return
+        with nogil:
+            del self.engine
+
+    # --- samples --------------------------------------------------------------------------------
+
+    def send(self, sample, timeout=None):
+        """See `echo_core.transport.Connection.send`."""
+        cdef const void* few[FEW]
+        cdef const void** leaves
+        if self.count <= FEW:
+            self.take(sample, few, timeout)
+            return
+        leaves = <const void**>PyMem_Malloc(self.count * sizeof(void*))
+        if leaves == NULL:
+            raise MemoryError()
+        try:
+            self.take(sample, leaves, timeout)
+        finally:
+            PyMem_Free(leaves)
+
+    cdef int take(self, object sample, const void** leaves, object timeout) except -1:
+        cdef Status status
+        cdef list keep
+        if self.engine.forked():
+            self.check()
+        if self.small:
+            # Another thread may be in here while optree or numpy run Python code for this one.
+            keep, self.spare = self.spare, None
+            if keep is None:
+                keep = []
+            echo_leaf_pointers(self.spec, sample, leaves, keep)
+            status = self.engine.put_one(leaves)
+            if keep:
+                keep.clear()
+            self.spare = keep
+            if status == Status.ok:
+                return 0
+            if status == Status.due:
+                with nogil:
+                    self.engine.pump()
+                return 0
+            if status != Status.wait:
+                raise self.error(status)
+        # Without the GIL the arrays must be held: another thread may take them out of the sample.
+        # No Python code runs between these two lines unless the second holds what it converts.
+        held = self.flattener.flatten(sample)
+        keep = []
+        echo_leaf_pointers(self.spec, sample, leaves, keep)
+        return self.put(leaves, 1, timeout)
+
+    def send_batch(self, samples, timeout=None):
+        """See `echo_core.transport.Connection.send_batch`."""
+        cdef const void* few[FEW]
+        cdef const void** leaves = few
+        cdef list keep = []
+        cdef Py_ssize_t n
+        if self.engine.forked():
+            self.check()
+        if self.count > FEW:
+            leaves = <const void**>PyMem_Malloc(self.count * sizeof(void*))
+            if leaves == NULL:
+                raise MemoryError()
+        try:
+            n = echo_batch_pointers(self.spec, samples, leaves, keep)
+            if n:
+                self.put(leaves, n, timeout)
+        finally:
+            if leaves != few:
+                PyMem_Free(leaves)
+
+    cdef int put(self, const void** leaves, uint64_t n, object timeout) except -1:
+        cdef Patience patience = None
+        cdef int64_t slice_ns = 0
+        cdef bint again = False
+        cdef Status status
+        while True:
+            with nogil:
+                status = self.engine.put(leaves, n, slice_ns, again)
+            if status == Status.ok:
+                return 0
+            if status != Status.wait:
+                raise self.error(status)
+            if patience is None:
+                patience = Patience(self, timeout, "send")
+            slice_ns = patience.next_slice()
+            again = True
+
+    def flush(self, timeout=None):
+        """See `echo_core.transport.Connection.flush`."""
+        self.check()
+        self.until(FLUSHED, self.engine.appended(), Patience(self, timeout, "flush"))
+
+    def wait(self, timeout=None):
+        """See `echo_core.transport.Connection.wait`."""
+        self.check()
+        self.until(ACKNOWLEDGED, self.engine.appended(), Patience(self, timeout, "wait"))
+
+    # --- weights and requests -------------------------------------------------------------------
+
+    def weights(self, timeout=None, newer_than=None, like=None):
+        """See `echo_core.transport.Connection.weights`."""
+        cdef Patience patience = None
+        cdef uint64_t holds
+        self.check()
+        self.only_echo2("weights()")
+        with nogil:
+            self.engine.subscribe()
+        while True:
+            holds = self.engine.holds()
+            newest = self.newest
+            if newest is not None and self.newer(newest[0], newer_than):
+                return whole_weights.unpack(newest[1], newest[2], like)
+            if patience is None:
+                patience = Patience(self, timeout, "weights")
+            self.until(HELD, holds, patience)
+
+    def newer(self, version, than):
+        """Is `version`, the newest here, newer than `than`? A learner that was restarted counts
+        from 1 again, so there any other version than the one held is news."""
+        if than is None or version > than:
+            return True
+        return version != than and self.engine.stats().counters.restarts > 0
+
+    def accept_weights(self):
+        """Verify the weights that have arrived and show them to callers. Called by the keeper."""
+        cdef Blob blob = Blob()
+        cdef uint64_t version, digest
+        if not self.engine.take_weights(blob.blob):
+            return
+        version = blob.blob.version
+        meta = <bytes>blob.blob.meta
+        try:
+            digest = whole_weights.verify(meta, blob)
+        except ProtocolError as error:
+            self.fail(str(error), True)
+            return
+        self.newest = (version, meta, blob)
+        with nogil:
+            self.engine.hold(version, digest)
+
+    def request(self, op, body, blob=b"", timeout=None):
+        """See `echo_core.transport.Connection.request`."""
+        cdef string payload, reply
+        cdef uint64_t number
+        cdef int64_t slice_ns
+        cdef Status status
+        self.check()
+        self.only_echo2("request()")
+        payload = pack_request(op, body, blob)
+        cdef Patience patience = Patience(self, timeout, f"request {op!r}")
+        with nogil:
+            number = self.engine.ask(payload)
+        try:
+            while True:
+                slice_ns = patience.next_slice()
+                with nogil:
+                    status = self.engine.answer(number, slice_ns, reply)
+                if status == Status.ok:
+                    break
+                if status == Status.lost:
+                    raise ConnectionClosedError(
+                        f"request {op!r} was not answered (it may have been carried out): "
+                        f"{self.address} was lost: {self.why()}"
+                    )
+                if status != Status.wait:
+                    raise self.error(status)
+        finally:
+            self.engine.forget(number)
+        return parse_reply(<bytes>reply)
+
+    def only_echo2(self, what):
+        if self.original:
+            raise EchoError(
+                f"{what}: the original protocol carries samples only; connect with "
+                "protocol='echo2' to a learner that speaks it"
+            )
+
+    # --- what the keeper does -------------------------------------------------------------------
+
+    def attach(self, int fd, bytes rest, bint restarted):
+        """Go on over `fd`, after its handshake; False if it is too late. Takes the descriptor."""
+        return self.engine.attach(fd, rest, restarted)
+
+    def wait_event(self, double seconds):
+        """A set of LINK_LOST, WEIGHTS_HERE and OVER; 0 when the time is over."""
+        cdef unsigned events
+        cdef int64_t slice_ns = <int64_t>(seconds * 1e9)
+        with nogil:
+            events = self.engine.wait_event(slice_ns)
+        return events
+
+    def wait_linked(self, double seconds):
+        """Wait until samples can flow. Raises what ended the connection, EchoTimeoutError."""
+        self.until(LINKED, 0, Patience(self, seconds, "connect"))
+
+    def fail(self, str why, bint broken_format=False):
+        """No link will come any more: every call raises from now on."""
+        self.engine.fail(why.encode(), broken_format)
+
+    def base(self):
+        """How many samples of the session are known to be committed."""
+        return self.engine.base()
+
+    def why(self):
+        """Why the last link was lost."""
+        return self.engine.why().decode("utf-8", "replace")
+
+    # --- looking, and the end -------------------------------------------------------------------
+
+    def stats(self):
+        """See `echo_core.transport.Connection.stats`."""
+        if self.engine.forked():
+            self.check()
+        cdef EngineStats now = self.engine.stats()
+        return {
+            "samples": now.appended,
+            "acknowledged": now.acked,
+            "unacknowledged": now.appended - now.acked,
+            "bytes_sent": now.counters.bytes_sent,
+            "bytes_received": now.counters.bytes_received,
+            "frames_sent": now.counters.frames_sent,
+            "connected": now.connected,
+            "reconnects": max(0, <int64_t>now.counters.links - 1),
+            "learner_restarts": now.counters.restarts,
+            "window_bytes_used": now.window_bytes,
+            "send_blocked": now.counters.send_blocked,
+            "blocked_seconds": now.counters.blocked_ns * 1e-9,
+            "weights_version": now.version,
+            "weights_received": now.holds,
+            "ack_rtt_p50_ns": now.rtt_p50,
+            "ack_rtt_p99_ns": now.rtt_p99,
+        }
+
+    def close(self, timeout=None):
+        """See `echo_core.transport.Connection.close`."""
+        cdef uint64_t missing
+        if self.closed or self.engine.forked():
+            return
+        self.closed = True
+        error = None
+        try:
+            with nogil:
+                self.engine.begin_close()
+            try:
+                self.until(ACKNOWLEDGED, self.engine.appended(), Patience(self, timeout, "close"))
+            except EchoError as failure:
+                error = failure
+            with nogil:
+                self.engine.part(b"closed")
+            try:
+                self.until(PARTED, 0, Patience(self, FAREWELL, "close"))
+            except EchoError:
+                pass  # it will see the end of the stream
+        finally:
+            with nogil:
+                self.engine.stop()
+        if error is not None:
+            missing = self.engine.stats().appended - self.engine.stats().acked
+            kind = EchoTimeoutError if isinstance(error, EchoTimeoutError) else ConnectionClosedError
+            raise kind(f"closed with {missing} samples not acknowledged: {error}") from error
+
+    @property
+    def is_closed(self):
+        return self.closed or self.engine.forked()
+
+    @property
+    def forked(self):
+        return self.engine.forked()
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    cdef int until(self, Goal goal, uint64_t number, Patience patience) except -1:
+        cdef int64_t slice_ns = 0
+        cdef Status status
+        while True:
+            with nogil:
+                if goal == FLUSHED:
+                    status = self.engine.flushed(number, slice_ns)
+                elif goal == ACKNOWLEDGED:
+                    status = self.engine.acknowledged(number, slice_ns)
+                elif goal == HELD:
+                    status = self.engine.held(number, slice_ns)
+                elif goal == LINKED:
+                    status = self.engine.linked(slice_ns)
+                else:
+                    status = self.engine.parted(slice_ns)
+            if status == Status.ok:
+                return 0
+            if status != Status.wait:
+                raise self.error(status)
+            slice_ns = patience.next_slice()
+
+    cdef int check(self) except -1:
+        if self.engine.forked():
+            raise ForkError(
+                f"this connection to {self.address} was made before the fork and its thread "
+                "stayed in the parent; make a new Client in the child"
+            )
+        cdef Status status = self.engine.state()
+        if status != Status.ok:
+            raise self.error(status)
+        return 0
+
+    cdef object error(self, Status status):
+        if status == Status.closed:
+            return ClosedError(f"worker {self.name!r}: the connection to {self.address} is closed")
+        if self.engine.broken_format():
+            return ProtocolError(f"{self.address} is no usable learner: {self.why()}")
+        return ConnectionClosedError(f"worker {self.name!r} lost {self.address}: {self.why()}")
+
+    cdef str situation(self, str what):
+        cdef EngineStats now = self.engine.stats()
+        cdef uint64_t waiting = now.appended - now.acked
+        if not now.connected:
+            return (
+                f"worker {self.name!r} ({what}) has no connection to {self.address}"
+                f" ({self.why()}); {waiting} samples wait for it to return"
+            )
+        if what == "weights":
+            return f"worker {self.name!r} waits for {self.address} to publish newer weights"
+        if what.startswith("request"):
+            return f"worker {self.name!r} waits for {self.address} to answer {what}"
+        return (
+            f"worker {self.name!r} ({what}) waits for {self.address} to commit {waiting} samples:"
+            " the learner's store is full or the learner is slow"
+        )
+
+
+cdef class Patience:
+    """How long one call still waits: slices between looks for Ctrl-C, a line in the log once it
+    has taken a while, and at last the error that says who waits for whom."""
+
+    def __cinit__(self, Worker worker, timeout, str what):
+        self.worker, self.what = worker, what
+        self.seconds = worker.timeout if timeout is None else timeout
+        self.start = monotonic()
+
+    cdef int64_t next_slice(self) except -1:
+        PyErr_CheckSignals()
+        cdef double waited = monotonic() - self.start
+        if not waited < self.seconds:
+            raise EchoTimeoutError(
+                f"{self.worker.situation(self.what)}; gave up after {self.seconds:g} s"
+            )
+        if waited >= LOG_AFTER and not self.logged:
+            self.logged = True
+            log.warning("%s (for %.0f s so far)", self.worker.situation(self.what), waited)
+        return <int64_t>(min(SLICE, self.seconds - waited) * 1e9) + 1
+
+
+cdef class Blob:
+    """The payload of one version of weights: read-only bytes, freed with the last array on them."""
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        if flags & PyBUF_WRITABLE == PyBUF_WRITABLE:
+            raise BufferError("weights are read-only; copy what you want to change")
+        PyBuffer_FillInfo(
+            view, self, <void*>self.blob.payload.data(), self.blob.payload.size(), True, flags
+        )

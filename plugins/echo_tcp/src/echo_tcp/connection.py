@@ -1,0 +1,156 @@
+"""The worker's end of TCP: `TcpConnection` and its options."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import warnings
+import weakref
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from echo_core.errors import EchoError, SpecError
+from echo_core.options import ConnectOptions
+from echo_core.transport import Connection
+
+from ._worker import Worker
+from .keeper import Keeper
+
+if TYPE_CHECKING:
+    from echo_core.address import Address
+    from echo_core.spec import Spec
+    from echo_core.weights import Weights
+
+__all__ = ["TcpConnectOptions", "TcpConnection"]
+
+ABANDONED_SECONDS = 1.0  # for delivering what a connection still has that nobody closed
+
+
+@dataclass(frozen=True, kw_only=True)
+class TcpConnectOptions(ConnectOptions):
+    """What a TCP connection can be told, beside what every connection can."""
+
+    window_bytes: int = 8 << 20  # more than fits the caches costs more than it hides
+    max_coalesced_bytes: int = 256 << 10  # of samples gathered into one frame on a busy link
+    protocol: str = "echo2"  # or "echo1": to a server of the original Echo
+
+    def __post_init__(self) -> None:
+        if self.protocol not in ("echo2", "echo1"):
+            raise ValueError(f"protocol is 'echo2' or 'echo1', not {self.protocol!r}")
+        for name in ("window_bytes", "max_coalesced_bytes", "max_inflight_msgs"):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value < 1 << 48:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if self.max_coalesced_bytes > 16 << 20:
+            raise ValueError("max_coalesced_bytes cannot exceed 16 MiB, the most a frame carries")
+        if not self.timeout >= 0:
+            raise ValueError(f"timeout must be at least 0 seconds, not {self.timeout!r}")
+
+
+class TcpConnection(Connection):
+    """See `echo_core.transport.Connection`. Connects when it is made.
+
+    An idle link sends each sample at once; a busy one gathers samples while others are on their
+    way. What is not acknowledged is kept, and sent again when the link was lost and is back; a
+    learner that does not return within `options.timeout` ends the connection.
+
+    Raises:
+        EchoTimeoutError: the learner could not be reached in time, with the last reason.
+        SpecError, SecurityError, HandshakeRefused, ProtocolError: it said no; naming the leaf.
+    """
+
+    def __init__(self, address: Address, spec: Spec, options: TcpConnectOptions) -> None:
+        self.address = address
+        self.spec = spec
+        self.options = options
+        if options.protocol == "echo1" and spec.sample_bytes == 0:
+            raise SpecError(
+                "the original protocol cannot carry samples without any bytes; add a leaf that "
+                "has some, or use protocol='echo2'"
+            )
+        self._worker = worker = Worker(
+            spec,
+            options.name or f"{socket.gethostname()}:{os.getpid()}",
+            str(replace(address, options={})),
+            options.timeout,
+            window_bytes=options.window_bytes,
+            max_inflight_msgs=options.max_inflight_msgs,
+            coalesced_bytes=options.max_coalesced_bytes,
+            original=options.protocol == "echo1",
+        )
+        self._keeper = Keeper(worker, address, spec, options)
+        try:
+            self._keeper.start()
+        except BaseException:
+            self._end(0.0)
+            raise
+        # Bound once: a method in between would cost a third of a small send.
+        self.send = worker.send  # type: ignore[method-assign]
+        self.send_batch = worker.send_batch  # type: ignore[method-assign]
+        _open.add(self)
+
+    def send(self, sample: Any, timeout: float | None = None) -> None:
+        self._worker.send(sample, timeout)
+
+    def send_batch(self, samples: Any, timeout: float | None = None) -> None:
+        self._worker.send_batch(samples, timeout)
+
+    def flush(self, timeout: float | None = None) -> None:
+        self._worker.flush(timeout)
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._worker.wait(timeout)
+
+    def weights(
+        self, timeout: float | None = None, newer_than: int | None = None, like: Any = None
+    ) -> Weights:
+        return self._worker.weights(timeout, newer_than, like)
+
+    def request(
+        self, op: str, body: dict[str, Any], blob: bytes = b"", timeout: float | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        return self._worker.request(op, body, blob, timeout)
+
+    def stats(self) -> dict[str, Any]:
+        """Beside what every connection counts: bytes_received, frames_sent, window_bytes_used,
+        blocked_seconds, weights_received, ack_rtt_p50_ns and ack_rtt_p99_ns (from handing a
+        frame to the network until its acknowledgement)."""
+        return self._worker.stats()
+
+    def close(self, timeout: float | None = None) -> None:
+        try:
+            self._worker.close(timeout)
+        finally:
+            if not self._worker.forked:
+                self._keeper.stop()
+                _open.discard(self)
+
+    def _end(self, timeout: float) -> None:
+        try:
+            self.close(timeout)
+        except EchoError:
+            pass
+
+    def __del__(self) -> None:
+        worker = getattr(self, "_worker", None)
+        if worker is None or worker.is_closed:
+            return
+        warnings.warn(
+            f"unclosed connection to {self.address}; call close(), or use it in a with statement",
+            ResourceWarning,
+            source=self,
+            stacklevel=2,
+        )
+        self._end(ABANDONED_SECONDS)
+
+
+_open: weakref.WeakSet[TcpConnection] = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    for connection in list(_open):
+        connection.__del__()
+
+
+atexit.register(_at_exit)

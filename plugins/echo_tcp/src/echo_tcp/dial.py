@@ -1,0 +1,177 @@
+"""One attempt to reach a learner: connect, set the socket up, shake hands.
+
+Pure Python, because it happens once per link. What comes out is a file descriptor that the native
+engine takes over, and what the learner said about itself.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from echo_core.address import Address
+from echo_core.errors import (
+    ConnectionClosedError,
+    EchoTimeoutError,
+    HandshakeRefused,
+    ProtocolError,
+    SpecError,
+)
+from echo_core.handshake import ClientHandshake
+from echo_core.spec import Spec
+
+__all__ = ["Link", "dial_echo1", "dial_echo2"]
+
+# A peer that vanished while the link is idle is noticed after 5 + 3 * 5 seconds. While it is busy
+# the engine watches for that itself: see worker/link.hpp.
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+
+MAX_LEAVES = 4096  # of an original server; more is not one
+MAX_NDIM = 32
+
+
+@dataclass
+class Link:
+    """A connected socket after its handshake.
+
+    Attributes:
+        socket: blocking mode does not matter any more; `detach()` it for the engine.
+        rest: bytes that were read beyond the handshake.
+        incarnation: which life of the learner this is; "" with the original protocol.
+    """
+
+    socket: socket.socket
+    rest: bytes = b""
+    incarnation: str = ""
+
+
+def dial_echo2(
+    address: Address,
+    handshake: ClientHandshake,
+    seconds: float,
+    dialling: Callable[[socket.socket], None],
+) -> Link:
+    """Connect and run `handshake`, in at most `seconds`.
+
+    `dialling` is given the socket as soon as there is one: shutting it down ends the attempt.
+    Raises what the handshake raises; EchoTimeoutError, ConnectionClosedError and OSError when
+    another attempt may succeed.
+    """
+    end = time.monotonic() + seconds
+    sock = _connect(address, seconds)
+    try:
+        dialling(sock)
+        _send(sock, handshake.start(), end)
+        while not handshake.done:
+            data = _receive(sock, 1 << 16, end)
+            if reply := handshake.receive(data):
+                _send(sock, reply, end)
+        return Link(sock, bytes(handshake.leftover), handshake.peer["server"])
+    except BaseException:
+        sock.close()
+        raise
+
+
+def dial_echo1(
+    address: Address, spec: Spec, seconds: float, dialling: Callable[[socket.socket], None]
+) -> Link:
+    """Connect to a server of the original protocol, which describes its samples and listens.
+
+    The description has sizes and shapes but neither dtypes nor keys. Raises SpecError naming the
+    leaf that differs, ProtocolError if it is no such server; else as `dial_echo2`.
+    """
+    end = time.monotonic() + seconds
+    sock = _connect(address, seconds)
+    try:
+        dialling(sock)
+
+        def read(count: int) -> tuple[int, ...]:
+            return struct.unpack(f"<{count}I", _exactly(sock, 4 * count, end))
+
+        head = _exactly(sock, 5, end)
+        if head[:4] != b"ECHO":
+            raise ProtocolError(f"{address} is no Echo server: it began with {head!r}")
+        if head[4] != 1:
+            raise HandshakeRefused(
+                f"{address} speaks Echo protocol {head[4]}, not the original one; connect without "
+                "protocol='echo1'",
+                "version",
+            )
+        (count,) = read(1)
+        if count > MAX_LEAVES:
+            raise ProtocolError(f"{address} describes samples of {count} arrays")
+        theirs = []
+        for _ in range(count):
+            itemsize, ndim = read(2)
+            if ndim > MAX_NDIM:
+                raise ProtocolError(f"{address} describes an array of {ndim} dimensions")
+            theirs.append((itemsize, read(ndim)))
+        _compare(spec, theirs, address)
+        return Link(sock)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _compare(spec: Spec, theirs: list[tuple[int, tuple[int, ...]]], address: Address) -> None:
+    if len(theirs) != len(spec.leaves):
+        raise SpecError(
+            f"{address} takes samples of {len(theirs)} arrays, this worker's example has "
+            f"{len(spec.leaves)}"
+        )
+    for leaf, (itemsize, shape) in zip(spec.leaves, theirs):
+        if shape != tuple(leaf.shape) or itemsize != leaf.dtype.itemsize:
+            raise SpecError(
+                f"leaf {leaf.path!r}: {address} takes shape {shape} of {itemsize}-byte items, this "
+                f"worker's example has {tuple(leaf.shape)} of {leaf.dtype.itemsize}-byte items "
+                f"({leaf.dtype})"
+            )
+
+
+def _connect(address: Address, seconds: float) -> socket.socket:
+    sock = socket.create_connection(address.endpoint, timeout=max(seconds, 0.001))
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _limit(sock: socket.socket, end: float) -> None:
+    left = end - time.monotonic()
+    if left <= 0:
+        raise EchoTimeoutError("the learner did not finish the handshake in time")
+    sock.settimeout(left)
+
+
+def _send(sock: socket.socket, data: bytes, end: float) -> None:
+    _limit(sock, end)
+    try:
+        sock.sendall(data)
+    except TimeoutError as error:
+        raise EchoTimeoutError("the learner does not read the handshake") from error
+
+
+def _receive(sock: socket.socket, most: int, end: float) -> bytes:
+    _limit(sock, end)
+    try:
+        data = sock.recv(most)
+    except TimeoutError as error:
+        raise EchoTimeoutError("the learner did not finish the handshake in time") from error
+    if not data:
+        raise ConnectionClosedError("the learner hung up during the handshake")
+    return data
+
+
+def _exactly(sock: socket.socket, count: int, end: float) -> bytes:
+    data = b""
+    while len(data) < count:
+        data += _receive(sock, count - len(data), end)
+    return data

@@ -1,0 +1,179 @@
+"""Keeps a worker connected: dials at first, again when the link is lost, and checks weights.
+
+A daemon thread per connection, asleep in the native engine almost always. It refers to the engine
+but never to the `TcpConnection`, so that one forgotten without `close()` can still be collected.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from echo_core.errors import (
+    ConnectionClosedError,
+    EchoError,
+    EchoTimeoutError,
+    HandshakeRefused,
+)
+from echo_core.handshake import ClientHandshake
+
+from . import _worker
+from .dial import Link, dial_echo1, dial_echo2
+
+if TYPE_CHECKING:
+    from echo_core.address import Address
+    from echo_core.spec import Spec
+
+    from .connection import TcpConnectOptions
+
+__all__ = ["Keeper"]
+
+log = logging.getLogger("echo")
+
+ATTEMPT_SECONDS = 10.0  # for one attempt, so that a learner that hangs is left for a better one
+BACKOFF = (0.05, 1.6, 1.0)  # seconds between attempts: first, factor, longest
+ASLEEP = 86400.0  # seconds; nothing but an event needs the thread
+
+
+class Keeper:
+    """Dials `address` for `worker`, now and whenever its link is lost."""
+
+    def __init__(
+        self, worker: _worker.Worker, address: Address, spec: Spec, options: TcpConnectOptions
+    ) -> None:
+        self._worker = worker
+        self._address = address
+        self._spec = spec
+        self._options = options
+        self._client_id = options.client_id or secrets.token_hex(16)
+        self._incarnation = ""
+        self._over = threading.Event()
+        self._dialling: socket.socket | None = None  # to be shut down when it is over
+        self._thread = threading.Thread(target=self._run, name="echo-keeper", daemon=True)
+
+    def start(self) -> None:
+        """Connect on the calling thread, then keep connected on one of its own.
+
+        Raises EchoTimeoutError with the last reason, and at once what no further attempt mends.
+        """
+        start = time.monotonic()
+        seconds = self._options.timeout
+        link = self._dial_until(start, seconds, self._over.wait)
+        if isinstance(link, BaseException):
+            raise EchoTimeoutError(
+                f"worker {self._worker.name!r} could not reach {self._address} within "
+                f"{seconds:g} s ({link}); start the learner, or correct the address"
+            ) from link
+        self._attach(link)
+        self._thread.start()
+        self._worker.wait_linked(max(0.0, start + seconds - time.monotonic()))
+
+    def stop(self) -> None:
+        """Called when the engine is closed: end an attempt that is under way."""
+        self._over.set()
+        dialling = self._dialling
+        if dialling is not None:
+            try:
+                dialling.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it has come to its end by itself
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(1.0)  # longer only inside a name lookup
+
+    def _run(self) -> None:
+        try:
+            while True:
+                events = self._worker.wait_event(ASLEEP)
+                if events & _worker.WEIGHTS_HERE:
+                    self._worker.accept_weights()
+                if events & _worker.OVER:
+                    return
+                if events & _worker.LINK_LOST:
+                    self._return()
+        except BaseException as error:
+            self._worker.fail(f"its keeper thread failed: {error!r}")
+            raise
+
+    def _return(self) -> None:
+        worker, address, seconds = self._worker, self._address, self._options.timeout
+        why = worker.why()
+        if not self._options.reconnect:
+            worker.fail(why)
+            return
+        log.warning("worker %r lost %s: %s", worker.name, address, why)
+        try:
+            link = self._dial_until(time.monotonic(), seconds, self._pause)
+        except EchoError as error:
+            worker.fail(f"{why}, and returning failed: {error}")
+            return
+        if isinstance(link, BaseException):
+            worker.fail(f"{why}, and it was not back within {seconds:g} s ({link})")
+            return
+        again = "restarted learner" if self._attach(link) else "learner again"
+        log.info("worker %r is connected to the %s at %s", worker.name, again, address)
+
+    def _attach(self, link: Link) -> bool:
+        """Hand a link to the engine; whether the learner has been restarted meanwhile."""
+        restarted = self._incarnation not in ("", link.incarnation)
+        self._incarnation = link.incarnation
+        self._dialling = None
+        self._worker.attach(link.socket.detach(), link.rest, restarted)
+        return restarted
+
+    def _pause(self, seconds: float) -> bool:
+        events = self._worker.wait_event(seconds)
+        if events & _worker.WEIGHTS_HERE:
+            self._worker.accept_weights()
+        return bool(events & _worker.OVER)
+
+    def _dial_until(
+        self, start: float, seconds: float, pause: Callable[[float], bool]
+    ) -> Link | Exception:
+        """Attempts with pauses between them: a link, or the reason why there was none in time."""
+        wait, factor, longest = BACKOFF
+        while True:
+            left = start + seconds - time.monotonic()
+            try:
+                return self._dial(max(0.1, min(ATTEMPT_SECONDS, left)))
+            except (EchoTimeoutError, ConnectionClosedError) as error:
+                if isinstance(error, HandshakeRefused) and error.code not in ("busy", "shutdown"):
+                    raise
+                reason: Exception = error
+            except EchoError:
+                raise  # another spec, token or protocol: the next attempt would end the same
+            except OSError as error:
+                reason = error
+            finally:
+                self._dialling = None
+            left = start + seconds - time.monotonic()
+            # Many workers lose one learner at once; they should not all return at once.
+            if left <= 0 or pause(min(wait * random.uniform(0.7, 1.3), left)):
+                return reason
+            wait = min(wait * factor, longest)
+
+    def _dial(self, seconds: float) -> Link:
+        def dialling(sock: socket.socket) -> None:
+            self._dialling = sock
+            if self._over.is_set():
+                raise ConnectionClosedError("closed while connecting")
+
+        options = self._options
+        if options.protocol == "echo1":
+            return dial_echo1(self._address, self._spec, seconds, dialling)
+        handshake = ClientHandshake(
+            self._spec,
+            options.token,
+            self._client_id,
+            self._worker.base(),
+            options.role,
+            options.name or f"{socket.gethostname()}:{os.getpid()}",
+            allow_unauthenticated=options.allow_unauthenticated,
+        )
+        return dial_echo2(self._address, handshake, seconds, dialling)
