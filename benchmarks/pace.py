@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn, Protocol
 
 
 @dataclass(frozen=True)
@@ -14,9 +14,18 @@ class Pace:
     warmup: float
 
 
-#: Called by a mode when it enters a phase: its name, and the seconds it is meant to take. The
-#: harness kills a run whose phase is overdue by more than its patience and records it as hung.
-Announce = Callable[[str, float], None]
+class Reporter(Protocol):
+    """The way from the measured process to the harness."""
+
+    def phase(self, name: str, seconds: float) -> None:
+        """A phase begins that is meant to take ``seconds``.
+
+        The harness kills a run whose phase is overdue by more than its patience: hung.
+        """
+
+    def fail(self, reason: str) -> NoReturn:
+        """End the run at once, from whatever thread, and record it as failed."""
+
 
 #: Figures of one run by name, e.g. ``{"rate": 4.1e6}``.
 Figures = dict[str, float]

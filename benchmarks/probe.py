@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+import traceback
+from typing import Any, NoReturn
 
 from benchmarks import adapters, modes
 from benchmarks.cases import CASES
@@ -17,28 +18,40 @@ from benchmarks.pace import Pace
 from benchmarks.processes import die_with
 
 
+class Pipe:
+    """The reporter of a measured process: JSON lines on what was its standard output."""
+
+    def __init__(self) -> None:
+        self._file = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # a system that prints must not break the JSON
+
+    def phase(self, name: str, seconds: float) -> None:
+        self._say(phase=name, seconds=seconds)
+
+    def fail(self, reason: str) -> NoReturn:
+        self.end(error=reason)
+
+    def end(self, **message: Any) -> NoReturn:
+        """Say the last thing and leave, without asking threads that may be stuck in a system."""
+        self._say(**message)
+        os._exit(0)
+
+    def _say(self, **message: Any) -> None:
+        print(json.dumps(message), file=self._file, flush=True)
+
+
 def main() -> None:
     job = json.loads(sys.argv[1])
     die_with(job["parent"])
-    pipe = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # a system that prints must not break the pipe's JSON
-
-    def say(**message: Any) -> None:
-        print(json.dumps(message), file=pipe, flush=True)
-
-    def announce(phase: str, seconds: float) -> None:
-        say(phase=phase, seconds=seconds)
-
+    report = Pipe()
     try:
-        announce("start", 0.0)
+        report.phase("start", 0.0)
         pace = Pace(job["seconds"], job["warmup"])
         system = adapters.load(job["system"])
-        say(figures=modes.run(system, CASES[job["case"]], pace, announce))
+        report.end(figures=modes.run(system, CASES[job["case"]], pace, report))
     except Exception as error:
-        say(error=f"{type(error).__name__}: {error}")
-    # Threads of a system may be stuck in native code: leave without asking them.
-    pipe.flush()
-    os._exit(0)
+        traceback.print_exc()
+        report.fail(f"{type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

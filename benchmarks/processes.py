@@ -11,12 +11,15 @@ import ctypes
 import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn
 
 import psutil
 
@@ -78,8 +81,7 @@ class WorkerProcess:
 
     def wait_connected(self) -> None:
         """Wait for the worker's one line, which says that it is connected."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self.output.readline()
         if line != b"connected\n":
             code = self._process.wait()
             raise RuntimeError(f"a worker ended before it was connected (exit status {code})")
@@ -89,10 +91,11 @@ class WorkerProcess:
         self._process.stdin.write(b"go\n")
         self._process.stdin.flush()
 
-    def check_alive(self) -> None:
-        code = self._process.poll()
-        if code is not None:
-            raise RuntimeError(f"a worker ended while it was measured (exit status {code})")
+    @property
+    def output(self) -> IO[bytes]:
+        """Silent from "connected" on; its end is the worker's end."""
+        assert self._process.stdout is not None
+        return self._process.stdout
 
     def kill(self) -> None:
         self._process.kill()
@@ -102,8 +105,9 @@ class WorkerProcess:
 class Crew:
     """The worker processes of one run: started together, killed together."""
 
-    def __init__(self, jobs: list[dict[str, Any]]) -> None:
+    def __init__(self, jobs: list[dict[str, Any]], fail: Callable[[str], NoReturn]) -> None:
         self.workers: list[WorkerProcess] = []
+        self._fail, self._ending = fail, False
         try:
             for job in jobs:
                 self.workers.append(WorkerProcess(job))
@@ -114,17 +118,21 @@ class Crew:
             raise
 
     def go(self) -> None:
+        threading.Thread(target=self._watch, daemon=True).start()
         for worker in self.workers:
             worker.go()
+
+    def _watch(self) -> None:
+        """Sleep until a worker ends. The learner may wait for samples that will never come."""
+        select.select([worker.output for worker in self.workers], [], [])
+        if not self._ending:
+            self._fail("a worker ended while it was measured")
 
     def cpu_seconds(self) -> float:
         return sum(cpu_seconds(worker.pid) for worker in self.workers)
 
-    def check_alive(self) -> None:
-        for worker in self.workers:
-            worker.check_alive()
-
     def kill(self) -> None:
+        self._ending = True
         for worker in self.workers:
             worker.kill()
 

@@ -25,6 +25,8 @@ from benchmarks.processes import allow_open_files, die_with
 #: Samples per call of ``send_batch``.
 STACK = 64
 
+#: What a role does once it is connected. It holds on to its worker: a client that nobody refers
+#: to closes its connection, even where one of its methods is still in use.
 Loop = Callable[[], NoReturn]
 
 
@@ -36,9 +38,10 @@ def _flood(system: System, job: dict[str, Any], payload: Payload) -> Loop:
 
 def _flood_batch(system: System, job: dict[str, Any], payload: Payload) -> Loop:
     worker = system.worker(job["address"], payload)
-    stacked, send_batch = payload.stacked(STACK), worker.send_batch
+    stacked = payload.stacked(STACK)
 
     def loop() -> NoReturn:
+        send_batch = worker.send_batch
         while True:
             send_batch(stacked)
 
@@ -53,9 +56,10 @@ def _pace(system: System, job: dict[str, Any], payload: Payload) -> Loop:
     worker = system.worker(job["address"], payload)
     sample = payload.samples(1)[0]
     stamp = payload.leaf(sample, payload.paths[0]).reshape(-1)[:2].view(np.int64)
-    send, now, pause = worker.send, time.monotonic_ns, random.Random(7).uniform
+    now, pause = time.monotonic_ns, random.Random(7).uniform
 
     def loop() -> NoReturn:
+        send = worker.send
         while True:
             time.sleep(pause(0.001, 0.003))
             stamp[0] = now()

@@ -1,4 +1,4 @@
-"""One module per way of measuring. Each has ``run(system, case, pace, announce) -> Figures``."""
+"""One module per way of measuring. Each has ``run(system, case, pace, report) -> Figures``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib import import_module
 
 from benchmarks.adapters.base import System
 from benchmarks.cases import Case
-from benchmarks.pace import Announce, Figures, Pace
+from benchmarks.pace import Figures, Pace, Reporter
 
 MODULES = {
     "tcp": "throughput",
@@ -23,8 +23,8 @@ MODULES = {
 }
 
 
-def run(system: System, case: Case, pace: Pace, announce: Announce) -> Figures:
+def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
     """Measure one case once, in this process, which is the learner."""
     module = import_module(f"benchmarks.modes.{MODULES[case.mode]}")
-    figures: Figures = module.run(system, case, pace, announce)
+    figures: Figures = module.run(system, case, pace, report)
     return figures

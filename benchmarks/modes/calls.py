@@ -8,20 +8,20 @@ from time import perf_counter, perf_counter_ns
 from benchmarks.adapters.base import Learner, System
 from benchmarks.cases import Case
 from benchmarks.modes.receive import check, one_batch
-from benchmarks.pace import Announce, Figures, Pace
+from benchmarks.pace import Figures, Pace, Reporter
 from benchmarks.payloads import PAYLOADS
 from benchmarks.worker import STACK
 
 
-def run(system: System, case: Case, pace: Pace, announce: Announce) -> Figures:
+def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
     learner = system.learner(PAYLOADS[case.payload], case.batch_size, 0)
     for sample in one_batch(learner):
         learner.submit(sample)
     check(learner)
     measure = {"ready": _ready, "submit": _submit, "submit-batch": _submit_batch}[case.mode]
-    announce("warm-up", pace.warmup)
+    report.phase("warm-up", pace.warmup)
     measure(learner, pace.warmup)
-    announce("measure", pace.seconds)
+    report.phase("measure", pace.seconds)
     return {"call_us": measure(learner, pace.seconds) / 1e3}
 
 

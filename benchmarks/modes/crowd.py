@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.adapters.base import System
 from benchmarks.cases import Case
-from benchmarks.pace import Announce, Figures, Pace
+from benchmarks.pace import Figures, Pace, Reporter
 from benchmarks.payloads import PAYLOADS
 from benchmarks.processes import Crew, allow_open_files
 
@@ -16,7 +16,7 @@ from benchmarks.processes import Crew, allow_open_files
 ROUNDS = 4.0
 
 
-def run(system: System, case: Case, pace: Pace, announce: Announce) -> Figures:
+def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
     allow_open_files(4096)
     payload = PAYLOADS[case.payload]
     learner = system.learner(payload, case.batch_size, case.connections)
@@ -41,15 +41,14 @@ def run(system: System, case: Case, pace: Pace, announce: Announce) -> Figures:
             now = perf_counter()
         return counts, now - start
 
-    announce("connect", 20.0)
-    with Crew(jobs) as crew:
-        announce("warm-up", pace.warmup)
+    report.phase("connect", 20.0)
+    with Crew(jobs, report.fail) as crew:
+        report.phase("warm-up", pace.warmup)
         crew.go()
         count(pace.warmup)
         seconds = ROUNDS * pace.seconds
-        announce("measure", seconds)
+        report.phase("measure", seconds)
         counts, elapsed = count(seconds)
-        crew.check_alive()
     p5, p95 = np.percentile(counts, [5, 95])
     return {
         "unfairness": float(counts.max() / max(counts.min(), 0.5)),

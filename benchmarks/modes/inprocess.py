@@ -9,27 +9,27 @@ from time import perf_counter
 from benchmarks.adapters.base import Learner, System
 from benchmarks.cases import Case
 from benchmarks.modes.receive import check, one_batch, receive
-from benchmarks.pace import Announce, Figures, Pace
+from benchmarks.pace import Figures, Pace, Reporter
 from benchmarks.payloads import PAYLOADS, Tree
 from benchmarks.processes import cpu_seconds
 from benchmarks.worker import STACK
 
 
-def run(system: System, case: Case, pace: Pace, announce: Announce) -> Figures:
+def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
     learner = system.learner(PAYLOADS[case.payload], case.batch_size, 0)
     measure = _one_thread if case.mode == "inproc" else _two_threads
-    return measure(learner, case, pace, announce)
+    return measure(learner, case, pace, report)
 
 
-def _one_thread(learner: Learner, case: Case, pace: Pace, announce: Announce) -> Figures:
+def _one_thread(learner: Learner, case: Case, pace: Pace, report: Reporter) -> Figures:
     """Fill a batch, take it, and again."""
     samples = one_batch(learner)
-    announce("warm-up", pace.warmup)
+    report.phase("warm-up", pace.warmup)
     for sample in samples:
         learner.submit(sample)
     check(learner)
     _fill_and_take(learner, samples, pace.warmup)
-    announce("measure", pace.seconds)
+    report.phase("measure", pace.seconds)
     cpu = cpu_seconds(os.getpid())
     count, elapsed = _fill_and_take(learner, samples, pace.seconds)
     cpu = cpu_seconds(os.getpid()) - cpu
@@ -50,7 +50,7 @@ def _fill_and_take(learner: Learner, samples: list[Tree], seconds: float) -> tup
     return count, now - start
 
 
-def _two_threads(learner: Learner, case: Case, pace: Pace, announce: Announce) -> Figures:
+def _two_threads(learner: Learner, case: Case, pace: Pace, report: Reporter) -> Figures:
     """One thread submits without end, the main thread takes batches.
 
     The producer is a daemon that may be asleep in a full store when the process ends.
@@ -69,11 +69,11 @@ def _two_threads(learner: Learner, case: Case, pace: Pace, announce: Announce) -
                 for sample in samples:
                     submit(sample)
 
-    announce("warm-up", pace.warmup)
+    report.phase("warm-up", pace.warmup)
     threading.Thread(target=produce, daemon=True).start()
     check(learner)
     receive(learner, pace.warmup)
-    announce("measure", pace.seconds)
+    report.phase("measure", pace.seconds)
     cpu = cpu_seconds(os.getpid())
     count, elapsed = receive(learner, pace.seconds)
     cpu = cpu_seconds(os.getpid()) - cpu

@@ -7,12 +7,12 @@ import os
 from benchmarks.adapters.base import System
 from benchmarks.cases import Case
 from benchmarks.modes.receive import check, receive
-from benchmarks.pace import Announce, Figures, Pace
+from benchmarks.pace import Figures, Pace, Reporter
 from benchmarks.payloads import PAYLOADS
 from benchmarks.processes import Crew, cpu_seconds
 
 
-def run(system: System, case: Case, pace: Pace, announce: Announce) -> Figures:
+def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
     payload = PAYLOADS[case.payload]
     learner = system.learner(payload, case.batch_size, case.workers)
     job = {
@@ -21,16 +21,15 @@ def run(system: System, case: Case, pace: Pace, announce: Announce) -> Figures:
         "payload": case.payload,
         "address": learner.address,
     }
-    with Crew([job] * case.workers) as crew:
-        announce("warm-up", pace.warmup)
+    with Crew([job] * case.workers, report.fail) as crew:
+        report.phase("warm-up", pace.warmup)
         crew.go()
         check(learner)
         receive(learner, pace.warmup)
-        announce("measure", pace.seconds)
+        report.phase("measure", pace.seconds)
         own, theirs = cpu_seconds(os.getpid()), crew.cpu_seconds()
         count, elapsed = receive(learner, pace.seconds)
         own, theirs = cpu_seconds(os.getpid()) - own, crew.cpu_seconds() - theirs
-        crew.check_alive()
     return {
         "rate": count / elapsed,
         "bytes_per_s": count * payload.sample_bytes / elapsed,
