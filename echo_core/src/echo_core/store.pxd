@@ -14,6 +14,7 @@ cdef class Store:
     cdef object __weakref__
     cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout) except -1
     cdef int refuse(self) except -1
+    cdef Ring* opened(self) except NULL
     cdef inline void copy(self, const void** data, Py_ssize_t first, const echo_run* run) noexcept nogil
     cdef int insert(self, const void** data, Py_ssize_t count, object borrowed, list keep, object timeout, str caller) except -1
     cdef int wait_claim(self, uint32_t wanted, echo_run* run, object timeout, str caller) except -1

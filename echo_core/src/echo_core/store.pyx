@@ -122,6 +122,15 @@ cdef class Store:
             "there; make clients in the child, or start it with multiprocessing's 'spawn'"
         )
 
+    cdef Ring* opened(self) except NULL:
+        if self.ring == NULL:
+            self.refuse()
+        return self.ring
+
+    def _check_process(self) -> None:
+        if self.ring == NULL or self.generation != generation:
+            self.refuse()
+
     def _same_process(self) -> bool:
         return self.generation == generation
 
@@ -350,18 +359,18 @@ cdef class Store:
 
     @property
     def batch_size(self) -> int:
-        return self.ring.batch_size()
+        return self.opened().batch_size()
 
     @property
     def num_buffers(self) -> int:
-        return self.ring.buffers()
+        return self.opened().buffers()
 
     def _close_store(self):
         if self.ring != NULL:
             self.ring.close()
 
     def _counters(self) -> dict:
-        cdef Counters c = self.ring.counters()
+        cdef Counters c = self.opened().counters()
         return {
             "inserted": c.inserted, "stored": c.stored, "batches_taken": c.batches_taken, "push_blocked": c.push_blocked,
             "notified": c.notified, "aborted": c.aborted, "leased": c.leased, "connections": c.connections, "queued": c.queued,
@@ -369,21 +378,23 @@ cdef class Store:
         }
 
     def _histograms(self) -> dict:
+        cdef Ring* ring = self.opened()
         return {
-            "queue_dwell": snapshot(self.ring.queue_dwell.snapshot()),
-            "copy": snapshot(self.ring.copy.snapshot()),
-            "ingest_round": snapshot(self.ring.ingest_round.snapshot()),
+            "queue_dwell": snapshot(ring.queue_dwell.snapshot()),
+            "copy": snapshot(ring.copy.snapshot()),
+            "ingest_round": snapshot(ring.ingest_round.snapshot()),
         }
 
     def reset_histograms(self) -> None:
         """Start the three latency histograms anew; counters stay as they are."""
-        self.ring.queue_dwell.reset()
-        self.ring.copy.reset()
-        self.ring.ingest_round.reset()
+        cdef Ring* ring = self.opened()
+        ring.queue_dwell.reset()
+        ring.copy.reset()
+        ring.ingest_round.reset()
 
     def _native(self):
         """PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the store's memory alive."""
-        self.ring.retain()
+        self.opened().retain()
         try:
             return PyCapsule_New(self.ring, "echo_core.store", release_capsule)
         except BaseException:
