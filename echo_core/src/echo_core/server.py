@@ -92,7 +92,9 @@ class Server(Store):
         self._open(Spec.from_example(example), batch_size, num_buffers, lease_timeout)
         self._listeners: list[Listener] = []
         self._peers: dict[int, Peer] = {}
-        self._lock = threading.Lock()
+        self._life = threading.Lock()  # held while transports open: their callbacks must not need it
+        self._publishing = threading.Lock()  # versions reach the listeners in order
+        self._lock = threading.Lock()  # of _peers; held for moments only
         self._weights: PackedWeights | None = None
         self._versions = itertools.count(1)
         self._published_at = 0.0
@@ -124,20 +126,26 @@ class Server(Store):
             OSError: an address cannot be taken, naming it and the way out.
             SecurityError: an address would be exposed without authentication.
         """
-        with self._lock:
+        self._check_process()
+        with self._life:
             if self.closed:
                 raise ClosedError("this server was closed; make a new one")
             if self._listeners:
                 return self
-            sink = Sink(self)
+            sink, weights = Sink(self), self._weights
+            listeners: list[Listener] = []
             try:
                 for transport in self._transports:
-                    self._listeners.append(transport.listen(sink))
+                    listeners.append(transport.listen(sink))
             except BaseException:
-                for listener in self._listeners:
+                for listener in listeners:
                     listener.close(0)
-                self._listeners.clear()
                 raise
+            with self._publishing:
+                self._listeners = listeners
+                if self._weights is not None and self._weights is not weights:  # published meanwhile
+                    for listener in listeners:
+                        listener.publish(self._weights)
             self._ticker = metrics.StatsTicker.maybe(self, self._observers)
         return self
 
@@ -146,7 +154,7 @@ class Server(Store):
 
         Batches already made can still be taken by `sample()`, which then returns None. `timeout` bounds the farewell, in seconds.
         """
-        with self._lock:
+        with self._life:
             listeners, self._listeners = self._listeners, []
             ticker, self._ticker = self._ticker, None
         if ticker is not None:
@@ -187,13 +195,13 @@ class Server(Store):
 
         The arrays are copied, so they may be changed right after. Workers confirm the version and digest they hold: see `stats()`.
         """
-        with self._lock:
+        self._check_process()
+        with self._publishing:
             packed = pack(weights, next(self._versions))
             self._weights = packed
             self._published_at = time.monotonic()
-            listeners = list(self._listeners)
-        for listener in listeners:
-            listener.publish(packed)
+            for listener in list(self._listeners):
+                listener.publish(packed)
         return Published(packed.version, f"{packed.digest:016x}")
 
     # ---- looking ----------------------------------------------------------------------------------------------------------
