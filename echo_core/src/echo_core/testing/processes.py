@@ -1,0 +1,151 @@
+"""Other processes and bounded waits: forked, interrupted, and calls that must come back."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = ["descriptors", "forked", "interrupted", "returns", "settled", "tasks", "until"]
+
+_T = TypeVar("_T")
+
+
+def until(ready: Callable[[], _T], what: str, within: float = 20.0) -> _T:
+    """Wait for `ready()` to be true and return it; fail with `what` when it does not happen."""
+    end = time.monotonic() + within
+    while not (answer := ready()):
+        assert time.monotonic() < end, f"not within {within:g} s: {what}"
+        time.sleep(0.005)
+    return answer
+
+
+def returns(call: Callable[[], _T], within: float = 20.0) -> _T | BaseException:
+    """What `call()` returns or raises; fails, showing where it stands, when it does neither."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(within)
+    if thread.is_alive():
+        frame = sys._current_frames().get(thread.ident or 0)
+        where = "".join(traceback.format_stack(frame)[-4:]) if frame else ""
+        raise AssertionError(f"still not back after {within:g} s:\n{where}")
+    return outcome[0]
+
+
+def forked(check: Callable[[], object], within: float = 20.0) -> None:
+    """Run `check` in a forked child; fail with its traceback if it raises, or if it hangs."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
+        child = os.fork()
+    if child == 0:
+        text = ""
+        try:
+            check()
+        except BaseException:
+            text = traceback.format_exc()
+        finally:
+            os.write(write, text.encode()[-60_000:] + b"\0")
+            os._exit(0)
+    os.close(write)
+    data, end = b"", time.monotonic() + within
+    with open(read, "rb", buffering=0) as pipe:
+        while select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+            if not (part := pipe.read(65536)):
+                break
+            data += part
+    if not data:
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert data, f"the forked child hangs, or died without a word within {within:g} s"
+    assert data == b"\0", data.decode(errors="replace")
+
+
+def interrupted(setup: str, call: str, cwd: Path, within: float = 20.0) -> None:
+    """Run `setup`, then `call`, in a Python of its own, press Ctrl-C while it waits, and fail
+    unless it ends, with what it left open closed, by KeyboardInterrupt."""
+    setup = textwrap.dedent(setup)
+    code = f"""import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" leaves it ignored
+{setup}
+try:
+    print("ready", flush=True)
+    {call}
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+else:
+    print("returned", flush=True)
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=cwd,
+    )
+    try:
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        assert line == "ready\n", line + child.communicate(timeout=within)[0]
+        time.sleep(0.2)
+        child.send_signal(signal.SIGINT)
+        try:
+            said, _ = child.communicate(timeout=within)
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGABRT)  # faulthandler shows where it stands
+            said, _ = child.communicate(timeout=within)
+            raise AssertionError(f"Ctrl-C did not end {call} within {within:g} s\n{said}") from None
+        assert (said, child.returncode) == ("interrupted\n", 0), f"{child.returncode}: {said}"
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def descriptors() -> dict[str, str]:
+    """This process's open file descriptors and what they are."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[name] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            pass  # the one listing them
+    return found
+
+
+def tasks() -> dict[str, str]:
+    """This process's threads, native ones too, by id, with their names."""
+    found = {}
+    for name in os.listdir("/proc/self/task"):
+        try:
+            found[name] = Path(f"/proc/self/task/{name}/comm").read_text().strip()
+        except OSError:
+            pass  # it ended meanwhile
+    return found
+
+
+def settled(look: Callable[[], dict[str, str]], before: dict[str, str], what: str) -> None:
+    """Fail if more of what `look` lists is left than `before`, once it had time to go."""
+    end = time.monotonic() + 5
+    while len(look()) > len(before):
+        if time.monotonic() > end:
+            left = {key: value for key, value in look().items() if before.get(key) != value}
+            raise AssertionError(f"{what} left behind: {left}")
+        time.sleep(0.02)
