@@ -34,10 +34,10 @@ Operation = Callable[["Server", Peer, dict[str, Any], bytes], tuple[dict[str, An
 
 
 class Published(NamedTuple):
-    """What `Server.publish` made: the version workers will report back, and the digest (16 hex digits) of its bytes."""
+    """What `Server.publish` made: the version and the digest of its bytes, which come back as the workers' receipts."""
 
     version: int
-    digest: str
+    digest: int
 
 
 class Server(Store):
@@ -202,7 +202,7 @@ class Server(Store):
             self._published_at = time.monotonic()
             for listener in list(self._listeners):
                 listener.publish(packed)
-        return Published(packed.version, f"{packed.digest:016x}")
+        return Published(packed.version, packed.digest)
 
     # ---- looking ----------------------------------------------------------------------------------------------------------
 

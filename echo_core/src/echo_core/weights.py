@@ -25,7 +25,7 @@ from .dtypes import dtype_from_json, dtype_to_json, native, refusal
 from .errors import ProtocolError, SpecError
 from .structure import leaf_name
 
-__all__ = ["ALIGNMENT", "PackedWeights", "Weights", "aligned_bytes", "digest", "pack", "unpack"]
+__all__ = ["ALIGNMENT", "PackedWeights", "Weights", "aligned_bytes", "digest", "pack", "unpack", "verify"]
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 MAX_LEAVES = 1 << 16
@@ -129,20 +129,7 @@ def unpack(meta: bytes, payload: Any, like: Any = None, *, namespace: str = "") 
     when `like` is missing or differs, naming the leaf. Trusts nothing it reads.
     """
     try:
-        size = memoryview(payload).nbytes
-        buffer = np.frombuffer(payload, np.uint8) if size else np.empty(0, np.uint8)
-        if len(meta) > MAX_META_BYTES:
-            raise ProtocolError(f"a description of {len(meta)} bytes")
-        content = json.loads(meta)
-        version, claimed = content.pop("version"), int(content.pop("digest"), 16)
-        found = _digest(content, buffer)
-        if found != claimed or type(version) is not int:
-            raise ProtocolError(
-                f"weights {version!r:.20} arrived damaged: their digest is {found:016x}, "
-                f"published was {claimed:016x}; ask for the weights again"
-            )
-        if len(content["leaves"]) > MAX_LEAVES:
-            raise ProtocolError(f"{len(content['leaves'])} leaves")
+        content, buffer, version, found = _opened(meta, payload)
         buffer = buffer.view()
         buffer.flags.writeable = False
         leaves = [_leaf_from_json(leaf, buffer) for leaf in content["leaves"]]
@@ -157,6 +144,36 @@ def unpack(meta: bytes, payload: Any, like: Any = None, *, namespace: str = "") 
     except _MALFORMED as error:
         raise ProtocolError(f"weights with a malformed description: {error!r}") from error
     return Weights(params, version, found)
+
+
+def verify(meta: bytes, payload: Any) -> int:
+    """The digest of a version that has arrived, proven over all of its bytes.
+
+    Raises ProtocolError when the bytes are not what was packed.
+    """
+    try:
+        return _opened(meta, payload)[3]
+    except _MALFORMED as error:
+        raise ProtocolError(f"weights with a malformed description: {error!r}") from error
+
+
+def _opened(meta: bytes, payload: Any) -> tuple[dict[str, Any], np.ndarray, int, int]:
+    """The description without version and digest, the payload's bytes, the version, the digest."""
+    size = memoryview(payload).nbytes
+    buffer = np.frombuffer(payload, np.uint8) if size else np.empty(0, np.uint8)
+    if len(meta) > MAX_META_BYTES:
+        raise ProtocolError(f"a description of {len(meta)} bytes")
+    content = json.loads(meta)
+    version, claimed = content.pop("version"), int(content.pop("digest"), 16)
+    found = _digest(content, buffer)
+    if found != claimed or type(version) is not int:
+        raise ProtocolError(
+            f"weights {version!r:.20} arrived damaged: their digest is {found:016x}, "
+            f"published was {claimed:016x}; ask for the weights again"
+        )
+    if len(content["leaves"]) > MAX_LEAVES:
+        raise ProtocolError(f"{len(content['leaves'])} leaves")
+    return content, buffer, version, found
 
 
 def _digest(content: dict[str, Any], payload: np.ndarray) -> int:
