@@ -206,7 +206,7 @@ class ServedClient:
             self.peer.samples = session.inserted
 
     def _claim(self, link: Link) -> Slot:
-        """A slot, waiting for as long as the store is full and the connection stands."""
+        """A slot, waiting while the store is full, the connection stands and nobody closes."""
         with suppress(EchoTimeoutError):
             return self._sink.claim(0)
         self._waiting_since = time.monotonic()
@@ -220,6 +220,8 @@ class ServedClient:
                     return self._sink.claim(LOOK_UP_SECONDS)
                 if link.error is not None:
                     raise link.error
+                if self._stopping:  # whoever closes the learner takes no more batches
+                    raise ConnectionClosedError("the learner is closing")
                 waited = time.monotonic() - self._waiting_since
                 if not logged and waited >= LOG_AFTER:
                     logged = True
@@ -298,7 +300,8 @@ class ServedClient:
         self.finished.wait(timeout)
 
     def stop(self, until: float) -> None:
-        """Commit what has come whole, say goodbye, end, all before `until` (time.monotonic)."""
+        """Commit what has come whole as far as there is room, say goodbye, end; all of it before
+        `until` (time.monotonic)."""
 
         def left() -> float:
             return max(0.0, until - time.monotonic())

@@ -236,7 +236,8 @@ class Uplink:
             if time.monotonic() - start >= patience:
                 text = f"lost {self.learner()} and could not return within {patience:g} s"
                 self.end(ConnectionClosedError(text))
-            self.over.wait(pause * random.uniform(0.7, 1.3))  # a herd of workers spreads out
+            # A herd of workers that lost one learner must not come back as one.
+            self.over.wait(min(pause * random.uniform(0.7, 1.3), left))
             pause = min(pause * factor, longest)
         return None
 
