@@ -86,6 +86,20 @@ cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
     void watch_forks()
 
 
+cdef extern from "frame.hpp" namespace "echo_tcp" nogil:
+    size_t HEADER_BYTES "sizeof(echo_tcp::FrameHeader)"
+    int KIND_DATA "int(echo_tcp::Kind::data)"
+    int KIND_ACK "int(echo_tcp::Kind::ack)"
+    int KIND_CONTROL "int(echo_tcp::Kind::control)"
+    int KIND_WEIGHTS "int(echo_tcp::Kind::weights)"
+    int KIND_RECEIPT "int(echo_tcp::Kind::receipt)"
+    int KIND_SUBSCRIBE "int(echo_tcp::Kind::subscribe)"
+    int KIND_PING "int(echo_tcp::Kind::ping)"
+    int KIND_BYE "int(echo_tcp::Kind::bye)"
+    int flag_reply, flag_last_chunk, flag_first_chunk
+    uint64_t max_data_bytes, max_data_count, max_control_bytes, max_weights_chunk, max_bye_bytes
+
+
 # What a call may wait for.
 cdef enum Goal:
     FLUSHED       # everything up to a number is in the network's hands

@@ -1,0 +1,395 @@
+"""The worker's end, fed by hand: what is taken over, when it is sent, and who waits for whom."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from echo_tcp import _worker
+from echo_tcp.transport import TcpTransport
+
+from echo_core import wire
+from echo_core.errors import ClosedError, ConfigError, EchoTimeoutError, SpecError
+from echo_core.spec import Spec
+from echo_core.testing.processes import until
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from wire_learner import WireLearner  # noqa: E402
+
+SMALL = {"obs": np.zeros(4, np.float32), "reward": np.zeros((), np.float64)}
+LARGE = {"frame": np.zeros((100, 100, 4), np.uint8), "step": np.zeros((), np.int64)}
+
+
+def connect(learner: WireLearner, **options: Any) -> Any:
+    return TcpTransport.connect(learner.address, learner.spec, **options)
+
+
+def small(i: int) -> dict[str, np.ndarray]:
+    return {"obs": np.full(4, i, np.float32), "reward": np.array(i, np.float64)}
+
+
+def large(i: int) -> dict[str, np.ndarray]:
+    return {"frame": np.full((100, 100, 4), i % 251, np.uint8), "step": np.array(i)}
+
+
+def numbers(learner: WireLearner) -> list[int]:
+    """What `small(i)` and `large(i)` were called with, from samples that are whole."""
+    for first, second in learner.rows:
+        assert np.all(first == (second if first.ndim == 1 else second % 251))
+    return [int(row[-1]) for row in learner.rows]
+
+
+@pytest.fixture(params=["small", "large"])
+def kind(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+    yield {"small": (SMALL, small), "large": (LARGE, large)}[request.param]
+
+
+def test_wire_constants_are_those_of_core() -> None:
+    assert _worker.WIRE == {
+        "header": wire.HEADER_BYTES,
+        "kinds": {kind.name.lower(): int(kind) for kind in wire.Kind},
+        "reply": wire.REPLY,
+        "last": wire.LAST,
+        "first": wire.FIRST,
+        "data_bytes": wire.MAX_DATA_BYTES,
+        "data_count": wire.MAX_DATA_COUNT,
+        "control_bytes": wire.MAX_CONTROL_BYTES,
+        "chunk_bytes": wire.MAX_CHUNK_BYTES,
+        "reason_bytes": wire.MAX_REASON_BYTES,
+    }
+
+
+def test_samples_arrive_in_order_and_whole(kind: tuple[Any, Any]) -> None:
+    example, make = kind
+    with WireLearner(example) as learner, connect(learner) as worker:
+        for i in range(300):
+            worker.send(make(i))
+        worker.wait()
+        assert numbers(learner) == list(range(300))
+        stats = worker.stats()
+        assert stats["samples"] == stats["acknowledged"] == 300
+        assert stats["unacknowledged"] == 0 and stats["connected"] and stats["frames_sent"] >= 1
+        assert stats["bytes_sent"] >= 300 * learner.spec.sample_bytes
+        assert stats["reconnects"] == stats["learner_restarts"] == 0
+        assert stats["ack_rtt_p99_ns"] >= stats["ack_rtt_p50_ns"] > 0
+
+
+def test_arrays_may_change_after_send(kind: tuple[Any, Any]) -> None:
+    example, make = kind
+    with WireLearner(example) as learner, connect(learner) as worker:
+        sample = make(0)
+        for i in range(50):
+            for name, array in make(i).items():
+                sample[name][...] = array
+            worker.send(sample)
+        worker.wait()
+        assert numbers(learner) == list(range(50))
+
+
+def test_idle_sends_at_once_and_busy_gathers() -> None:
+    with WireLearner(SMALL) as learner, connect(learner) as worker:
+        learner.may_ack.clear()
+        worker.send(small(0))
+        learner.until(lambda: learner.frames == [(1, 1)])
+        for i in range(1, 1000):
+            worker.send(small(i))
+        learner.may_ack.set()
+        worker.wait()
+        # What was sent meanwhile came in one frame, and with it nothing was left to gather.
+        assert learner.frames == [(1, 1), (2, 999)]
+        worker.send(small(1000))
+        learner.until(lambda: learner.frames[2:] == [(1001, 1)])
+
+
+def test_flush_does_not_wait_for_acknowledgements() -> None:
+    with WireLearner(SMALL) as learner, connect(learner) as worker:
+        learner.may_ack.clear()
+        for i in range(5):
+            worker.send(small(i))
+            worker.flush()
+        assert worker.stats()["unacknowledged"] == 5
+        learner.may_ack.set()
+        worker.wait()
+        assert numbers(learner) == list(range(5))
+        assert len(learner.frames) == 5
+
+
+def test_frames_hold_no_more_than_they_may() -> None:
+    with WireLearner(SMALL) as learner, connect(learner, max_coalesced_bytes=240) as worker:
+        learner.may_ack.clear()
+        for i in range(100):
+            worker.send(small(i))
+        learner.may_ack.set()
+        worker.wait()
+        assert max(count for _, count in learner.frames) == 10
+        assert numbers(learner) == list(range(100))
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 5000])
+def test_send_batch(kind: tuple[Any, Any], n: int) -> None:
+    example, make = kind
+    n = min(n, 400) if example is LARGE else n
+    with WireLearner(example) as learner, connect(learner) as worker:
+        samples = [make(i) for i in range(n)]
+        stacked = {k: np.array([s[k] for s in samples]) for k in example} if n else None
+        if stacked is None:
+            stacked = {k: np.zeros((0, *v.shape), v.dtype) for k, v in example.items()}
+        worker.send_batch(stacked)
+        worker.wait()
+        assert numbers(learner) == list(range(n))
+
+
+def test_a_batch_larger_than_the_window_waits_until_it_is_empty() -> None:
+    with WireLearner(SMALL) as learner, connect(learner, max_inflight_msgs=10) as worker:
+        learner.may_ack.clear()
+        worker.send(small(0))
+        batch = {"obs": np.zeros((100, 4), np.float32), "reward": np.arange(1.0, 101)}
+        batch["obs"] += batch["reward"][:, None]
+        with pytest.raises(EchoTimeoutError):
+            worker.send_batch(batch, timeout=0.05)
+        assert worker.stats()["samples"] == 1
+        learner.may_ack.set()
+        worker.send_batch(batch)
+        worker.wait()
+        assert numbers(learner) == list(range(101))
+
+
+def test_a_full_window_blocks_and_what_raised_was_not_taken() -> None:
+    with WireLearner(LARGE) as learner, connect(learner, window_bytes=1, name="joe") as worker:
+        learner.may_ack.clear()
+        taken = 0
+        with pytest.raises(EchoTimeoutError) as caught:
+            while taken < 10_000:
+                worker.send(large(taken), timeout=0)
+                taken += 1
+        assert taken >= 4
+        text = str(caught.value)
+        assert "'joe'" in text and str(learner.address) in text and f"commit {taken} sam" in text
+        with pytest.raises(EchoTimeoutError):
+            worker.send(large(taken), timeout=0.15)
+        assert worker.stats()["send_blocked"] == 2 and worker.stats()["samples"] == taken
+        waiter = threading.Thread(target=worker.send, args=(large(taken),))
+        waiter.start()
+        until(lambda: worker.stats()["send_blocked"] == 3, "send() blocks")
+        learner.may_ack.set()
+        waiter.join(20)
+        worker.wait()
+        assert numbers(learner) == list(range(taken + 1))
+
+
+def test_max_inflight_msgs_counts_samples() -> None:
+    with WireLearner(SMALL) as learner, connect(learner, max_inflight_msgs=32) as worker:
+        learner.may_ack.clear()
+        for i in range(32):
+            worker.send(small(i), timeout=0)
+        with pytest.raises(EchoTimeoutError):
+            worker.send(small(32), timeout=0)
+        learner.may_ack.set()
+        worker.wait()
+        assert numbers(learner) == list(range(32))
+
+
+def test_long_waits_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with WireLearner(SMALL) as learner, connect(learner, max_inflight_msgs=1) as worker:
+        learner.may_ack.clear()
+        worker.send(small(0))
+        clock = iter(range(0, 1000, 3))
+        monkeypatch.setattr(_worker.time, "monotonic", lambda: float(next(clock)))
+        with caplog.at_level(logging.WARNING, "echo"), pytest.raises(EchoTimeoutError):
+            worker.send(small(1), timeout=20)
+        monkeypatch.undo()
+        assert len(caplog.records) == 1 and "waits for tcp://" in caplog.text
+        learner.may_ack.set()
+
+
+def test_many_threads_on_one_connection(kind: tuple[Any, Any]) -> None:
+    example, make = kind
+    each = 400 if example is SMALL else 60
+    with WireLearner(example) as learner, connect(learner) as worker:
+
+        def run(start: int) -> None:
+            for i in range(start, start + each):
+                worker.send(make(i))
+            batch = [make(i) for i in range(start + each, start + 2 * each)]
+            worker.send_batch({k: np.array([s[k] for s in batch]) for k in example})
+
+        threads = [threading.Thread(target=run, args=(10_000 * t,)) for t in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        worker.wait()
+        got = numbers(learner)
+        for t in range(4):
+            mine = [i for i in got if i // 10_000 == t]
+            assert mine == list(range(10_000 * t, 10_000 * t + 2 * each))
+        # A batch stays together: nobody else's sample is among its own.
+        for t in range(4):
+            at = got.index(10_000 * t + each)
+            assert got[at : at + each] == list(range(10_000 * t + each, 10_000 * t + 2 * each))
+
+
+def test_a_learner_that_reads_a_few_bytes_at_a_time() -> None:
+    with (
+        WireLearner(LARGE, receive_buffer=4096, read_bytes=701) as learner,
+        connect(learner) as worker,
+    ):
+        for i in range(40):
+            worker.send(large(i))
+        worker.wait()
+        assert numbers(learner) == list(range(40))
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        np.zeros((), np.bool_),
+        [np.zeros(3, np.complex64), (np.zeros((2, 0), np.int16), np.zeros(1, np.float16))],
+        Pair(np.zeros((), "datetime64[ns]"), {"x": np.zeros(2, [("a", "i4"), ("b", "f8")])}),
+        {f"leaf{i:03}": np.zeros(i % 5, np.int32) for i in range(150)},
+        {"nothing": np.zeros((4, 0), np.float32)},
+    ],
+    ids=["scalar", "nested", "structured", "150 leaves", "no bytes"],
+)
+def test_any_spec(example: Any) -> None:
+    with WireLearner(example) as learner, connect(learner) as worker:
+        spec = Spec.from_example(example)
+        rng = np.random.default_rng(0)
+        leaves = [  # bytes of 0 and 1 are a value of any dtype, bool too
+            rng.integers(0, 2, leaf.nbytes, np.uint8).view(leaf.dtype).reshape(leaf.shape)
+            for leaf in spec.leaves
+        ]
+        sample = spec.flattener.unflatten(leaves)
+        for _ in range(3):
+            worker.send(sample)
+        worker.send_batch(spec.flattener.unflatten([np.stack([leaf] * 4) for leaf in leaves]))
+        worker.wait()
+        assert len(learner.rows) == 7
+        for row in learner.rows:
+            for got, leaf in zip(row, leaves):
+                assert got.tobytes() == leaf.tobytes()
+
+
+def test_what_does_not_fit_is_refused_by_name_and_not_taken() -> None:
+    with WireLearner(SMALL) as learner, connect(learner) as worker:
+        for wrong in (
+            {"obs": np.zeros(4, np.int32), "reward": np.zeros(())},
+            {"obs": np.zeros((2, 2), np.float32), "reward": np.zeros(())},
+        ):
+            with pytest.raises(SpecError, match="obs"):
+                worker.send(wrong)
+        with pytest.raises(SpecError, match="reward"):
+            worker.send({"obs": np.zeros(4, np.float32), "rewards": np.zeros(())})
+        with pytest.raises(SpecError):
+            worker.send_batch({"obs": np.zeros((3, 4), np.float32), "reward": np.zeros(2)})
+        worker.send({"obs": np.arange(8, dtype=np.float32)[::2], "reward": np.array(1, ">f8")})
+        worker.wait()
+        assert [row[0].tolist() for row in learner.rows] == [[0, 2, 4, 6]]
+        assert learner.rows[0][1] == 1
+
+
+def test_close_delivers_says_goodbye_and_is_final(kind: tuple[Any, Any]) -> None:
+    example, make = kind
+    with WireLearner(example) as learner:
+        worker = connect(learner)
+        for i in range(200):
+            worker.send(make(i))
+        worker.close()
+        assert numbers(learner) == list(range(200)) and learner.goodbyes == ["closed"]
+        worker.close()
+        for call in (
+            lambda: worker.send(make(0)),
+            lambda: worker.send_batch({k: v[None] for k, v in example.items()}),
+            worker.flush,
+            worker.wait,
+            worker.weights,
+            lambda: worker.request("x", {}),
+        ):
+            with pytest.raises(ClosedError, match="closed"):
+                call()
+        assert worker.stats()["acknowledged"] == 200
+
+
+def test_close_says_how_much_it_could_not_deliver() -> None:
+    with WireLearner(SMALL) as learner:
+        learner.may_ack.clear()
+        worker = connect(learner)
+        for i in range(7):
+            worker.send(small(i))
+        with pytest.raises(EchoTimeoutError, match="7 samples"):
+            worker.close(timeout=0.1)
+        worker.close()
+        with pytest.raises(ClosedError):
+            worker.send(small(0))
+
+
+def test_close_cuts_other_calls_short() -> None:
+    with WireLearner(SMALL) as learner:
+        learner.may_ack.clear()
+        worker = connect(learner, max_inflight_msgs=1)
+        worker.send(small(0))
+        outcome: list[BaseException] = []
+
+        def blocked(call: Any) -> None:
+            try:
+                call()
+            except ClosedError as error:
+                outcome.append(error)
+
+        calls = [lambda: worker.send(small(1)), worker.weights, lambda: worker.request("x", {})]
+        threads = [threading.Thread(target=blocked, args=(call,)) for call in calls]
+        for thread in threads:
+            thread.start()
+        learner.until(lambda: learner.subscriptions == [0])
+        until(lambda: worker.stats()["send_blocked"] == 1, "send() blocks")
+        with pytest.raises(EchoTimeoutError):
+            worker.close(timeout=0)
+        for thread in threads:
+            thread.join(20)
+        assert len(outcome) == 3
+
+
+def test_forgotten_without_close() -> None:
+    with WireLearner(SMALL) as learner:
+        worker = connect(learner)
+        worker.send(small(0))
+        with pytest.warns(ResourceWarning, match="close"):
+            del worker
+        assert numbers(learner) == [0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"protocol": "echo3"},
+        {"window_bytes": 0},
+        {"max_inflight_msgs": -1},
+        {"max_coalesced_bytes": 1 << 30},
+        {"timeout": -1.0},
+        {"windowbytes": 1},
+    ],
+)
+def test_options_are_checked(options: dict[str, Any]) -> None:
+    with WireLearner(SMALL) as learner, pytest.raises(ConfigError):
+        connect(learner, **options)
+
+
+def test_options_in_the_address() -> None:
+    with WireLearner(SMALL) as learner:
+        address = type(learner.address).parse(f"{learner.address}?max_inflight_msgs=3&name=ann")
+        with TcpTransport.connect(address, learner.spec) as worker:
+            assert worker.options.max_inflight_msgs == 3 and worker.options.name == "ann"
