@@ -29,6 +29,7 @@ cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
         uint64_t block_bytes
         uint64_t window_bytes
         uint64_t window_samples
+        uint32_t silence_ms
 
     cdef cppclass Counters:
         uint64_t bytes_sent

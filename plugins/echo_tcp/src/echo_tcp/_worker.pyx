@@ -66,6 +66,7 @@ cdef class Worker:
         timeout: seconds, the default of every wait.
         window_bytes, max_inflight_msgs: samples kept until acknowledged, in bytes and number.
         coalesced_bytes: of samples that are gathered into one frame while the link is busy.
+        silence: seconds after which a peer that owes TCP an answer is given up.
         original: speak the protocol of the first Echo.
     """
 
@@ -79,6 +80,7 @@ cdef class Worker:
         uint64_t window_bytes,
         uint64_t max_inflight_msgs,
         uint64_t coalesced_bytes,
+        double silence,
         bint original=False,
     ):
         cdef vector[uint64_t] leaf_bytes
@@ -89,6 +91,7 @@ cdef class Worker:
         config.block_bytes = coalesced_bytes
         config.window_bytes = window_bytes
         config.window_samples = max_inflight_msgs
+        config.silence_ms = <uint32_t>(silence * 1000)
         self.spec, self.flattener = spec, spec.flattener
         self.name, self.address, self.timeout = name, address, timeout
         self.original = original

@@ -33,6 +33,7 @@ class TcpConnectOptions(ConnectOptions):
 
     window_bytes: int = 8 << 20  # more than fits the caches costs more than it hides
     max_coalesced_bytes: int = 256 << 10  # of samples gathered into one frame on a busy link
+    silence: float = 20.0  # seconds without a word from a learner that owes TCP an answer
     protocol: str = "echo2"  # or "echo1": to a server of the original Echo
 
     def __post_init__(self) -> None:
@@ -44,6 +45,8 @@ class TcpConnectOptions(ConnectOptions):
                 raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
         if self.max_coalesced_bytes > 16 << 20:
             raise ValueError("max_coalesced_bytes cannot exceed 16 MiB, the most a frame carries")
+        if not 0.001 <= self.silence <= 86400:
+            raise ValueError(f"silence must be from 0.001 to 86400 seconds, not {self.silence!r}")
         if not self.timeout >= 0:
             raise ValueError(f"timeout must be at least 0 seconds, not {self.timeout!r}")
 
@@ -77,6 +80,7 @@ class TcpConnection(Connection):
             window_bytes=options.window_bytes,
             max_inflight_msgs=options.max_inflight_msgs,
             coalesced_bytes=options.max_coalesced_bytes,
+            silence=options.silence,
             original=options.protocol == "echo1",
         )
         self._keeper = Keeper(worker, address, spec, options)

@@ -120,7 +120,7 @@ inline void Engine::run() {
         pollfd polled[2] = {{wake_fd_, POLLIN, 0}, {fd, wanted, 0}};
         lock.unlock();
 
-        const int wait_ms = fd >= 0 && owed ? static_cast<int>(config_.silence_ms / 4) : -1;
+        const int wait_ms = fd >= 0 && owed ? static_cast<int>(config_.silence_ms / 4 + 1) : -1;
         const int n = ::poll(polled, 2, wait_ms);
         const short happened = n > 0 ? polled[1].revents : 0;
         if (polled[0].revents) {
