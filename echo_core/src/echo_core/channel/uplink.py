@@ -7,7 +7,6 @@ The thread dials, reads, and dials again; the link's own thread writes. Callers 
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import math
 import os
@@ -29,12 +28,11 @@ from ..errors import (
     EchoTimeoutError,
     HandshakeRefused,
     ProtocolError,
-    SpecError,
 )
 from ..handshake import ClientHandshake
 from ..options import ConnectOptions
 from ..spec import Spec
-from ..weights import unpack
+from ..weights import verify
 from ..wire import REPLY, TO_WORKER, U64, Header, Kind, WeightsAssembler, frame
 from .base import Channel
 from .calls import Calls, Handler, answer
@@ -209,7 +207,9 @@ class Uplink:
                         self.end(error)
                 finally:
                     link.finish()
-                if self.parting or not self._options.reconnect:
+                if self.parting:
+                    return  # close() says how it ended
+                if not self._options.reconnect:
                     self.end(ConnectionClosedError(f"the learner is gone: {self.trouble}"))
         except Exception as error:
             log.exception("connection to %s", self.address)
@@ -325,7 +325,7 @@ class Uplink:
                 raise ConnectionClosedError(f"the learner said goodbye: {reason}")
 
     def _hold(self, link: Link, version: int, meta: bytes, payload: np.ndarray) -> None:
-        digest = _digest(version, meta, payload)
+        digest = verify(meta, payload)
         with self.gate.lock:
             self.weights = version, meta, payload
             self.weights_received += 1
@@ -358,18 +358,6 @@ class Uplink:
             over = self.over.is_set() or self.parting
         if not over:
             log.warning("worker %d lost the learner at %s: %s", os.getpid(), self.address, error)
-
-
-def _digest(version: int, meta: bytes, payload: np.ndarray) -> int:
-    """The digest of weights that have just arrived; ProtocolError unless it is the right one."""
-    try:
-        weights = unpack(meta, payload)
-    except SpecError:  # its tree is not for us to build without `like`, but its digest is right
-        description = json.loads(meta)
-        return int(description["digest"], 16)
-    if weights.version != version:
-        raise ProtocolError(f"weights {weights.version} arrived as version {version}")
-    return weights.digest
 
 
 def _refuse(op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
