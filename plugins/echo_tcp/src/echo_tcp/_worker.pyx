@@ -18,7 +18,7 @@ from echo_core.capi cimport echo_batch_pointers, echo_leaf_pointers
 from echo_core.errors import (
     ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ForkError, ProtocolError,
 )
-from echo_core import weights as whole_weights
+from echo_core.weights import unpack, verify
 from echo_core.wire import pack_request, parse_reply
 
 cdef double monotonic():
@@ -216,7 +216,7 @@ cdef class Worker:
             holds = self.engine.holds()
             newest = self.newest
             if newest is not None and self.newer(newest[0], newer_than):
-                return whole_weights.unpack(newest[1], newest[2], like)
+                return unpack(newest[1], newest[2], like)
             if patience is None:
                 patience = Patience(self, timeout, "weights")
             self.until(HELD, holds, patience)
@@ -237,7 +237,7 @@ cdef class Worker:
         version = blob.blob.version
         meta = <bytes>blob.blob.meta
         try:
-            digest = whole_weights.verify(meta, blob)
+            digest = verify(meta, blob)
         except ProtocolError as error:
             self.fail(str(error), True)
             return

@@ -34,7 +34,7 @@ class TcpConnectOptions(ConnectOptions):
     window_bytes: int = 8 << 20  # more than fits the caches costs more than it hides
     max_coalesced_bytes: int = 256 << 10  # of samples gathered into one frame on a busy link
     silence: float = 20.0  # seconds without a word from a learner that owes TCP an answer
-    protocol: str = "echo2"  # or "echo1": to a server of the original Echo
+    protocol: str = "echo2"  # "echo1": to a server of the original Echo, without reconnecting
 
     def __post_init__(self) -> None:
         if self.protocol not in ("echo2", "echo1"):

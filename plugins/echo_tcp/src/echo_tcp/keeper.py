@@ -104,8 +104,8 @@ class Keeper:
     def _return(self) -> None:
         worker, address, seconds = self._worker, self._address, self._options.timeout
         why = worker.why()
-        if not self._options.reconnect:
-            worker.fail(why)
+        if not self._options.reconnect or self._options.protocol == "echo1":
+            worker.fail(why)  # the original protocol cannot say where to go on
             return
         log.warning("worker %r lost %s: %s", worker.name, address, why)
         try:
