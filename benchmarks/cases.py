@@ -129,7 +129,7 @@ def _all() -> Iterable[Case]:
     yield Case("submit-batch", "20B", quick=True)
     yield Case("latency", "20B", 1, quick=True)
     yield Case("idle", "20B", 4, quick=True)
-    yield Case("crowd", "1KB", workers=4, connections=500)
+    yield Case("crowd", "1KB", workers=20, connections=500)
 
 
 CASES: dict[str, Case] = {case.name: case for case in _all()}

@@ -94,24 +94,27 @@ def _crowd(system: System, job: dict[str, Any], payload: Payload) -> Loop:
     # and the interpreter's fairness would be measured in place of the server's.
     sys.setswitchinterval(0.0002)
     threading.excepthook = _end_process
-    gate = threading.Event()
+    # A gate each: an Event lets its waiters through one by one, behind those already sending.
+    gates = {number: threading.Lock() for number in job["connections"]}
 
     def run(number: int) -> None:
         sample: Tree = payload.samples(1)[0]
         payload.leaf(sample, payload.paths[0])[...] = number
         worker = system.worker(job["address"], payload)
         connected.release()
-        gate.wait()
+        gates[number].acquire()
         worker.flood([sample])
 
     connected = threading.Semaphore(0)
-    for number in job["connections"]:
+    for number, gate in gates.items():
+        gate.acquire()
         threading.Thread(target=run, args=(number,), daemon=True).start()
         # One after the other: a stampede of handshakes is another benchmark.
         connected.acquire()
 
     def loop() -> NoReturn:
-        gate.set()
+        for gate in gates.values():
+            gate.release()
         while True:
             time.sleep(60)
 

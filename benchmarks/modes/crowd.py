@@ -2,7 +2,7 @@
 
 The learner takes batches at a set pace, below what any of the systems can carry. So every
 connection is held back by its server nearly all of the time, and the server decides whose samples
-are next. Were the workers the bottleneck, the interpreter's lock would decide, 125 threads to each.
+are next. Were the workers the bottleneck, the interpreter's lock would decide.
 """
 
 from __future__ import annotations
