@@ -175,10 +175,16 @@ def _events(snapshot: Snapshot) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
     for at, what in snapshot.events[-_EVENTS:]:
         fresh = snapshot.elapsed - at < _NEWS
-        style = ("red" if " died" in what else "green") if fresh else "dim"
+        style = _event_style(what) if fresh else "dim"
         text.append(f"\n{at:6.1f} s  ", style="dim")
         text.append(what, style=style)
     return text
+
+
+def _event_style(what: str) -> str:
+    if " died" in what:
+        return "red"
+    return "green" if "respawned" in what or "above" in what else "yellow"
 
 
 def _style(row: WorkerRow) -> str:

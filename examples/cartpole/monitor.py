@@ -280,7 +280,8 @@ class _Remarks(logging.Handler):
         self._monitor = monitor
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._monitor.happened(record.getMessage())
+        # Echo says "worker NAME", and ours are named worker-0 and so on.
+        self._monitor.happened(record.getMessage().replace("worker worker-", "worker-"))
 
 
 @dataclass

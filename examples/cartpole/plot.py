@@ -52,6 +52,7 @@ def save(monitor: Monitor, options: Options) -> None:
                         ha="right",
                         va="bottom",
                         color=_RED,
+                        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1},
                     )
     figure.suptitle(
         f"CartPole-v1 through Echo: {options.workers} workers x {options.envs} environments, "
