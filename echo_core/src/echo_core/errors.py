@@ -115,8 +115,11 @@ class LeaseError(EchoTimeoutError):
     """
 
 
-class ClosedError(EchoError, RuntimeError):
-    """The object was used after its `close()`."""
+class ClosedError(ConnectionClosedError, RuntimeError):
+    """The object was used after its `close()`.
+
+    A ConnectionClosedError too: code that sends does not care which end closed.
+    """
 
 
 class ForkError(EchoError, RuntimeError):

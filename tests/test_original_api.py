@@ -1,0 +1,103 @@
+"""Programs written for the original Echo (id-echo) run with their import changed: its three quickstarts, and what they rely on."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.needs("echo-core", "echo-samplers", "echo-tcp")
+
+
+def transition() -> dict[str, np.ndarray]:
+    return {"obs": np.zeros((4,), dtype=np.float32), "reward": np.zeros((1,), dtype=np.float32)}
+
+
+def test_getting_started() -> None:
+    from echo_core import Server, TcpClient, TcpTransport
+
+    server = Server(transition(), batch_size=32, transport=TcpTransport(port=0, num_threads=2))
+    server.start()
+
+    def worker() -> None:
+        client = TcpClient("localhost", server.port, transition(), max_inflight_msgs=32)
+        for i in range(96):
+            client.send({"obs": np.full(4, i, np.float32), "reward": np.array([1.0], dtype=np.float32)})
+        client.wait()
+        client.close()
+
+    thread = threading.Thread(target=worker)
+    thread.start()
+    seen = []
+    for sample in server.dataset_iter():
+        assert sample.batch["obs"].shape == (32, 4) and sample.batch["reward"].shape == (32, 1)
+        seen += sample.batch["obs"][:, 0].tolist()
+        info = sample.info
+        assert info.samples_inserted_total >= len(seen) and info.queue_dwell.p99_ns >= info.queue_dwell.p50_ns
+        assert {info.memcpy.count >= 0, info.drain_round.count >= 0} == {True}
+        if len(seen) == 96:
+            break
+    thread.join()
+    server.reset_histograms()
+    server.close()
+    assert seen == list(range(96))
+    assert server.sample() is None  # as documented there: None on shutdown
+
+
+def test_in_process_use() -> None:
+    from echo_core import Server
+
+    server = Server(transition(), batch_size=8)
+    for _ in range(8):
+        server.submit(transition())
+    sample = server.sample()
+    batch, info = sample
+    assert batch["obs"].shape == (8, 4) and info.store_size == 0
+    server.close()
+
+
+def test_accumulated_rollouts() -> None:
+    from echo_core import Server, TcpClient, TcpTransport, TrajectoryAccumulator
+
+    example = {
+        "rollout": {"obs": np.zeros((5, 4), np.float32), "action": np.zeros((5,), np.int32)},
+        "bootstrap": {"obs": np.zeros((1, 4), np.float32)},
+        "episode": {"return": np.zeros((), np.float32)},
+    }
+    accumulator = TrajectoryAccumulator(example)
+    server = Server(example, batch_size=2, transport=TcpTransport(port=0))
+    server.start()
+    client = TcpClient("localhost", server.port, example)
+    for number in range(2):
+        for step in range(5):
+            accumulator.add("rollout", {"obs": np.full((1, 4), step, np.float32), "action": np.array([number], np.int32)})
+        accumulator.add("bootstrap", {"obs": np.ones((1, 4), np.float32)})
+        accumulator.add("episode", {"return": np.float32(number)})
+        client.send(accumulator.build())
+    batch = server.sample(timeout=20).batch
+    assert batch["rollout"]["obs"][:, :, 0].tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert batch["rollout"]["action"].tolist() == [[0] * 5, [1] * 5]
+    assert batch["episode"]["return"].tolist() == [0, 1]
+    client.close()
+    server.close()
+
+
+def test_sending_after_the_end_is_a_connection_closed_error() -> None:
+    from echo_core import ConnectionClosedError, Server, TcpClient, TcpTransport
+
+    server = Server(transition(), batch_size=1, transport=TcpTransport(port=0))
+    server.start()
+    client = TcpClient("localhost", server.port, transition())
+    client.close()
+    client.close()  # idempotent
+    with pytest.raises(ConnectionClosedError):
+        client.send(transition())
+    server.close()
+
+
+def test_knobs_that_mean_nothing_here_say_so() -> None:
+    from echo_core import Server
+
+    with pytest.warns(UserWarning, match="no drainer threads"):
+        Server(transition(), batch_size=1, num_drainers=8, producer_queue_size=8).close()
