@@ -32,6 +32,7 @@ struct Scenario {
     unsigned abort_in;   // one claim in so many is aborted; 0: none
     size_t hold;         // leases a learner holds before it gives the oldest back
     bool eventfd;        // writers sleep on an armed eventfd instead of in wait_space
+    bool polls = false;  // learners never sleep: they look while writers commit
 };
 
 // A sample is three leaves: its number, its writer, and a filler whose every byte repeats the number.
@@ -106,7 +107,7 @@ void play(const Scenario &s, double seconds) {
                         ring->give_back(held.front().first), held.pop_front();
                         continue;
                     }
-                    ring->wait_ready(held.empty() ? -1 : 1'000'000);
+                    if (!s.polls) ring->wait_ready(held.empty() ? -1 : 1'000'000);
                     continue;
                 }
                 const char *numbers = ring->batch_leaf(b, 0), *writers = ring->batch_leaf(b, 1), *filler = ring->batch_leaf(b, 2);
@@ -124,6 +125,9 @@ void play(const Scenario &s, double seconds) {
                         if (mine.size() <= number) mine.resize(number + 1 + mine.size());
                         if (mine[number]) forbidden("a sample is seen once (doubled)");
                         mine[number] = true;
+                        // Larger batches may overtake one that waits for a stalled writer.
+                        if (s.batch == 1 && s.learners == 1 && number <= last[writer]) forbidden("batches come in the order of completion");
+                        last[writer] = number;
                     }
                 }
                 taken.fetch_add(s.batch, std::memory_order_relaxed);
@@ -171,6 +175,7 @@ int main(int argc, char **argv) {
         {"batch of one", 2, 1, 1, 3, 1, 0, 0, false},
         {"batch of one, four writers", 4, 1, 1, 2, 1, 0, 0, false},
         {"batch of one, two learners", 2, 2, 1, 4, 1, 5, 1, false},
+        {"batch of one, polling learner", 1, 1, 1, 3, 1, 0, 0, false, true},
         {"batches of 32", 2, 1, 32, 3, 1, 0, 1, false},
         {"runs and aborts", 3, 1, 32, 3, 7, 4, 1, false},
         {"runs across batches", 2, 2, 16, 5, 40, 9, 2, false},

@@ -122,7 +122,7 @@ private:
     bool open_next(uint64_t full);
     bool pop_returned(echo_run *out);
     bool can_claim() const;
-    int oldest_complete() const;
+    int oldest_complete(uint64_t *order = nullptr) const;
     void space_appeared();
 
     const uint64_t batch_, buffer_count_;
@@ -324,7 +324,7 @@ inline void Ring::space_appeared() {
     armed_count_.store(0, std::memory_order_seq_cst);
 }
 
-inline int Ring::oldest_complete() const {
+inline int Ring::oldest_complete(uint64_t *order_of) const {
     int best = -1;
     uint64_t best_order = UINT64_MAX;
     for (uint64_t b = 0; b < buffer_count_; ++b) {
@@ -335,13 +335,22 @@ inline int Ring::oldest_complete() const {
             best = int(b);
         }
     }
+    if (order_of) *order_of = best_order;
     return best;
 }
 
 inline int Ring::take() {
+    uint64_t order, confirmed = UINT64_MAX;
     for (;;) {
-        const int b = oldest_complete();
+        const int b = oldest_complete(&order);
         if (b < 0) return -1;
+        // One look is no snapshot: a buffer looked at first may be opened and completed, and after it the one found, before the look
+        // reaches that. What was complete before the one found is seen by a look that begins now; without it, batches of a single
+        // writer would leave out of order now and then.
+        if (order != confirmed) {
+            confirmed = order;
+            continue;
+        }
         uint64_t expected = kOpen | batch_;
         // acquire: every committed sample's bytes are seen (the adds of all writers form one release sequence).
         if (!buffer_[b].progress.compare_exchange_strong(expected, kLeased, std::memory_order_acquire, std::memory_order_relaxed))  // SYNC batch
