@@ -23,9 +23,11 @@ from echo_core.channel import served as served_module
 from echo_core.channel import uplink as uplink_module
 from echo_core.channel.connection import ChannelConnection
 from echo_core.channel.link import wait_until
+from echo_core.channel.turn import Turn
 from echo_core.channel.window import Window
 from echo_core.errors import (
     ClosedError,
+    ConfigError,
     ConnectionClosedError,
     EchoError,
     EchoTimeoutError,
@@ -378,6 +380,64 @@ def test_many_threads_on_one_connection() -> None:
         consumer.check(dict.fromkeys(range(6), 500))
 
 
+def test_the_samples_of_each_of_many_workers_stay_in_order() -> None:
+    with serve(batch_size=20) as server:
+        consumer = Consumer(server)
+
+        def work(maker: int) -> None:
+            with connect(name=f"w{maker}") as connection:
+                for i in range(0, 1500, 3):
+                    connection.send(sample(maker, i))
+                    connection.send_batch(stacked(maker, i + 1, 2))
+
+        threads = [threading.Thread(target=work, args=(maker,)) for maker in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        consumer.check(dict.fromkeys(range(5), 1500))
+
+
+def test_equal_workers_of_a_full_store_get_equal_shares() -> None:
+    """Each has far more under way than the store holds, in frames larger than the store."""
+    with serve(batch_size=4, num_buffers=2) as server:
+        connections = [connect(name=f"w{maker}") for maker in range(3)]
+        for maker, connection in enumerate(connections):
+            connection.send_batch(stacked(maker, 0, 400))
+        until(lambda: [p.state for p in server.peers()] == ["waiting for space"] * 3, "all of them wait")
+        tally = Tally()
+        while tally.count < 600:
+            tally.add(server.sample(10).batch)
+        shares = [len(numbers) for numbers in tally.numbers.values()]
+        assert len(shares) == 3 and max(shares) < 2 * min(shares), shares
+        while tally.count < 1200:
+            tally.add(server.sample(10).batch)
+        for connection in connections:
+            connection.close()
+        tally.check(dict.fromkeys(range(3), 400))
+
+
+def test_a_turn_is_handed_on_in_the_order_of_asking() -> None:
+    turn, order = Turn(), []
+    assert turn.acquire(0) and not turn.acquire(0) and not turn.acquire(0.01)
+
+    def ask(name: int) -> None:
+        assert turn.acquire(10)
+        order.append(name)
+        turn.release()
+
+    threads = []
+    for name in range(5):
+        threads.append(threading.Thread(target=ask, args=(name,)))
+        threads[-1].start()
+        until(lambda: len(turn._waiting) == len(threads), "it waits")
+    turn.release()
+    for thread in threads:
+        thread.join()
+    assert order == [0, 1, 2, 3, 4]
+    assert turn.acquire(0)
+
+
 def test_a_sample_that_does_not_fit_is_refused_and_nothing_of_it_is_sent() -> None:
     with serve() as server, connect() as connection:
         bad = sample(0, 0) | {"filler": np.zeros(47, np.uint8)}
@@ -635,6 +695,24 @@ def test_closing_the_server_commits_what_has_come_whole() -> None:
     assert [server.sample(1).batch["number"].tolist() for _ in range(2)] == [[*range(10)], [*range(10, 20)]]
 
 
+def test_a_timeout_below_zero_is_refused() -> None:
+    with serve() as server, connect() as connection:
+        for bad in (-1, math.nan):
+            for call in (connection.wait, connection.flush, connection.weights, connection.close):
+                with pytest.raises(ValueError, match="timeout must be at least 0"):
+                    call(bad)
+            with pytest.raises(ConfigError, match="timeout must be at least 0"):
+                connect(timeout=bad)
+        connection.send_batch(stacked(0, 0, 2), timeout=math.inf)
+        assert server.sample(10)
+
+
+@pytest.mark.parametrize("option", [{"window_bytes": 0}, {"max_inflight_msgs": -1}, {"client_id": "me"}, {"windw_bytes": 1}])
+def test_an_unusable_option_is_named(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        connect(**option)
+
+
 def test_use_after_close() -> None:
     with serve():
         connection = connect()
@@ -773,7 +851,7 @@ def test_strangers_are_turned_away(data: bytes, monkeypatch: pytest.MonkeyPatch)
 def test_one_too_many_is_told_so_and_let_in_when_there_is_room() -> None:
     with serve(max_connections=1):
         first = connect()
-        with pytest.raises(EchoTimeoutError, match=r"\(busy\): this learner serves 1 clients already"):
+        with pytest.raises(HandshakeRefused, match=r"\(busy\): this learner serves 1 clients already"):
             connect(timeout=0.3)
         first.close()
         connect().close()

@@ -53,7 +53,7 @@ else:
 def package(tmp_path: Path) -> Path:
     """The files of the page, as pip would install them."""
     files = dict(FILE.findall(PAGE.read_text()))
-    assert set(files) == {"pyproject.toml", "echo_uds/__init__.py", "echo_uds/transport.py"}
+    assert {"pyproject.toml", "echo_uds/__init__.py", "echo_uds/transport.py"} < set(files)
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -84,7 +84,7 @@ def run(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_is_as_short_as_it_says() -> None:
-    code = [text for name, text in FILE.findall(PAGE.read_text()) if name.endswith(".py")]
+    code = [text for name, text in FILE.findall(PAGE.read_text()) if name.startswith("echo_uds/")]
     lines = [line for text in code for line in text.splitlines() if line.strip()]
     assert len(lines) < 100
 
@@ -124,3 +124,11 @@ Server(np.zeros(1), 2, "uds:///x?max_conections=3")
 """
     done = run(package, "-c", program)
     assert "uds.max_conections: unknown key; did you mean 'max_connections'?" in done.stderr
+
+
+def test_it_passes_the_contract(package: Path) -> None:
+    """A few clauses of it, by its own test module; the whole of it takes a minute."""
+    clauses = "several_workers_share or a_cut_link_loses or a_wrong_token"
+    done = run(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", clauses, "tests/test_contract.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout

@@ -5,6 +5,7 @@ A transport declares its own as frozen dataclasses that derive from these two.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 __all__ = ["ConnectOptions", "ListenOptions"]
@@ -17,6 +18,12 @@ class ListenOptions:
     timeout: float = 30.0  # seconds: default of waits
     auth: bool = True  # False: serve anybody who can connect, whatever `sink.tokens` says
     max_connections: int = 4096  # further clients are refused with code "busy"
+
+    def __post_init__(self) -> None:
+        if not self.timeout >= 0:
+            raise ValueError(f"timeout must be at least 0 seconds, not {self.timeout!r}")
+        if self.max_connections < 1:
+            raise ValueError(f"max_connections must be at least 1, not {self.max_connections}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,3 +39,12 @@ class ConnectOptions:
     window_bytes: int = 64 << 20  # samples are kept until acknowledged: at most so many bytes ...
     max_inflight_msgs: int = 65536  # ... and so many samples; at either bound `send` waits
     reconnect: bool = True  # False: a lost connection is final
+
+    def __post_init__(self) -> None:
+        if not self.timeout >= 0:
+            raise ValueError(f"timeout must be at least 0 seconds, not {self.timeout!r}")
+        for name in ("window_bytes", "max_inflight_msgs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.client_id and not re.fullmatch("[0-9a-f]{32}", self.client_id):
+            raise ValueError(f"client_id must be 32 hex digits, not {self.client_id!r}")

@@ -131,9 +131,9 @@ class Transport(ABC):
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
         """Open the worker's end; returns after the handshake.
 
-        A learner that is not there yet is tried again with backoff until `timeout`. Raises
-        SpecError, SecurityError, HandshakeRefused, ProtocolError at once and EchoTimeoutError
-        with the last reason when the learner could not be reached.
+        A learner that is not there yet, or says "busy" or "shutdown", is tried again with backoff
+        until `timeout`: then EchoTimeoutError with the last reason, or that HandshakeRefused.
+        Raises SpecError, SecurityError, ProtocolError and any other HandshakeRefused at once.
         """
 
 

@@ -11,6 +11,7 @@
 | listener.py   | the learner's end: accept, publish, count, close                      |
 | served.py     | one client of a listener                                              |
 | sessions.py   | what a learner remembers of its clients between their connections     |
+| turn.py       | whose turn it is to put samples into the store                        |
 | calls.py      | requests and answers, both ways                                       |
 """
 

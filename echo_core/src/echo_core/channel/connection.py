@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import threading
 import time
@@ -13,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..address import Address
-from ..errors import ClosedError, EchoError, ForkError
+from ..errors import ClosedError, EchoError, EchoTimeoutError, ForkError, HandshakeRefused
 from ..options import ConnectOptions
 from ..spec import Spec
 from ..transport import Connection
@@ -50,9 +51,12 @@ class ChannelConnection(Connection):
         try:
             with self._lock:
                 up.wait(lambda: up.link is not None, options.timeout, up.connecting)
-        except BaseException:
+        except BaseException as error:
             up.closing = True
+            refusal = up.trouble
             up.end(ClosedError("this connection was never made"))
+            if isinstance(error, EchoTimeoutError) and isinstance(refusal, HandshakeRefused):
+                raise copy.copy(refusal) from error  # busy or closing all the time
             raise
         _open.add(self)
 
@@ -177,8 +181,9 @@ class ChannelConnection(Connection):
     def close(self, timeout: float | None = None) -> None:
         if self._forked:
             return  # it is the parent's; the copy of its channel was given back at the fork
+        seconds = self._seconds(timeout)
         _open.discard(self)
-        self._uplink.close(self._seconds(timeout))
+        self._uplink.close(seconds)
 
     def _check(self) -> None:
         if self._forked:
@@ -191,7 +196,10 @@ class ChannelConnection(Connection):
             raise ClosedError(f"this connection to {self.address} is closed")
 
     def _seconds(self, timeout: float | None) -> float:
-        return self.options.timeout if timeout is None else timeout
+        seconds: float = self.options.timeout if timeout is None else timeout
+        if not seconds >= 0:
+            raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
+        return seconds
 
     def __del__(self) -> None:
         up = getattr(self, "_uplink", None)

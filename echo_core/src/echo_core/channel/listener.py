@@ -13,6 +13,7 @@ from ..transport import Listener, Peer
 from .base import Acceptor
 from .served import ServedClient
 from .sessions import Sessions
+from .turn import Turn
 
 if TYPE_CHECKING:
     from ..sink import Sink
@@ -35,6 +36,7 @@ class ChannelListener(Listener):
         self.options = options
         self.tokens: tuple[bytes, ...] = tuple(sink.tokens) if options.auth else ()
         self.sessions = Sessions()
+        self.turn = Turn()
         self.newest: PackedWeights | None = sink.weights
         self._acceptor = acceptor
         self._closing = threading.Event()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError
 from ..handshake import ServerHandshake
@@ -36,8 +36,11 @@ __all__ = ["ServedClient"]
 
 log = logging.getLogger("echo")
 
+T = TypeVar("T")
+
 HANDSHAKE_SECONDS = 10.0
 LOOK_UP_SECONDS = 0.25  # while waiting for space: how soon an evicted client lets go
+TURN_ROWS = 256  # samples of one client before it is another's turn
 STREAMING_SECONDS = 1.0  # how long after its last byte a client still counts as streaming
 
 
@@ -180,8 +183,7 @@ class ServedClient:
         with self.gate.lock:
             self._committing = True
         try:
-            for row in range(min(known, header.count), header.count):
-                self._commit(link, payload, row, header.count)
+            self._store(link, payload, min(known, header.count), header.count)
         finally:
             with self.gate.lock:
                 self._committing = False
@@ -191,9 +193,31 @@ class ServedClient:
         self.listener.count("duplicates", min(known, header.count))
         self.listener.count("samples", max(0, header.count - known))
 
-    def _commit(self, link: Link, payload: memoryview, row: int, count: int) -> None:
+    def _store(self, link: Link, payload: memoryview, row: int, count: int) -> None:
+        """Commit the frame's samples from number `row` (from 0) on."""
+        turn, sink = self.listener.turn, self._sink
+
+        def claim(timeout: float) -> Slot | None:
+            try:
+                return sink.claim(timeout)
+            except EchoTimeoutError:
+                return None
+
+        while row < count:
+            self._patiently(link, turn.acquire)
+            try:
+                slot: Slot | None = self._patiently(link, claim)
+                stop = min(count, row + TURN_ROWS)
+                while slot is not None:
+                    self._commit(slot, payload, row, count)
+                    row += 1
+                    slot = claim(0) if row < stop else None
+            finally:
+                turn.release()
+
+    def _commit(self, slot: Slot, payload: memoryview, row: int, count: int) -> None:
         session = self._session
-        with self._claim(link) as slot, session.lock:
+        with slot, session.lock:
             if session.owner is not self:
                 raise ConnectionClosedError("replaced by a newer connection of the same client")
             run = 0  # where the samples of this leaf begin
@@ -205,19 +229,18 @@ class ServedClient:
             session.inserted += 1
             self.peer.samples = session.inserted
 
-    def _claim(self, link: Link) -> Slot:
-        """A slot, waiting while the store is full, the connection stands and nobody closes."""
-        with suppress(EchoTimeoutError):
-            return self._sink.claim(0)
+    def _patiently(self, link: Link, attempt: Callable[[float], T | None]) -> T:
+        """What `attempt(timeout)` gives, asked again for as long as the store may be full, the
+        connection stands and nobody closes the learner."""
+        if got := attempt(0):
+            return got
         self._waiting_since = time.monotonic()
         with self.gate.lock:
             self._ack_due = True  # of the frame's first samples: the client has use for the room
             self.gate.work.notify_all()
         logged = False
         try:
-            while True:
-                with suppress(EchoTimeoutError):
-                    return self._sink.claim(LOOK_UP_SECONDS)
+            while not (got := attempt(LOOK_UP_SECONDS)):
                 if link.error is not None:
                     raise link.error
                 if self._stopping:  # whoever closes the learner takes no more batches
@@ -230,6 +253,7 @@ class ServedClient:
                         self.peer.name,
                         waited,
                     )
+            return got
         finally:
             self._waiting_since = 0.0
 
