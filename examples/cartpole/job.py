@@ -179,9 +179,10 @@ def _summary(options: Options, monitor: Monitor, interrupted: bool, seconds: flo
     megabytes = monitor.samples * monitor.sample_bytes / 1e6
     lag = monitor.lag_total / max(1, monitor.batches)
     return (
-        f"{end} after {seconds:.1f} s: mean return {monitor.mean_return:.1f} over the last "
-        f"{len(monitor.last)} episodes of {monitor.episodes}; {verdict}\n"
-        f"{monitor.samples} rollouts of {options.steps} steps ({megabytes:.1f} MB) up, "
-        f"{monitor.batches} batches learned, {monitor.version} policy versions down; "
-        f"policy lag {lag:.1f} versions"
+        f"{end} after {seconds:.1f} s: {verdict}\n"
+        f"mean return {monitor.mean_return:.1f} over the last {len(monitor.last)} "
+        f"of {monitor.episodes:,} episodes\n"
+        f"up: {monitor.samples:,} rollouts of {options.steps} steps, {megabytes:.1f} MB, "
+        f"in {monitor.batches:,} batches\n"
+        f"down: {monitor.version:,} policy versions; policy lag {lag:.1f} of them"
     )

@@ -10,14 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from .chart import curve, sparkline
-from .monitor import EPISODES, Monitor, Snapshot, WorkerRow
+from .monitor import Monitor, Snapshot, WorkerRow
 from .options import Options
 from .view import who_waits
 
 _BEST = 500.0  # return that CartPole-v1 allows
 _TOP = 550.0  # of the curve's axis, so that the best is not its edge
 _HEIGHT = 11  # rows of the return curve: 50 each
-_FIGURES = 44  # columns of the figures beside it
+_WIDE = 100  # columns from which on there is room for everything
+_WIDEST = 120
 _EVENTS = 3
 _NEWS = 6.0  # seconds an event stays bright
 _STATE_STYLES = {
@@ -51,19 +52,22 @@ class LiveView:
 
     def render(self, snapshot: Snapshot, monitor: Monitor) -> RenderableType:
         """The whole view as one rich renderable."""
-        width = min(self._live.console.width, 120)
+        width = min(self._live.console.width, _WIDEST)
+        wide = width >= _WIDE
+        figures = 44 if wide else 34
+        returns = max(20, width - figures - 6)
         body = Table.grid(padding=(0, 2))
-        body.add_column(width=max(20, width - _FIGURES - 6))
-        body.add_column(width=_FIGURES)
+        body.add_column(width=returns)
+        body.add_column(width=figures)
         body.add_row(
-            self._returns(snapshot, monitor, max(20, width - _FIGURES - 6)),
-            self._figures(snapshot, monitor),
+            self._returns(snapshot, monitor, returns), _figures(snapshot, monitor, figures)
         )
         parts: list[RenderableType] = [
             body,
             Text(),
-            self._waiting(snapshot),
-            _workers(snapshot, width),
+            _waiting(snapshot, wide),
+            Text(),
+            _workers(snapshot, wide),
         ]
         if snapshot.events:
             parts.append(_events(snapshot))
@@ -88,7 +92,7 @@ class LiveView:
         text = Text(no_wrap=True)
         text.append("mean return ", style="bold")
         text.append(f"{snapshot.mean_return:.1f}", style="bold green" if reached else "bold cyan")
-        text.append(f"  last {EPISODES} of {snapshot.episodes:,} episodes\n", style="dim")
+        text.append(f"  of {snapshot.episodes:,} episodes\n", style="dim")
         for index, row in enumerate(rows):
             label = labels.get(index, "")
             if index == mark:
@@ -102,44 +106,43 @@ class LiveView:
         text.append(" " * axis + " 0" + seconds.rjust(width - axis - 2), style="dim")
         return text
 
-    def _figures(self, snapshot: Snapshot, monitor: Monitor) -> Table:
-        table = Table.grid(padding=(0, 1))
-        table.add_column(style="dim", width=12)
-        table.add_column(justify="right", width=9)
-        table.add_column(width=_FIGURES - 24)
-        width = _FIGURES - 24
 
-        def row(label: str, value: str, right: RenderableType = "") -> None:
-            table.add_row(label, Text(value, style="bold"), right)
+def _figures(snapshot: Snapshot, monitor: Monitor, width: int) -> Table:
+    rest = width - 22
+    table = Table.grid(padding=(0, 1))
+    table.add_column(style="dim", width=11)
+    table.add_column(justify="right", width=8)
+    table.add_column(width=rest, no_wrap=True)
 
-        def trend(name: str, style: str) -> Text:
-            return Text(sparkline(monitor.trend(name), width), style=style)
+    def row(label: str, value: str, right: RenderableType = "") -> None:
+        table.add_row(label, Text(value, style="bold"), right)
 
-        table.add_row("", "", "")
-        row("samples/s", f"{snapshot.samples_per_s:,.0f}", trend("samples_per_s", "green"))
-        row("env steps/s", f"{snapshot.steps_per_s:,.0f}")
-        row("MB/s", f"{snapshot.mb_per_s:.2f}", trend("mb_per_s", "green"))
-        row("batches/s", f"{snapshot.batches_per_s:.1f}", trend("batches_per_s", "blue"))
-        row("policy", f"v{snapshot.version}", Text("published", style="dim"))
-        row("policy lag", f"{snapshot.lag:.1f}", trend("lag", "magenta"))
-        row("age", f"{snapshot.age_ms:.0f} ms", Text("acting to learning", style="dim"))
-        share = snapshot.stored / max(1, snapshot.capacity)
-        row("store", f"{snapshot.stored}/{snapshot.capacity}", _bar(share, width - 5, "yellow"))
-        return table
+    def trend(name: str, style: str) -> Text:
+        return Text(sparkline(monitor.trend(name), rest), style=style)
 
-    def _waiting(self, snapshot: Snapshot) -> Table:
-        table = Table.grid(padding=(0, 1))
-        for _ in range(6):
-            table.add_column(no_wrap=True)
-        table.add_row(
-            Text("who waits ", style="bold"),
-            Text("learner", style="dim"),
-            _bar(snapshot.learner_waits, 8, "red"),
-            Text("  workers", style="dim"),
-            _bar(snapshot.workers_wait, 8, "red"),
-            Text(f"  {who_waits(snapshot)}"),
-        )
-        return table
+    table.add_row("", "", "")
+    row("samples/s", f"{snapshot.samples_per_s:,.0f}", trend("samples_per_s", "green"))
+    row("env steps/s", f"{snapshot.steps_per_s:,.0f}")
+    row("MB/s", f"{snapshot.mb_per_s:.2f}", trend("mb_per_s", "green"))
+    row("batches/s", f"{snapshot.batches_per_s:.1f}", trend("batches_per_s", "blue"))
+    row("policy", f"v{snapshot.version}", Text("published", style="dim"))
+    row("policy lag", f"{snapshot.lag:.1f}", trend("lag", "magenta"))
+    row("age", f"{snapshot.age_ms:.0f} ms", Text("when learned", style="dim"))
+    share = snapshot.stored / max(1, snapshot.capacity)
+    row("store", f"{snapshot.stored}/{snapshot.capacity}", _bar(share, rest - 5, "yellow"))
+    return table
+
+
+def _waiting(snapshot: Snapshot, wide: bool) -> Text:
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append("who waits  ", style="bold")
+    shares = (("learner", snapshot.learner_waits), ("workers", snapshot.workers_wait))
+    for name, share in shares:
+        text.append(f"{name} ", style="dim")
+        text.append(_bar(share, 8 if wide else 0, "red"))
+        text.append("   " if wide else "  ")
+    text.append(who_waits(snapshot))
+    return text
 
 
 def _row(value: float) -> int:
@@ -147,27 +150,40 @@ def _row(value: float) -> int:
     return _HEIGHT - 1 - min(_HEIGHT - 1, int(_HEIGHT * value / _TOP))
 
 
-def _workers(snapshot: Snapshot, width: int) -> Table:
-    table = Table(box=SIMPLE_HEAD, expand=True, padding=(0, 1), header_style="dim", show_edge=False)
-    table.add_column("worker", no_wrap=True)
-    for name in ("pid", "samples", "policy", "behind"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("waits", width=14, no_wrap=True)
+def _workers(snapshot: Snapshot, wide: bool) -> Table:
+    table = Table(
+        box=SIMPLE_HEAD,
+        expand=True,
+        padding=(0, 2, 0, 0) if wide else (0, 1, 0, 0),
+        header_style="dim",
+        show_edge=False,
+    )
+    bar = 8 if wide else 5
+    table.add_column("worker", no_wrap=True, min_width=8)
+    table.add_column("pid", justify="right", no_wrap=True, min_width=7)
+    table.add_column("samples", justify="right", no_wrap=True, min_width=7)
+    table.add_column("policy", justify="right", no_wrap=True, min_width=6)
+    if wide:
+        table.add_column("behind", justify="right", no_wrap=True)
+    table.add_column("waits", min_width=bar + 5, no_wrap=True)
     table.add_column("state", ratio=1, no_wrap=True)
-    table.add_column("since", justify="right", no_wrap=True)
-    table.add_column("respawns", justify="right", no_wrap=True)
+    table.add_column("since", justify="right", no_wrap=True, min_width=6)
+    if wide:
+        table.add_column("respawns", justify="right", no_wrap=True)
     for row in snapshot.workers:
-        table.add_row(
+        cells: list[RenderableType] = [
             Text(row.name, style="bold" if row.alive else "bold red"),
             str(row.pid or "-"),
             f"{row.samples:,}",
             f"v{row.version}" if row.version else "-",
-            str(row.behind) if row.version else "-",
-            _bar(row.waits, 8, "red") if row.alive else Text(""),
+            _bar(row.waits, bar, "red") if row.alive else Text(""),
             Text(row.state, style=_style(row), overflow="ellipsis"),
             _duration(row.since),
-            Text(str(row.respawns), style="yellow" if row.respawns else "dim"),
-        )
+        ]
+        if wide:
+            cells.insert(4, str(row.behind) if row.version else "-")
+            cells.append(Text(str(row.respawns), style="yellow" if row.respawns else "dim"))
+        table.add_row(*cells)
     return table
 
 

@@ -84,7 +84,7 @@ def who_waits(snapshot: Snapshot) -> str:
     """One sentence: who waits for whom, and therefore who sets the pace."""
     learner, workers = snapshot.learner_waits, snapshot.workers_wait
     if not snapshot.version:
-        return "the learner waits for the first batch"
+        return "waiting for the first batch"
     if learner < 0.1 and workers < 0.1:
         return "nobody waits long"
     if workers > learner:

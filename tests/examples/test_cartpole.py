@@ -212,7 +212,7 @@ def test_it_learns_over_the_network(start) -> None:  # type: ignore[no-untyped-d
     assert job.end() == 0, job.text
     reached = float(re.search(r"mean return ([\d.]+) over the last 100", job.text)[1])  # type: ignore[index]
     assert reached > 60
-    versions = int(re.search(r"(\d+) policy versions down", job.text)[1])  # type: ignore[index]
+    versions = int(re.search(r"down: ([\d,]+) policy versions", job.text)[1].replace(",", ""))  # type: ignore[index]
     assert versions > 10
     assert job.plot.read_bytes().startswith(b"\x89PNG")
     assert job.left_behind() == []
