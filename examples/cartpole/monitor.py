@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 EPISODES = 100  # the mean return is over this many last episodes
 _SMOOTHING = 1.0  # seconds: shown rates follow changes with this time constant
+_SHORTEST = 0.1  # seconds of an interval whose rates mean anything
 _TREND = 40  # points of a sparkline
 
 
@@ -186,24 +187,11 @@ class Monitor:
             logger.removeHandler(handler)
 
     def observe(self, server: Server, fleet: Fleet) -> Snapshot:
-        """Close the current interval and return what there is to show."""
+        """What there is to show now."""
         now = time.monotonic()
-        seconds = max(now - self._seen, 1e-6)
-        self._seen = now
-        interval, self._interval = self._interval, _Interval()
+        if now - self._seen >= _SHORTEST or not self._shown:
+            self._close_interval(now)
         stats = server.stats()
-        keep = float(np.exp(-seconds / _SMOOTHING))
-        rates = {
-            "samples": interval.samples / seconds,
-            "batches": interval.batches / seconds,
-            "waited": min(1.0, interval.waited / seconds),
-        }
-        if interval.batches:  # an interval without a batch says nothing about these
-            rates["lag"] = interval.lag / interval.batches
-            rates["age"] = interval.age / interval.batches
-        for key, value in rates.items():
-            self._shown[key] = keep * self._shown.get(key, value) + (1.0 - keep) * value
-        self._remember(rates)
         shown = self._shown
         waits = list(self._waits.values())
         return Snapshot(
@@ -230,6 +218,23 @@ class Monitor:
     def trend(self, name: str) -> list[float]:
         """The last values of one `History` field, for a sparkline."""
         return list(getattr(self.history, name)[-_TREND:])
+
+    def _close_interval(self, now: float) -> None:
+        seconds = max(now - self._seen, 1e-6)
+        self._seen = now
+        interval, self._interval = self._interval, _Interval()
+        rates = {
+            "samples": interval.samples / seconds,
+            "batches": interval.batches / seconds,
+            "waited": min(1.0, interval.waited / seconds),
+        }
+        if interval.batches:  # an interval without a batch says nothing about these
+            rates["lag"] = interval.lag / interval.batches
+            rates["age"] = interval.age / interval.batches
+        keep = float(np.exp(-seconds / _SMOOTHING))
+        for key, value in rates.items():
+            self._shown[key] = keep * self._shown.get(key, value) + (1.0 - keep) * value
+        self._remember(rates)
 
     def _remember(self, rates: dict[str, float]) -> None:
         history = self.history
