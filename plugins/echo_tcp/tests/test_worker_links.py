@@ -367,20 +367,6 @@ def test_pings_are_answered_and_goodbyes_understood() -> None:
         assert numbers(learner) == [0, 1]
 
 
-def test_a_learner_that_is_alive_but_reads_nothing_is_not_given_up() -> None:
-    with (
-        WireLearner(WIDE, receive_buffer=4096, read_bytes=4096) as learner,
-        connect(learner, silence=0.2) as worker,
-    ):
-        learner.may_read.clear()
-        for i in range(40):
-            worker.send(sample(i, WIDE))
-        time.sleep(1.5)  # its window is closed for many times the silence that is allowed
-        learner.may_read.set()
-        worker.wait()
-        assert numbers(learner) == list(range(40)) and worker.stats()["reconnects"] == 0
-
-
 # ------------------------------------------------------------------------ processes and signals
 
 PRELUDE = f"""

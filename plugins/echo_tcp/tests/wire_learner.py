@@ -35,7 +35,7 @@ from echo_core.wire import (
 
 
 class WireLearner:
-    """Listens on a free port of the loopback interface and serves any number of workers.
+    """Listens, on a free port of this machine by default, and serves any number of workers.
 
     Attributes:
         frames: every DATA frame that came whole, as (first number, count), repetitions included.
@@ -51,6 +51,7 @@ class WireLearner:
         example: Any,
         *,
         tokens: tuple[bytes, ...] = (),
+        host: str = "127.0.0.1",
         port: int = 0,
         incarnation: str = "01" * 16,
         receive_buffer: int = 0,
@@ -85,10 +86,10 @@ class WireLearner:
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if receive_buffer:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self._listener.bind(("127.0.0.1", port))
+        self._listener.bind((host, port))
         self._listener.listen(64)
         self.port = self._listener.getsockname()[1]
-        self.address = Address("tcp", "127.0.0.1", self.port)
+        self.address = Address("tcp", host, self.port)
         self._start(self._accept)
 
     # ------------------------------------------------------------------------------ for tests

@@ -143,6 +143,12 @@ private:
     static constexpr std::uint64_t copy_without_lock = 32u << 10;
     static constexpr std::size_t read_bytes = 64u << 10;
     static constexpr int patience_ms = 5;  // of a caller with a full socket
+    // Acknowledged at once by more than this, the link is in full flow; see anybody_waits().
+    static constexpr std::uint64_t full_flow_samples = 32, full_flow_bytes = 64u << 10;
+#ifndef LINGER
+#define LINGER 100000
+#endif
+    static constexpr long linger_ns = LINGER;
 
     // Threads waiting for one kind of thing. Waking costs a system call and a context switch even
     // for nothing, so it happens only once `least`, the smallest number waited for, is reached.
@@ -180,6 +186,7 @@ private:
     bool composed() const noexcept { return next_piece_ < pieces_.size(); }
     void wrote(std::size_t n);
     void offer_room();
+    bool anybody_waits() const noexcept;
     void run();
     void begin_link();
     void end_link();
@@ -243,6 +250,7 @@ private:
     std::uint64_t received_ = 0;  // bytes not yet counted
     int wake_fd_;
     bool stop_ = false;
+    bool in_full_flow_ = false;
     std::thread thread_;
 };
 
