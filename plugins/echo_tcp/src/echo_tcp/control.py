@@ -197,12 +197,12 @@ class Control:
     def _cannot_accept(self, listening: socket.socket, error: OSError) -> None:
         if error.errno not in OUT_OF_DESCRIPTORS + OUT_OF_MEMORY:
             # An error of the connection that was about to be accepted (see accept(2)): the next.
-            self._complaints.warn("a client could not be accepted: %s", error)
+            self._complaints.warn("a client could not be accepted: %s", str(error))
             return
         self._complaints.warn(
             "no more clients can be accepted: %s; those connected are served on (raise the limit:"
             " ulimit -n)",
-            error,
+            str(error),
         )
         if error.errno in OUT_OF_DESCRIPTORS and self._reserve is not None:
             # Left in the queue, the client would wait for an answer and this thread would be told
@@ -233,7 +233,8 @@ class Control:
         pending = Pending(sock, address, handshake, self._greeting or b"", deadline)
         self._pending[sock] = pending
         self._selector.register(sock, pending.events, lambda events: self._go_on(pending, events))
-        if len(self._peers) + len(self._pending) > self._options.max_connections:
+        asking = sum(not p.hanging_up for p in self._pending.values())
+        if len(self._peers) + asking > self._options.max_connections:
             text = (
                 f"this learner serves {self._options.max_connections} clients already;"
                 " raise max_connections"
@@ -300,7 +301,8 @@ class Control:
 
     def _complain_of(self, pending: Pending, error: EchoError) -> None:
         self.counts["protocol_errors" if isinstance(error, ProtocolError) else "refused"] += 1
-        self._complaints.warn("turned %s away: %s", pending.address, error)
+        # As text: a log that keeps its records would keep the traceback, and all that hangs on it.
+        self._complaints.warn("turned %s away: %s", pending.address, str(error))
 
     # --------------------------------------------------------------------------------- events
 

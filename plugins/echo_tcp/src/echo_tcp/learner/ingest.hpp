@@ -17,6 +17,7 @@ enum class Step {
     drained,  // everything the socket had is taken; wait for more
     more,     // the turn's share is used up; others first
     space,    // a sample is waiting for a slot
+    share,    // its share of the space is used up, others are waiting
     staging,  // a frame is waiting for memory to be staged in
     ended,    // peer.reason says why
 };
@@ -28,11 +29,14 @@ public:
     static constexpr std::size_t crowded_bytes = 32 << 10;  // the same while others wait for space
     static constexpr std::size_t trail_bytes = 4 << 10;     // read beyond the end of a large frame
     static constexpr std::int64_t turn_bytes = 512 << 10;   // then it is the next connection's turn
+    static constexpr std::uint64_t share_bytes = 32 << 10;  // of space, while others wait for it
     static constexpr std::uint64_t most_block = 65536;      // samples inserted at once
     static constexpr std::int64_t slow_ns = 5'000'000;      // a staged frame quicker than this: fast again
 
     Ingest(Store &store, Events &events, Totals &totals, std::uint64_t staging_limit)
         : store_(store), events_(events), totals_(totals), staging_limit_(staging_limit),
+          share_(std::clamp<std::uint64_t>(share_bytes / std::max<std::uint64_t>(1, store.sample_bytes()), 1,
+                                           store.batch_size())),
           memory_(new char[headroom + shared_bytes]), area_(memory_.get() + headroom) {}
 
     std::int64_t now = 0;         // of the loop's round
@@ -40,13 +44,15 @@ public:
     bool staging_freed = false;   // set when a staged frame is gone
 
     // Reads and takes frames of `p` until one of the reasons in Step. `may_claim`: false while others
-    // have waited longer for space. May throw std::bad_alloc.
-    Step turn(Peer &p, bool may_claim) {
+    // have waited longer for space; `contended`: they wait behind it. May throw std::bad_alloc.
+    Step turn(Peer &p, bool may_claim, bool contended) {
         may_claim_ = may_claim;
+        contended_ = contended;
+        if (p.share == 0) p.share = share_;
         count_queued(p, 0);
         Step step = resume(p);
         if (step == Step::drained) step = read(p);
-        if (step == Step::space || step == Step::staging) {
+        if (step == Step::space || step == Step::share || step == Step::staging) {
             p.held_back = true;
             const std::uint64_t waiting = waiting_samples(p);
             count_queued(p, waiting);
@@ -251,13 +257,14 @@ private:
             skip = std::min(total, session.committed + 1 - h.seq);
             totals_.duplicates.add(skip);
         }
-        const std::uint64_t n = may_claim_ ? store_.insert(block, skip, total - skip) : 0;
+        const std::uint64_t most_now = contended_ ? std::min(total - skip, p.share) : total - skip;
+        const std::uint64_t n = may_claim_ ? store_.insert(block, skip, most_now) : 0;
         committed(p, n);
         const std::uint64_t frames = (skip + n) / h.count;
         totals_.frames.add(frames);
         at += frames * stride;
         p.frame_done = std::uint32_t((skip + n) % h.count);
-        return skip + n == total ? Step::drained : no_space();
+        return skip + n == total ? Step::drained : no_space(p);
     }
 
     // The beginning of a large frame is here, `have` bytes of its payload at `from`.
@@ -268,13 +275,13 @@ private:
             p.discard = h.length - have;
             return Step::drained;
         }
-        if (!may_claim_) return Step::space;
+        if (!may_claim_ || (contended_ && p.share == 0)) return no_space(p);
         auto landing = std::make_unique<Landing>(store_, h.length);
         std::uint32_t wanted = h.count - std::uint32_t(known);
         if (known != 0) landing->use_memory(Landing::Where::dropped, std::uint32_t(known));
         for (echo_run run; !p.slow && wanted != 0 && store_.claim(wanted, &run); wanted -= run.count)
             landing->use_slots(run);
-        if (!p.slow && !landing->holds_slots()) return no_space();
+        if (!p.slow && !landing->holds_slots()) return no_space(p);
         if (wanted != 0) {
             const std::uint64_t bytes = wanted * store_.sample_bytes(), staged = totals_.staged_bytes.get();
             if (staged != 0 && staged + bytes > staging_limit_) return Step::staging;
@@ -293,7 +300,7 @@ private:
         const bool all = p.landing->hand_over(may_claim_, &dropped, &inserted);
         totals_.duplicates.add(dropped);
         committed(p, inserted);
-        if (!all) return no_space();
+        if (!all) return no_space(p);
         totals_.frames.add(1);
         totals_.direct_frames.add(1);
         if (inserted != 0) store_.copied(p.landing->reading_ns, inserted);
@@ -346,9 +353,11 @@ private:
         p.session->inserted += n;
         p.figures->samples.set(p.session->inserted);
         totals_.samples.add(n);
+        if (contended_) p.share -= std::min(n, p.share);
     }
-    Step no_space() const {
-        return store_.closed() ? Step::ended : Step::space;
+    Step no_space(const Peer &p) const {
+        if (store_.closed()) return Step::ended;
+        return contended_ && p.share == 0 ? Step::share : Step::space;
     }
     Step broken(Peer &p, std::string why) {
         p.reason = std::move(why);
@@ -387,9 +396,10 @@ private:
     Events &events_;
     Totals &totals_;
     const std::uint64_t staging_limit_;
+    const std::uint64_t share_;  // samples
     const std::unique_ptr<char[]> memory_;
     char *const area_;        // shared_bytes, with headroom before it for the tail of a peer
-    bool may_claim_ = true;
+    bool may_claim_ = true, contended_ = false;
 };
 
 }  // namespace echo_tcp::learner

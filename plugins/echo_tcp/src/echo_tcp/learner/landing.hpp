@@ -31,8 +31,8 @@ public:
 
     Landing(Store &store, std::uint64_t length) : store_(store), length_(length) {}
     ~Landing() {
-        for (Segment &s : segments_)
-            if (s.where == Where::slots) store_.abort(s.run);
+        for (std::size_t i = segments_.size(); i-- != 0;)
+            if (segments_[i].where == Where::slots) store_.abort(segments_[i].run);
     }
     Landing(const Landing &) = delete;
     Landing &operator=(const Landing &) = delete;
@@ -109,7 +109,7 @@ public:
                 position += bytes;
             }
         }
-        for (std::size_t i = 0; i < segments_.size(); ++i) {
+        for (std::size_t i = segments_.size(); i-- != 0;) {
             Segment &s = segments_[i];
             if (s.where != Where::slots) continue;
             store_.abort(s.run);

@@ -14,6 +14,7 @@ inline std::string breach(const FrameHeader &h, std::uint64_t sample_bytes) {
         return std::string(name) + " frame of " + std::to_string(h.length) + " bytes, count " +
                std::to_string(h.count) + ", number " + std::to_string(h.seq);
     };
+    if (h.kind < 1 || h.kind > std::uint8_t(Kind::bye)) return "frame of unknown kind " + std::to_string(h.kind);
     if (h.table != 0) return "frame for table " + std::to_string(h.table) + ", there is only table 0";
     if (h.seq >> 63) return "frame with a number beyond 2**63 - 1";
     std::uint8_t flags = 0;
@@ -38,7 +39,6 @@ inline std::string breach(const FrameHeader &h, std::uint64_t sample_bytes) {
         case Kind::bye: name = "BYE"; most = max_bye_bytes; break;
         case Kind::ack: return "an ACK frame, which only learners send";
         case Kind::weights: return "a WEIGHTS frame, which only learners send";
-        default: return "frame of unknown kind " + std::to_string(h.kind);
     }
     if (h.flags & ~flags) return std::string(name) + " frame with unknown flags " + std::to_string(h.flags);
     if (h.count != 0 || h.length < least || h.length > most)

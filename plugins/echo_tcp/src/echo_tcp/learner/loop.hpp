@@ -194,7 +194,7 @@ private:
             return leave(p, closing);
         }
         write(p);
-        if (!p.dead && p.held_back) serve(p, parked_.empty());
+        if (!p.dead && p.held_back) serve(p);
     }
 
     // ---- connections talk -------------------------------------------------------------------------
@@ -212,16 +212,18 @@ private:
             epoll_ctl(epoll_, EPOLL_CTL_DEL, p.fd, nullptr);
             p.hung_up = true;
         } else if (events & (EPOLLIN | EPOLLERR | EPOLLHUP) && !p.parked) {
-            serve(p, parked_.empty());
+            serve(p);
         }
     }
 
-    // One turn of reading, and the acknowledgement of what came of it.
-    Step serve(Peer &p, bool may_claim) {
+    // One turn of reading, and the acknowledgement of what came of it. `first`: it was first in the
+    // queue for space, and is again if it gets less than its share.
+    Step serve(Peer &p, bool first = false) {
+        const bool others = !parked_.empty();
         read_something_ = true;
         Step step;
         try {
-            step = ingest_.turn(p, may_claim);
+            step = ingest_.turn(p, first || !others, others);
         } catch (const std::bad_alloc &) {
             p.reason = out_of_memory;
             step = Step::ended;
@@ -236,7 +238,11 @@ private:
             }
             return step;
         }
-        if (step == Step::space || step == Step::staging) park(p, step == Step::staging);
+        if (step == Step::staging) {
+            park(p, staging_);
+        } else if (step == Step::space || step == Step::share) {
+            park(p, parked_, first && step == Step::space);
+        }
         write(p);
         return step;
     }
@@ -258,12 +264,11 @@ private:
     }
 
     // ---- waiting for space ------------------------------------------------------------------------
-    void park(Peer &p, bool for_staging, bool in_front = false) {
+    void park(Peer &p, std::deque<Peer *> &queue, bool in_front = false) {
         p.parked = true;
         if (p.figures->parked_at.get() == 0) p.figures->parked_at.set(std::uint64_t(now_));
         totals.parked.add(1);
         totals.waiting.add(1);
-        std::deque<Peer *> &queue = for_staging ? staging_ : parked_;
         in_front ? queue.push_front(&p) : queue.push_back(&p);
     }
     void unpark(Peer &p) {
@@ -271,8 +276,8 @@ private:
         totals.waiting.set(totals.waiting.get() - 1);
     }
 
-    // There may be space: first come, first served. One that got some and wants more goes to the
-    // end; one that got nothing stays at the head, and the rest need not be asked.
+    // There may be space: first come, first served, and while others wait each gets its share and is
+    // then behind them. One that finds less space than its share keeps its place.
     void serve_parked() {
         serve_again_ = false;
         for (std::size_t n = parked_.size(); n != 0 && !parked_.empty(); --n) {
@@ -280,18 +285,14 @@ private:
             parked_.pop_front();
             unpark(p);
             const std::uint64_t before = totals.samples.get();
-            const std::int64_t since = std::int64_t(p.figures->parked_at.get());
+            const std::uint64_t since = p.figures->parked_at.get();
             p.figures->parked_at.set(0);
             Step step;
             do step = serve(p, true);
             while (step == Step::more && p.hung_up);  // epoll will not name it again
-            if (step == Step::space && totals.samples.get() == before) {
-                if (!parked_.empty() && parked_.back() == &p) {
-                    parked_.pop_back();
-                    parked_.push_front(&p);
-                }
-                p.figures->parked_at.set(std::uint64_t(since));
-                break;
+            if (step == Step::space) {
+                if (totals.samples.get() == before) p.figures->parked_at.set(since);
+                break;  // the store is full
             }
             if (p.hung_up && !p.parked && !p.dead) drop(p);
         }
@@ -306,7 +307,7 @@ private:
             staging_.pop_front();
             unpark(p);
             p.figures->parked_at.set(0);
-            serve(p, parked_.empty());
+            serve(p);
         }
         if (!parked_.empty() && !armed_) serve_again_ = true;
     }
@@ -335,7 +336,7 @@ private:
             if (!stalled && now_ - p.landing->opened_at < enough) continue;
             // It may be this loop that was late: what the socket holds by now counts as progress.
             if (stalled) {
-                serve(p, parked_.empty());
+                serve(p);
                 if (p.dead || p.leaving || p.open_at < 0 || p.landing->progress_at == now_) continue;
             }
             try {
@@ -415,7 +416,7 @@ private:
         // What has arrived whole is committed, as far as there is space and time for it.
         for (Peer *p : all)
             while (!p->dead && !p->leaving && !p->parked && clock_ns() < deadline)
-                if (serve(*p, parked_.empty()) != Step::more) break;
+                if (serve(*p) != Step::more) break;
         for (Peer *p : all) {
             if (!p->dead && !p->leaving) leave(*p, closing);
         }

@@ -52,6 +52,7 @@ public:
     std::uint64_t size(std::uint32_t leaf) const noexcept { return sizes_[leaf]; }
     std::uint64_t offset(std::uint32_t leaf) const noexcept { return offsets_[leaf]; }
     std::uint64_t sample_bytes() const noexcept { return sample_bytes_; }
+    std::uint64_t batch_size() const noexcept { return api_->batch_size(store_); }
     bool closed() const noexcept { return closed_; }
 
     bool claim(std::uint32_t wanted, echo_run *run) noexcept {
@@ -63,7 +64,14 @@ public:
         return static_cast<char *>(api_->leaf(store_, &run, leaf));
     }
     void commit(const echo_run &run) noexcept { api_->commit(store_, &run); }
-    void abort(const echo_run &run) noexcept { api_->abort(store_, &run); }
+    // The last slot first: the store hands out what was given back last first, and the samples that
+    // will be put there should keep their order.
+    void abort(const echo_run &run) noexcept {
+        for (std::uint32_t i = run.count; i-- != 0;) {
+            const echo_run slot{run.buffer, run.slot + i, 1, 0};
+            api_->abort(store_, &slot);
+        }
+    }
 
     // True: `eventfd` will be written once when there is space. False: there is space now.
     bool arm_space(int eventfd) noexcept { return api_->arm_space(store_, eventfd) == ECHO_OK; }

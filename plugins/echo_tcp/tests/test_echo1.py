@@ -1,0 +1,130 @@
+"""The original wire format: workers of the original Echo, unchanged, against today's learner."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+
+import numpy as np
+import pytest
+
+from echo_core import Server
+from echo_core.errors import SpecError
+from echo_core.handshake import ClientHandshake
+from echo_tcp.transport import TcpTransport
+
+original = pytest.importorskip("echo", reason="the original Echo is not installed: uv pip install id-echo")
+
+EXAMPLE = {"obs": np.zeros((3, 4), np.float32), "reward": np.zeros((), np.float64)}
+LARGE = {"image": np.zeros((300, 400), np.uint8), "reward": np.zeros(1, np.float32)}
+
+
+def serve(example=EXAMPLE, batch_size=4, **options):
+    return Server(example, batch_size, TcpTransport(port=0, protocol="echo1", **options))
+
+
+def test_what_the_learner_says_first():
+    with serve() as server, socket.create_connection(server.address.endpoint, timeout=20) as sock:
+        said = sock.makefile("rb").read(9 + 16 + 8)
+        assert said == b"ECHO\x01" + struct.pack("<I", 2) + struct.pack("<IIII", 4, 2, 3, 4) + struct.pack("<II", 8, 0)
+
+
+@pytest.mark.parametrize("example", [EXAMPLE, LARGE], ids=["small", "large"])
+def test_the_original_client(example, eventually):
+    with serve(example, batch_size=10) as server:
+        client = original.TcpClient("127.0.0.1", server.port, example, max_inflight_msgs=32)
+        samples = [{key: np.full_like(leaf, n) for key, leaf in example.items()} for n in range(100)]
+
+        def send():
+            for sample in samples:
+                client.send(sample)
+            client.wait()
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        for start in range(0, 100, 10):
+            batch = server.sample(10).batch
+            for key in example:
+                assert (batch[key].reshape(10, -1).astype(int) == np.arange(start, start + 10)[:, None]).all()
+        sender.join()
+        assert server.peers()[0].samples == 100
+        client.close()
+        eventually(lambda: not server.peers())
+
+
+def test_several_original_clients_at_once():
+    with serve(batch_size=5) as server:
+        clients = [original.TcpClient("127.0.0.1", server.port, EXAMPLE) for _ in range(8)]
+
+        def send(number, client):
+            for n in range(50):
+                client.send({"obs": np.full((3, 4), n, np.float32), "reward": np.array(1000.0 * number + n)})
+            client.wait()
+
+        senders = [threading.Thread(target=send, args=pair) for pair in enumerate(clients)]
+        for sender in senders:
+            sender.start()
+        seen = []
+        for _ in range(80):
+            batch = server.sample(20).batch
+            assert (batch["obs"][:, 0, 0] == batch["reward"] % 1000).all()
+            seen += batch["reward"].tolist()
+        for sender in senders:
+            sender.join()
+        assert sorted(seen) == sorted(1000.0 * w + n for w in range(8) for n in range(50))
+        for client in clients:
+            client.close()
+
+
+def test_what_was_sent_before_a_rude_end_is_taken(eventually):
+    """The original client closes with unread acknowledgements, which resets the connection."""
+    with serve(batch_size=1) as server:
+        for round_ in range(10):
+            client = original.TcpClient("127.0.0.1", server.port, EXAMPLE)
+            client.send({"obs": np.zeros((3, 4), np.float32), "reward": np.array(float(round_))})
+            assert server.sample(10).batch["reward"][0] == round_
+            client.close()
+        eventually(lambda: not server.peers())
+
+
+def test_waiting_for_space_and_hanging_up(eventually):
+    with serve(batch_size=2) as server:  # room for 6
+        sock = socket.create_connection(server.address.endpoint, timeout=20)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.recv(1000)
+        for n in range(20):
+            sock.sendall(np.zeros(12, np.float32).tobytes() + np.float64(n).tobytes())
+        eventually(lambda: [p for p in server.peers() if p.state == "waiting for space"])
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        sock.close()  # a reset, while 14 samples wait
+        rewards = sum((server.sample(10).batch["reward"].tolist() for _ in range(10)), [])
+        assert rewards == list(range(20))
+        eventually(lambda: not server.peers())
+
+
+def test_the_wrong_protocol_at_either_end_is_told():
+    with serve() as server:
+        with socket.create_connection(server.address.endpoint, timeout=20) as sock:
+            sock.sendall(ClientHandshake(server.spec, b"0123456789abcdef").start())
+            while sock.recv(1000):
+                pass
+        assert server.stats()["store/samples_inserted_total"] == 0
+        assert server.stats()["transport/tcp/protocol_errors"] == 1
+    with Server(EXAMPLE, 4, TcpTransport(port=0, handshake_timeout=0.3)) as server:
+        with pytest.raises(ConnectionError):
+            original.TcpClient("127.0.0.1", server.port, EXAMPLE)
+
+
+def test_samples_of_no_bytes_cannot_travel():
+    with pytest.raises(SpecError, match="no bytes"):
+        serve({"nothing": np.zeros((0,))}).start()
+
+
+def test_close_says_goodbye_by_hanging_up(eventually):
+    server = serve()
+    server.start()
+    client = original.TcpClient("127.0.0.1", server.port, EXAMPLE)
+    server.close()
+    eventually(client._closed.is_set)
+    client.close()

@@ -1,0 +1,242 @@
+"""The learner's end and samples: what arrives, what is recognised, who waits for whom."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from echo_core import Server
+from echo_core.wire import Kind, frame, pack_header, pack_request, parse_reply
+from echo_tcp.transport import TcpTransport
+
+SMALL = {"x": np.zeros(4, np.float32), "y": np.zeros((), np.int64)}
+LARGE = {"image": np.zeros((100, 200), np.int32), "y": np.zeros(3, np.int64)}  # 80,024 bytes
+
+
+def serve(example, batch_size=4, num_buffers=3, **options):
+    return Server(example, batch_size, TcpTransport(port=0, **options), num_buffers=num_buffers)
+
+
+def values(sample):
+    """The value every leaf of each sample of a batch was filled with."""
+    leaves = [leaf.reshape(len(leaf), -1) for leaf in sample.batch.values()]
+    for leaf in leaves:
+        assert (leaf == leaves[-1][:, :1]).all(), "a sample was torn"
+    return leaves[-1][:, 0].tolist()
+
+
+@pytest.mark.parametrize("example", [SMALL, LARGE], ids=["small", "large"])
+def test_frames_of_any_size_in_any_portions(example, dial):
+    with serve(example, batch_size=4, num_buffers=8) as server:
+        worker = dial(server)
+        assert worker.resumed_at == 0
+        frames = b"".join(worker.data(range(a, b)) for a, b in [(0, 1), (1, 3), (3, 14), (14, 15), (15, 24)])
+        for start in range(0, len(frames), 7001):  # headers and leaves are cut anywhere
+            worker.sock.sendall(frames[start : start + 7001])
+        worker.acknowledged(24)
+        assert sum((values(server.sample(10)) for _ in range(6)), []) == list(range(24))
+        peer = server.peers()[0]
+        assert (peer.id, peer.samples, peer.role) == (worker.client, 24, "worker")
+        assert peer.bytes == len(frames)
+        assert server.stats()["store/active_connections"] == 1
+
+
+def test_a_frame_larger_than_the_whole_store(dial):
+    with serve(LARGE, batch_size=2, num_buffers=2) as server:
+        worker = dial(server)
+        worker.send(range(31))
+        assert sum((values(server.sample(10)) for _ in range(15)), []) == list(range(30))
+        worker.acknowledged(31)
+
+
+def test_samples_without_any_bytes(dial):
+    with serve({"nothing": np.zeros((0, 3))}) as server:
+        worker = dial(server)
+        worker.sock.sendall(pack_header(Kind.DATA, count=5, seq=1))
+        worker.acknowledged(5)
+        assert server.sample(10).batch["nothing"].shape == (4, 0, 3)
+
+
+@pytest.mark.parametrize("example", [SMALL, LARGE], ids=["small", "large"])
+def test_nothing_arrives_twice(example, dial, eventually):
+    with serve(example, batch_size=5) as server:
+        first = dial(server)
+        first.send(range(3))
+        first.acknowledged(3)
+        first.close(reset=True)
+        eventually(lambda: not server.peers())
+        again = dial(server, first.client)
+        assert again.resumed_at == 3
+        again.send(range(3), first=1)  # wholly known
+        again.send(range(2, 7), first=3)  # one of them known
+        again.acknowledged(7)
+        again.send(range(7, 10))
+        assert values(server.sample(10)) + values(server.sample(10)) == list(range(10))
+        assert server.stats()["transport/tcp/duplicates"] == 4
+        assert server.peers()[0].samples == 10
+
+
+def test_a_stranger_goes_on_where_it_says(dial):
+    with serve(SMALL) as server:  # a new learner, and a worker of the one before
+        worker = dial(server, base=1000)
+        assert worker.resumed_at == 1000
+        worker.send([7, 8, 9, 10])
+        worker.acknowledged(1004)
+        assert values(server.sample(10)) == [7, 8, 9, 10]
+
+
+def test_a_new_connection_takes_the_place_of_the_old_one(dial):
+    with serve(LARGE) as server:
+        old = dial(server)
+        old.send([0, 1])
+        old.acknowledged(2)
+        old.sock.sendall(old.data([2])[:50_000])  # lies in a slot, half
+        new = dial(server, old.client)
+        assert new.resumed_at == 2
+        with pytest.raises((EOFError, ConnectionError)):
+            old.receive()
+        new.send([2, 3])
+        assert values(server.sample(10)) == [0, 1, 2, 3]
+        assert len(server.peers()) == 1
+
+
+def test_half_a_frame_held_for_ever_holds_up_nobody(dial, eventually):
+    with serve(LARGE, batch_size=4) as server:
+        slow, quick = dial(server), dial(server)
+        held = slow.data([100, 101, 102])
+        slow.sock.sendall(held[:170_000])
+        eventually(lambda: server.stats()["transport/tcp/evicted_total"] == 1)
+        quick.send(range(8))
+        assert values(server.sample(10)) + values(server.sample(10)) == list(range(8))
+        states = eventually(lambda: [p.state for p in server.peers() if p.id == slow.client and p.state != "streaming"])
+        assert states == ["half a message"]
+        slow.sock.sendall(held[170_000:])
+        slow.acknowledged(3)
+        quick.send([8])
+        assert sorted(values(server.sample(10))) == [8, 100, 101, 102]
+        assert server.stats()["transport/tcp/staged_bytes"] == 0
+
+
+def test_a_full_store_holds_back_those_who_fill_it(dial, eventually):
+    with serve(SMALL, batch_size=4, num_buffers=2) as server:
+        worker, other = dial(server), dial(server)
+        worker.send(range(20))
+        worker.acknowledged(8)
+        assert eventually(lambda: [p for p in server.peers() if p.state == "waiting for space"])[0].id == worker.client
+        assert server.stats()["transport/tcp/waiting_for_space"] == 1
+        assert server.stats()["store/queue_depth_sum"] == 12
+        other.sock.sendall(frame(Kind.PING, seq=5))  # others are heard all the same
+        assert other.expect(Kind.PING)[0].seq == 5
+        other.send(range(100, 104))
+        got = [values(server.sample(10)) for _ in range(6)]
+        assert sorted(sum(got, [])) == [*range(20), *range(100, 104)]
+        worker.acknowledged(20)
+        eventually(lambda: server.stats()["store/queue_depth_sum"] == 0)
+        assert server.stats()["transport/tcp/waiting_for_space"] == 0
+
+
+def test_equal_workers_get_equal_shares_of_a_full_store(dial):
+    with serve({"worker": np.zeros((), np.int64)}, batch_size=50, num_buffers=2) as server:
+        workers = [dial(server) for _ in range(100)]
+        for number, worker in enumerate(workers):
+            worker.send(np.full(400, number))
+        shares = Counter()
+        for _ in range(400):  # half of what was sent
+            shares.update(server.sample(10).batch["worker"].tolist())
+        assert len(shares) == 100
+        assert max(shares.values()) <= 2 * min(shares.values())
+
+
+def test_many_threads_and_a_client_is_always_served_by_the_same(dial):
+    with serve(SMALL, batch_size=10, num_threads=3) as server:
+        workers = [dial(server) for _ in range(12)]
+        for round_ in range(5):
+            for number, worker in enumerate(workers):
+                worker.send(range(100 * number + 2 * round_, 100 * number + 2 * round_ + 2))
+        seen = sum((values(server.sample(10)) for _ in range(12)), [])
+        assert sorted(seen) == [100 * n + i for n in range(12) for i in range(10)]
+        for worker in workers:
+            worker.acknowledged(10)
+            assert dial(server, worker.client).resumed_at == 10
+
+
+def test_the_other_direction_may_end_first(dial, eventually):
+    with serve(SMALL) as server:
+        worker = dial(server)
+        worker.sock.sendall(worker.data(range(4)) + frame(Kind.BYE, b"that was all"))
+        worker.sock.shutdown(socket.SHUT_WR)
+        worker.acknowledged(4)
+        assert worker.sock.recv(1) == b""
+        eventually(lambda: not server.peers())
+        half = dial(server)
+        half.sock.sendall(half.data(range(4)))
+        half.sock.shutdown(socket.SHUT_WR)
+        half.acknowledged(4)
+
+
+def test_close_commits_what_has_arrived_and_says_goodbye(dial):
+    server = serve(SMALL, batch_size=4, num_buffers=8)
+    server.start()
+    worker, idle = dial(server), dial(server)
+    worker.send(range(8))
+    time.sleep(0.05)  # it has arrived; nobody has looked at it, perhaps
+    address = server.address
+    server.close()
+    worker.acknowledged(8)
+    assert worker.farewell() == idle.farewell() == "the learner is closing"
+    assert values(server.sample(10)) + values(server.sample(10)) == list(range(8))
+    assert server.sample(10) is None
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address.endpoint, timeout=5)
+    with Server(SMALL, 4, TcpTransport(port=address.port)) as again:  # and the port is free
+        assert again.port == address.port
+
+
+def test_close_does_not_wait_for_one_who_does_not_listen(dial):
+    with serve(SMALL, batch_size=4, num_buffers=2) as server:
+        deaf = dial(server)
+        deaf.subscribe()
+        server.publish({"w": np.zeros(4_000_000)})
+        deaf.send(range(100))
+        server.close(timeout=0.2)
+    assert deaf.sock.fileno() >= 0
+
+
+def test_a_sample_alone_arrives_alone(dial):
+    with serve(SMALL, batch_size=1) as server:
+        worker = dial(server)
+        for value in range(50):
+            worker.send([value])
+            assert values(server.sample(10)) == [value]
+            worker.acknowledged(value + 1)
+        latency = server.stats()
+        assert latency["latency/ingest_round_count"] >= 50
+        assert latency["latency/copy_count"] >= 0
+
+
+def test_requests_are_answered_in_words_and_bytes(dial):
+    with serve(SMALL) as server:
+        worker = dial(server)
+        worker.sock.sendall(frame(Kind.CONTROL, pack_request("ping", {}, b"blob"), seq=9))
+        header, payload = worker.expect(Kind.CONTROL)
+        assert (header.seq, header.flags) == (9, 1)
+        assert parse_reply(payload)[1] == b"blob"
+        for number in range(100):  # more than are taken in without an answer
+            worker.sock.sendall(frame(Kind.CONTROL, pack_request("stats", {}), seq=number))
+        for number in range(100):
+            header, payload = worker.expect(Kind.CONTROL)
+            assert header.seq == number
+            assert parse_reply(payload)[0]["transport/tcp/active_connections"] == 1
+        large = b"\xab" * 900_000
+        worker.sock.sendall(frame(Kind.CONTROL, pack_request("ping", {}, large), seq=1))
+        assert parse_reply(worker.expect(Kind.CONTROL)[1])[1] == large
+        worker.sock.sendall(frame(Kind.CONTROL, pack_request("no such thing", {}), seq=2))
+        with pytest.raises(Exception, match="no operation 'no such thing'"):
+            parse_reply(worker.expect(Kind.CONTROL)[1])
+        worker.sock.sendall(frame(Kind.CONTROL, struct.pack("<I", 3) + b"[1]", seq=2))
+        assert "object" in worker.farewell()

@@ -1,0 +1,116 @@
+"""The learner's end and weights: whole, the latest, and never in the way of experience."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from echo_core import Server
+from echo_core.weights import pack, unpack
+from echo_core.wire import U32, U64, Kind, frame
+from echo_tcp.transport import TcpTransport
+
+EXAMPLE = {"y": np.zeros((), np.int64)}
+
+
+@pytest.fixture
+def server():
+    with Server(EXAMPLE, 4, TcpTransport(port=0)) as server:
+        yield server
+
+
+def confirm(worker, version, digest=0):
+    worker.sock.sendall(frame(Kind.RECEIPT, U64.pack(digest), seq=version))
+
+
+def read(whole):
+    """The tree in all the bytes of a version."""
+    (meta,) = U32.unpack_from(whole)
+    return unpack(whole[4 : 4 + meta], whole[4 + meta :])
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 300_000])
+def test_versions_of_any_size_arrive_whole(server, dial, size):
+    early, late = dial(server), dial(server)
+    early.subscribe()
+    published = server.publish({"w": np.arange(size, dtype=np.float64), "step": 3})
+    late.subscribe()
+    for worker in (early, late):
+        version, whole = worker.version()
+        weights = read(whole)
+        assert version == weights.version == published.version == 1
+        assert weights.digest == published.digest
+        assert (weights.params["w"] == np.arange(size)).all()
+        assert weights.params["step"] == 3
+
+
+def test_the_next_version_comes_after_the_receipt_and_is_the_newest(server, dial, eventually):
+    worker = dial(server)
+    worker.subscribe()
+    digests = [server.publish({"w": np.full(10, n)}).digest for n in range(1, 6)]
+    version, _ = worker.version()
+    assert 1 <= version <= 5
+    for n in range(6, 10):
+        digests.append(server.publish({"w": np.full(10, n)}).digest)
+    worker.send([1])  # nothing but the acknowledgement comes before the receipt
+    worker.acknowledged(1)
+    confirm(worker, version, digests[version - 1])
+    assert worker.version()[0] == 9
+    confirm(worker, 9, digests[8])
+    peer = eventually(lambda: [p for p in server.peers() if p.weights_version == 9])[0]
+    assert peer.weights_digest == digests[8]
+    assert server.stats()["transport/tcp/weights_sent"] == 2
+
+
+def test_who_holds_the_newest_is_sent_nothing(server, dial):
+    for n in range(3):
+        server.publish({"w": np.full(10, n)})
+    worker = dial(server)
+    worker.subscribe(held=3)
+    worker.send([1])
+    worker.acknowledged(1)
+    assert server.peers()[0].weights_version == 3
+    server.publish({"w": np.full(10, 4)})
+    assert worker.version()[0] == 4
+
+
+def test_a_worker_that_does_not_read_holds_up_nothing(server, dial):
+    deaf, busy = dial(server), dial(server)
+    deaf.subscribe()
+    for n in range(20):
+        server.publish({"w": np.full(500_000, n)})  # 4 MB each
+        busy.send(range(4 * n, 4 * n + 4))
+        assert server.sample(10).batch["y"].tolist() == list(range(4 * n, 4 * n + 4))
+    busy.acknowledged(80)
+    version, whole = deaf.version()
+    assert (read(whole).params["w"] == version - 1).all()
+    confirm(deaf, version)
+    assert deaf.version()[0] == 20
+
+
+def test_one_worker_sends_and_receives_at_the_same_time(server, dial):
+    worker = dial(server)
+    worker.subscribe()
+    server.publish({"w": np.zeros(1_000_000)})
+    for n in range(50):
+        worker.send(range(4 * n, 4 * n + 4))
+        assert server.sample(10).batch["y"].tolist() == list(range(4 * n, 4 * n + 4))
+    assert worker.version()[0] == 1
+
+
+def test_a_digest_that_differs_is_told(server, dial, eventually, caplog):
+    worker = dial(server)
+    worker.subscribe()
+    server.publish({"w": np.zeros(3)})
+    version, _ = worker.version()
+    confirm(worker, version, 12345)
+    eventually(lambda: "digest" in caplog.text)
+
+
+def test_an_older_version_published_late_is_dropped(server, dial):
+    listener = server._listeners[0]
+    listener.publish(pack({"w": np.zeros(3)}, 7))
+    listener.publish(pack({"w": np.ones(3)}, 6))
+    worker = dial(server)
+    worker.subscribe()
+    assert worker.version()[0] == 7
