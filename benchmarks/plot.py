@@ -15,6 +15,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks import bars
@@ -160,6 +161,8 @@ def _rates(axis: Axes, results: Results, panel: Panel) -> None:
                     fontsize=7.5,
                     fontweight="bold",
                     color="#2b8ccf" if series.batched else series.colour,
+                    path_effects=[withStroke(linewidth=2, foreground="white")],
+                    zorder=4,
                 )
     axis.set_xticks(range(len(panel.groups)), [group.label for group in panel.groups], fontsize=8)
     _scale(axis, panel, top)
