@@ -5,8 +5,8 @@
 // * `open_` names the buffer being filled and its next slot in one word: claiming is one compare-and-swap.
 // * A buffer's `progress` counts its committed slots: committing is one add. Whoever makes it batch_size wakes the learner.
 // * Nothing else says that a batch is complete, so a writer that dies cannot leave a queue half updated: learners look at
-//   `progress` itself. Batches leave in the order in which their buffers were opened, as soon as they are complete:
-//   a stalled writer delays the batch it is in and no other.
+//   `progress` itself. Batches leave in the order in which their buffers were opened. A batch that waits for a stalled writer is
+//   overtaken after kPatienceNs: the writer then delays the batch it is in and no other.
 // * Aborted slots go on a stack that the next writers empty first.
 //
 // The memory-ordering argument, pair by pair (SYNC names are repeated at both ends), is in docs/design/store.md.
@@ -39,6 +39,7 @@ class Ring {
 public:
     static constexpr uint64_t kMaxBatch = (1u << 24) - 1;   // what fits open_'s fields
     static constexpr uint64_t kMaxBuffers = (1u << 12) - 1;
+    static constexpr int64_t kPatienceNs = 50'000'000;  // longer than a preempted writer or a stalled sender usually takes
 
     // leaf_bytes: size of one sample's leaf, each. Throws std::bad_alloc when the memory is not to be had.
     Ring(const std::vector<uint64_t> &leaf_bytes, uint64_t batch_size, uint64_t buffers);
@@ -92,7 +93,7 @@ public:
 
     Side writer, learner;  // Python threads of this process, see handoff.hpp
     void spin_for_space() { writer.spin(learner, [this] { return can_claim(); }); }
-    void spin_for_batch() { learner.spin(writer, [this] { return oldest_complete() >= 0; }); }
+    void spin_for_batch() { learner.spin(writer, [this] { return next_batch(nullptr) >= 0; }); }
 
     std::atomic<int64_t> gauges[2] = {};           // indexed by echo_gauge
     std::atomic<uint64_t> queue_depth_max{0};
@@ -109,7 +110,8 @@ private:
     struct alignas(64) Buffer {
         std::atomic<uint64_t> progress{kFree};
         std::atomic<uint64_t> order{0};     // of opening; written before the buffer is published in open_
-        std::atomic<int64_t> ready_at{0};   // now_ns when complete; a figure, not a synchroniser
+        std::atomic<int64_t> ready_at{0};   // now_ns when complete, 0 until then
+        std::atomic<bool> overtaken{false}; // later batches have left before this one: nobody waits for it any more
     };
 
     // open_: epoch (28 bits) | buffer (12) | next free slot (24). next == batch size: a new buffer must be opened.
@@ -122,7 +124,8 @@ private:
     bool open_next(uint64_t full);
     bool pop_returned(echo_run *out);
     bool can_claim() const;
-    int oldest_complete(uint64_t *order = nullptr) const;
+    // The batch that leaves next, or -1: the earliest complete one, unless an earlier one is still worth waiting for.
+    int next_batch(uint64_t *order) const;
     void space_appeared();
 
     const uint64_t batch_, buffer_count_;
@@ -230,6 +233,8 @@ inline bool Ring::open_next(uint64_t full) {
             !buffer.progress.compare_exchange_strong(expected, kOpening, std::memory_order_acquire, std::memory_order_relaxed))  // SYNC free
             continue;
         buffer.order.store(next_order_.fetch_add(1, std::memory_order_relaxed), std::memory_order_relaxed);
+        buffer.ready_at.store(0, std::memory_order_relaxed);
+        buffer.overtaken.store(false, std::memory_order_relaxed);
         buffer.progress.store(kOpen, std::memory_order_relaxed);
         uint64_t seen = full;
         // release: whoever claims in this buffer sees its order and its progress at zero, not what they were a lap ago. seq_cst: SYNC wakeup.
@@ -324,25 +329,31 @@ inline void Ring::space_appeared() {
     armed_count_.store(0, std::memory_order_seq_cst);
 }
 
-inline int Ring::oldest_complete(uint64_t *order_of) const {
+inline int Ring::next_batch(uint64_t *order_of) const {
     int best = -1;
-    uint64_t best_order = UINT64_MAX;
+    uint64_t best_order = UINT64_MAX, oldest_awaited = UINT64_MAX;
     for (uint64_t b = 0; b < buffer_count_; ++b) {
-        if (buffer_[b].progress.load(std::memory_order_seq_cst) != (kOpen | batch_)) continue;  // SYNC batch
-        const uint64_t order = buffer_[b].order.load(std::memory_order_relaxed);
-        if (order < best_order) {
-            best_order = order;
-            best = int(b);
+        const Buffer &buffer = buffer_[b];
+        const uint64_t progress = buffer.progress.load(std::memory_order_seq_cst);  // SYNC batch
+        if ((progress & ~uint64_t(UINT32_MAX)) != kOpen) continue;
+        const uint64_t order = buffer.order.load(std::memory_order_relaxed);
+        if (progress == (kOpen | batch_)) {
+            if (order < best_order) best_order = order, best = int(b);
+        } else if (order < oldest_awaited && !buffer.overtaken.load(std::memory_order_relaxed)) {
+            oldest_awaited = order;
         }
     }
     if (order_of) *order_of = best_order;
-    return best;
+    if (best < 0 || oldest_awaited > best_order) return best;
+    // An earlier batch misses a sample that somebody is about to commit.
+    const int64_t ready = buffer_[best].ready_at.load(std::memory_order_relaxed), now = now_ns();
+    return ready > 0 && now - ready >= kPatienceNs ? best : -1;
 }
 
 inline int Ring::take() {
     uint64_t order, confirmed = UINT64_MAX;
     for (;;) {
-        const int b = oldest_complete(&order);
+        const int b = next_batch(&order);
         if (b < 0) return -1;
         // One look is no snapshot: a buffer looked at first may be opened and completed, and after it the one found, before the look
         // reaches that. What was complete before the one found is seen by a look that begins now; without it, batches of a single
@@ -355,6 +366,8 @@ inline int Ring::take() {
         // acquire: every committed sample's bytes are seen (the adds of all writers form one release sequence).
         if (!buffer_[b].progress.compare_exchange_strong(expected, kLeased, std::memory_order_acquire, std::memory_order_relaxed))  // SYNC batch
             continue;  // another learner was quicker
+        for (uint64_t i = 0; i < buffer_count_; ++i)
+            if (buffer_[i].order.load(std::memory_order_relaxed) < order) buffer_[i].overtaken.store(true, std::memory_order_relaxed);
         leased_.fetch_add(1, std::memory_order_relaxed);
         taken_.fetch_add(1, std::memory_order_relaxed);
         const int64_t ready = buffer_[b].ready_at.load(std::memory_order_relaxed), now = now_ns();
@@ -371,7 +384,13 @@ inline void Ring::give_back(int buffer) {
 }
 
 inline bool Ring::wait_ready(int64_t timeout_ns) {
-    return ready_.wait([this] { return closed() || oldest_complete() >= 0; }, timeout_ns < 0 ? -1 : now_ns() + timeout_ns);
+    const int64_t deadline = timeout_ns < 0 ? INT64_MAX : now_ns() + timeout_ns;
+    for (;;) {
+        // A batch that is held back for an earlier one sends no second notice when patience ends: look again by then.
+        const int64_t look = now_ns() + kPatienceNs, until = look < deadline ? look : deadline;
+        if (ready_.wait([this] { return closed() || next_batch(nullptr) >= 0; }, until)) return true;
+        if (until == deadline || now_ns() < until) return false;  // too late, or a signal came
+    }
 }
 
 inline void Ring::close() {
