@@ -1,0 +1,1 @@
+"""What the fault tests are made with."""

@@ -1,0 +1,157 @@
+"""Processes that a test starts, talks to over a pipe, stops and kills."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection as Link
+from typing import Any
+
+__all__ = ["Child", "Children", "cpu_seconds"]
+
+# Workers come and go by the dozen here. A server that has imported what they need forks each of
+# them off in a few milliseconds; it has no threads of ours and no sockets, so that they are as
+# good as freshly started. What starts a process anew is tested in test_processes.py.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["echo_core.client", "echo_core.server", "echo_tcp.transport", "rig.workers"])
+
+
+class Child:
+    """A process that runs `target(link, *arguments)`; `link` is its end of a pipe.
+
+    What it sends is heard here in order. An error in it is raised here by the next `hear`.
+    """
+
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        self.link, theirs = _context.Pipe()
+        self.process = _context.Process(
+            target=_run, args=(dict(os.environ), list(sys.path), theirs, target, arguments), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid or 0
+
+    @property
+    def exitcode(self) -> int | None:
+        return self.process.exitcode
+
+    def tell(self, what: Any) -> None:
+        self.link.send(what)
+
+    def hear(self, within: float = 20.0) -> Any:
+        """What it says next; fails when it says nothing, dies, or has failed itself."""
+        assert self.link.poll(within), f"process {self.pid} said nothing within {within:g} s"
+        try:
+            said = self.link.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join(5)
+            raise AssertionError(f"process {self.pid} ended with {self.exitcode}") from None
+        if isinstance(said, _Failure):
+            raise AssertionError(f"in process {self.pid}:\n{said.text}")
+        return said
+
+    def ask(self, what: Any, within: float = 20.0) -> Any:
+        self.tell(what)
+        return self.hear(within)
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        os.kill(self.pid, signal.SIGCONT)
+        self.process.kill()
+        self.process.join(20)
+        assert not self.process.is_alive()
+
+    def freeze(self) -> None:
+        """SIGSTOP, and wait until no thread of it runs any more."""
+        os.kill(self.pid, signal.SIGSTOP)
+        end = time.monotonic() + 20
+        while any(state not in "TtZ" for state in _states(self.pid)):
+            assert time.monotonic() < end, f"process {self.pid} does not stop"
+            time.sleep(0.002)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def end(self, within: float = 20.0) -> None:
+        """Wait for its end; fails unless it ends by itself and well."""
+        self.process.join(within)
+        assert not self.process.is_alive(), f"process {self.pid} has not ended within {within:g} s"
+        while self.link.poll():
+            try:
+                self.hear()
+            except AssertionError:
+                if self.exitcode:
+                    raise
+                break
+        assert self.exitcode == 0, f"process {self.pid} ended with {self.exitcode}"
+
+
+class Children:
+    """All processes of one test. Leaving the block kills those that still run."""
+
+    def __init__(self) -> None:
+        self._all: list[Child] = []
+
+    def start(self, target: Callable[..., None], *arguments: Any) -> Child:
+        self._all.append(Child(target, *arguments))
+        return self._all[-1]
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._all:
+            if child.process.is_alive():
+                child.kill()
+            child.process.join(5)
+            child.link.close()
+
+
+class _Failure:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _run(
+    environment: dict[str, str],
+    path: list[str],
+    link: Link,
+    target: Callable[..., None],
+    arguments: tuple[Any, ...],
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = path
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        target(link, *arguments)
+    except BaseException:
+        link.send(_Failure(traceback.format_exc()))
+        raise SystemExit(1) from None
+
+
+def _states(pid: int) -> list[str]:
+    """The state letter of every thread of a process: see proc(5)."""
+    states = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{task}/stat") as file:
+                states.append(file.read().rpartition(")")[2].split()[0])
+        except OSError:
+            pass  # it ended meanwhile
+    return states
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of all threads of a process, those in the kernel included."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

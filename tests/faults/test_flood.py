@@ -1,0 +1,54 @@
+"""Batches of one at full speed: a wake-up lost on either side would end it for good."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from echo_core import EchoTimeoutError, Server
+from rig.processes import Child
+from rig.workers import flood
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("workers", [1, 4])
+def test_batches_of_one_never_hang(
+    workers: int,
+    serve: Callable[..., Server],
+    start: Callable[..., Child],
+    press_on: float,
+) -> None:
+    server = serve(batch_size=1, filler=0)
+    children = [start(flood, str(server.address), maker, 0) for maker in range(workers)]
+    for child in children:
+        assert child.hear() == "ready"
+    due = [0] * workers  # the next number of each
+
+    def take(timeout: float) -> None:
+        batch = server.sample(timeout=timeout).batch
+        maker, number = int(batch["maker"][0]), int(batch["number"][0])
+        assert number == due[maker]
+        due[maker] += 1
+
+    end = time.monotonic() + press_on
+    while time.monotonic() < end:
+        for _ in range(1000):
+            take(timeout=30)
+    assert all(due)
+    for child in children:
+        child.tell("stop")
+    sent: dict[int, int] = {}
+    while len(sent) < workers or sum(due) < sum(sent.values()):
+        for maker, child in enumerate(children):
+            if maker not in sent and child.link.poll():
+                sent[maker] = child.hear()["samples"]
+        try:
+            for _ in range(1000):
+                take(timeout=0.2)
+        except EchoTimeoutError:
+            pass
+    assert due == [sent[maker] for maker in range(workers)]
+    for child in children:
+        child.end()
