@@ -31,7 +31,7 @@ ABANDONED_SECONDS = 1.0  # for delivering what a connection still has that nobod
 class TcpConnectOptions(ConnectOptions):
     """What a TCP connection can be told, beside what every connection can."""
 
-    window_bytes: int = 8 << 20  # more than fits the caches costs more than it hides
+    window_bytes: int = 1 << 20  # what fits the caches: 8 MiB made every copy of both ends wait for memory
     max_coalesced_bytes: int = 256 << 10  # of samples gathered into one frame on a busy link
     silence: float = 20.0  # seconds without a word from a learner that owes TCP an answer
     protocol: str = "echo2"  # "echo1": to a server of the original Echo, without reconnecting
