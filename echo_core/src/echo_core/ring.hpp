@@ -126,6 +126,7 @@ private:
     bool can_claim() const;
     // The batch that leaves next, or -1: the earliest complete one, unless an earlier one is still worth waiting for.
     int next_batch(uint64_t *order) const;
+    bool any_complete() const;
     void space_appeared();
 
     const uint64_t batch_, buffer_count_;
@@ -383,13 +384,22 @@ inline void Ring::give_back(int buffer) {
     space_appeared();
 }
 
+inline bool Ring::any_complete() const {
+    for (uint64_t b = 0; b < buffer_count_; ++b)
+        if (buffer_[b].progress.load(std::memory_order_seq_cst) == (kOpen | batch_)) return true;
+    return false;
+}
+
 inline bool Ring::wait_ready(int64_t timeout_ns) {
     const int64_t deadline = timeout_ns < 0 ? INT64_MAX : now_ns() + timeout_ns;
     for (;;) {
-        // A batch that is held back for an earlier one sends no second notice when patience ends: look again by then.
-        const int64_t look = now_ns() + kPatienceNs, until = look < deadline ? look : deadline;
-        if (ready_.wait([this] { return closed() || next_batch(nullptr) >= 0; }, until)) return true;
-        if (until == deadline || now_ns() < until) return false;  // too late, or a signal came
+        if (closed() || next_batch(nullptr) >= 0) return true;
+        // A complete batch that is held back for an earlier one sends no second notice when patience ends: look again by then.
+        const bool held_back = any_complete();
+        const int64_t look = now_ns() + kPatienceNs, until = held_back && look < deadline ? look : deadline;
+        const bool woken = ready_.wait(
+            [&] { return closed() || (held_back ? next_batch(nullptr) >= 0 : any_complete()); }, until == INT64_MAX ? -1 : until);
+        if (!woken && (until == deadline || now_ns() < until)) return closed() || next_batch(nullptr) >= 0;  // too late, or a signal came
     }
 }
 

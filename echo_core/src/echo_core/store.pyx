@@ -5,8 +5,8 @@
 as much as the insert itself.
 """
 import logging
-import math
 import os
+from threading import get_ident, main_thread
 
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
@@ -24,7 +24,8 @@ _log = logging.getLogger("echo")
 
 cdef enum:
     INLINE_LEAVES = 64          # samples with more leaves take their pointers from the heap
-    SLICE_NS = 50000000         # longest sleep before Python may look at signals
+    MAIN_SLICE_NS = 80000000    # longest sleep of the main thread, which alone sees signals
+    SLICE_NS = 1000000000       # longest sleep of any other: every wake-up costs an idle process
     GIL_BYTES = 32768           # copies larger than this are done without the GIL: it costs 46 ns to give away and take back
 
 cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
@@ -53,12 +54,16 @@ cdef int64_t deadline_of(object timeout) except -2:
     return now_ns() + <int64_t>(seconds * 1e9)
 
 
-cdef inline int64_t slice_of(int64_t deadline) noexcept nogil:
+cdef int64_t longest_sleep():
+    return MAIN_SLICE_NS if get_ident() == main_thread().ident else SLICE_NS
+
+
+cdef inline int64_t slice_of(int64_t deadline, int64_t longest) noexcept nogil:
     cdef int64_t left
     if deadline < 0:
-        return SLICE_NS
+        return longest
     left = deadline - now_ns()
-    return 0 if left < 0 else left if left < SLICE_NS else SLICE_NS
+    return 0 if left < 0 else left if left < longest else longest
 
 
 cdef void release_capsule(object capsule) noexcept:
@@ -238,7 +243,7 @@ cdef class Store:
     cdef int wait_claim(self, uint32_t wanted, echo_run* run, object timeout, str caller) except -1:
         if self.ring == NULL or self.generation != generation:
             self.refuse()
-        cdef int64_t deadline = deadline_of(timeout), began = now_ns()
+        cdef int64_t deadline = deadline_of(timeout), began = now_ns(), longest = longest_sleep()
         cdef int status
         cdef bint told = False
         self.ring.writer.waits()
@@ -248,7 +253,7 @@ cdef class Store:
             with nogil:
                 status = self.ring.claim(wanted, run)
                 if status != ECHO_OK and status != ECHO_CLOSED:
-                    self.ring.wait_space(slice_of(deadline))
+                    self.ring.wait_space(slice_of(deadline, longest))
                     status = self.ring.claim(wanted, run)
             if status == ECHO_OK:
                 self.ring.writer.runs()
@@ -303,6 +308,7 @@ cdef class Store:
     cdef int wait_batch(self, object timeout) except -2:
         """A batch's buffer, or -1 once closed."""
         cdef int64_t deadline = deadline_of(timeout), began = now_ns(), hoarded_since = -1, now
+        cdef int64_t longest = min(longest_sleep(), max(self.lease_timeout_ns // 4, 1000000))
         cdef int buffer
         cdef bint closed, told = False
         self.ring.learner.waits()
@@ -314,7 +320,7 @@ cdef class Store:
                 closed = self.ring.closed()
                 buffer = self.ring.take()
                 if buffer < 0 and not closed:
-                    self.ring.wait_ready(slice_of(deadline))
+                    self.ring.wait_ready(slice_of(deadline, longest))
                     buffer = self.ring.take()
             if buffer >= 0 or closed:
                 self.ring.learner.runs()
