@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 cdef extern from "echo_capi.h" nogil:
     int ECHO_CAPI_VERSION
     int ECHO_OK, ECHO_FULL, ECHO_CLOSED, ECHO_TIMEOUT, ECHO_READY
-    int ECHO_GAUGE_CONNECTIONS, ECHO_GAUGE_QUEUED, ECHO_HIST_COPY, ECHO_HIST_INGEST_ROUND
+    int ECHO_GAUGE_QUEUED, ECHO_HIST_COPY, ECHO_HIST_INGEST_ROUND
     ctypedef struct echo_store:
         pass
     ctypedef struct echo_run:

@@ -95,7 +95,8 @@ public:
     void spin_for_space() { writer.spin(learner, [this] { return can_claim(); }); }
     void spin_for_batch() { learner.spin(writer, [this] { return next_batch(nullptr) >= 0; }); }
 
-    std::atomic<int64_t> gauges[2] = {};           // indexed by echo_gauge
+    std::atomic<int64_t> connections{0};          // workers, as the server counts them
+    std::atomic<int64_t> gauges[1] = {};          // indexed by echo_gauge
     std::atomic<uint64_t> queue_depth_max{0};
     Histogram copy, ingest_round, queue_dwell;
 
@@ -419,7 +420,8 @@ inline Ring::Counters Ring::counters() const {
     }
     const auto relaxed = std::memory_order_relaxed;
     return {completed_.load(relaxed) * batch_ + partial, stored, taken_.load(relaxed), push_blocked_.load(relaxed), notified_.load(relaxed),
-            aborted_.load(relaxed), leased_.load(relaxed), uint64_t(gauges[0].load(relaxed)), uint64_t(gauges[1].load(relaxed)),
+            aborted_.load(relaxed), leased_.load(relaxed), uint64_t(connections.load(relaxed)),
+            uint64_t(gauges[ECHO_GAUGE_QUEUED].load(relaxed)),
             queue_depth_max.load(relaxed)};
 }
 

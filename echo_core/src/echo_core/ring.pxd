@@ -1,6 +1,7 @@
 # What Cython code of echo_core itself sees of ring.hpp. Not for plugins: their door is capi.pxd.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.atomic cimport atomic
 from libcpp.vector cimport vector
 
 cdef extern from "echo_capi.h" nogil:
@@ -61,5 +62,6 @@ cdef extern from "ring.hpp" namespace "echo" nogil:
         uint32_t writers_waiting()
         Histogram copy, ingest_round, queue_dwell
         Side writer, learner
+        atomic[int64_t] connections
         void spin_for_space()
         void spin_for_batch()

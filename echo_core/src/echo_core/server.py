@@ -256,12 +256,14 @@ class Server(Store):
     def _peer_connected(self, peer: Peer) -> None:
         with self._lock:
             self._peers[id(peer)] = peer
+            self._count_workers(sum(p.role == "worker" for p in self._peers.values()))
         _log.info("worker %s connected from %s", peer.name, peer.address)
         plugins.notify(self._observers, "echo_peer_connected", peer=peer)
 
     def _peer_lost(self, peer: Peer, reason: str) -> None:
         with self._lock:
             self._peers.pop(id(peer), None)
+            self._count_workers(sum(p.role == "worker" for p in self._peers.values()))
         _log.log(logging.WARNING if reason else logging.INFO, "worker %s left%s", peer.name, f": {reason}" if reason else "")
         plugins.notify(self._observers, "echo_peer_lost", peer=peer, reason=reason)
 

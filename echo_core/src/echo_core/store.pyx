@@ -375,6 +375,9 @@ cdef class Store:
         if self.ring != NULL:
             self.ring.close()
 
+    def _count_workers(self, workers: int) -> None:
+        (&self.opened().connections).store(<int64_t>workers)
+
     def _counters(self) -> dict:
         cdef Counters c = self.opened().counters()
         return {

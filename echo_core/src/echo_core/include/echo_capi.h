@@ -40,8 +40,7 @@ typedef struct echo_run {
 } echo_run;
 
 typedef enum echo_gauge {
-    ECHO_GAUGE_CONNECTIONS = 0,  /* workers connected */
-    ECHO_GAUGE_QUEUED = 1        /* samples that arrived and wait for a slot, all connections together */
+    ECHO_GAUGE_QUEUED = 0 /* samples that arrived and wait for a slot, all connections together */
 } echo_gauge;
 
 typedef enum echo_histogram {

@@ -100,6 +100,7 @@ else:
         stderr=subprocess.STDOUT,
         text=True,
         cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     try:
         assert child.stdout is not None

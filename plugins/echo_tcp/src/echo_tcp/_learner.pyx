@@ -24,7 +24,6 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         ClientId client
         uint64_t base
         cbool echo1
-        cbool counted
         string unsent
         string leftover
 
@@ -108,14 +107,13 @@ cdef class NativeLearner:
         """Readable while there are events to take."""
         return self.learner.get().events_fd()
 
-    def add(self, int fd, bytes client, uint64_t base, *, cbool echo1, cbool counted, bytes unsent, bytes leftover) -> int:
+    def add(self, int fd, bytes client, uint64_t base, *, cbool echo1, bytes unsent, bytes leftover) -> int:
         """Hand over a connected, non-blocking socket; the loop owns `fd` from now on.
 
         Args:
             client: 16 bytes, the same for every connection of a session.
             base: samples of the session that the client knows to be committed.
             echo1: whether it speaks the original protocol.
-            counted: whether it counts among the store's connected workers.
             unsent, leftover: what the handshake left to be sent, and what came behind it.
 
         Returns:
@@ -128,7 +126,6 @@ cdef class NativeLearner:
         memcpy(peer.client.data(), <const char*>client, 16)
         peer.base = base
         peer.echo1 = echo1
-        peer.counted = counted
         peer.unsent = unsent
         peer.leftover = leftover
         return self.learner.get().add(move(peer))

@@ -284,7 +284,6 @@ class Control:
                 bytes.fromhex(hello["client"]),
                 hello["base"],
                 echo1=self._greeting is not None,
-                counted=hello["role"] == "worker",
                 unsent=bytes(pending.unsent),
                 leftover=pending.leftover(),
             )

@@ -168,7 +168,6 @@ private:
         peer.fd = pair[1];
         std::memcpy(peer.client.data(), &id_, 8);
         peer.base = acked_;
-        peer.counted = true;
         in_.clear();
         out_.clear();
         out_at_ = 0;

@@ -157,7 +157,6 @@ private:
         p.fd = fresh.fd;
         p.key = fresh.key;
         p.echo1 = fresh.echo1;
-        p.counted = fresh.counted;
         p.figures = std::move(fresh.figures);
         Session &session = sessions_.open(fresh.client, fresh.base);
         // The older connection first: what it holds is given back, and nothing of it is committed
@@ -181,7 +180,6 @@ private:
         }
         peers_.emplace(p.key, std::move(owned));
         totals.active.set(peers_.size());
-        if (p.counted) store_.connections(1);
         events_->push({Event::added, p.key, 0, 0, {}});
         epoll_event event{};
         event.events = p.interest = EPOLLIN;
@@ -404,7 +402,6 @@ private:
         if (p.session != nullptr) sessions_.leave(*p.session, p.echo1);
         p.session = nullptr;
         if (p.broken) totals.protocol_errors.add(1);
-        if (p.counted) store_.connections(-1);
         events_->push({Event::lost, p.key, p.broken, 0, p.reason});
     }
 

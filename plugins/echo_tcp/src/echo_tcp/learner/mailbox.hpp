@@ -12,7 +12,6 @@ struct NewPeer {
     ClientId client{};
     std::uint64_t base = 0;  // samples the client knows to be committed
     bool echo1 = false;
-    bool counted = false;    // in the store's gauge of connected workers
     std::string unsent;      // what is left to send of the handshake
     std::string leftover;    // what came behind it
     std::shared_ptr<Figures> figures;

@@ -61,7 +61,6 @@ struct Peer {
     std::uint64_t key = 0;
     bool echo1 = false;    // speaks the original protocol: samples without headers
     bool fresh = true;     // echo1: nothing was taken from it yet
-    bool counted = false;  // is a worker, and in the store's gauge of connections
     Session *session = nullptr;
     std::shared_ptr<Figures> figures;
 

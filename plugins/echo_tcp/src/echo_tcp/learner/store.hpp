@@ -77,7 +77,6 @@ public:
     bool arm_space(int eventfd) noexcept { return api_->arm_space(store_, eventfd) == ECHO_OK; }
     void disarm_space(int eventfd) noexcept { api_->disarm_space(store_, eventfd); }
 
-    void connections(std::int64_t delta) noexcept { api_->gauge_add(store_, ECHO_GAUGE_CONNECTIONS, delta); }
     void queued(std::int64_t delta) noexcept {
         if (delta != 0) api_->gauge_add(store_, ECHO_GAUGE_QUEUED, delta);
     }
