@@ -1,0 +1,123 @@
+"""Batches that are kept: valid for as long as they live, whoever goes first."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+from echo_core import LeaseError, Server
+from echo_core.testing.samples import Tally
+from rig.ledger import Ledger
+from rig.processes import Child
+from rig.workers import flood
+
+
+@pytest.mark.parametrize("filler", [48, 100_000])
+def test_batches_kept_in_a_list_stay_as_they_are(
+    filler: int, serve: Callable[..., Server], start: Callable[..., Child]
+) -> None:
+    server = serve(batch_size=8, filler=filler, num_buffers=6)
+    child = start(flood, str(server.address), 0, filler)
+    kept = []
+    ledger = Ledger()
+    for turn in range(200):
+        sample = server.sample(timeout=20)
+        ledger.add(sample.batch)
+        kept.append((sample.batch, {key: leaf.tobytes() for key, leaf in sample.batch.items()}))
+        if len(kept) == 5:
+            for batch, was in kept:
+                assert {key: leaf.tobytes() for key, leaf in batch.items()} == was
+            del kept[turn % 5], batch
+        del sample
+    kept.clear()
+    child.kill()
+
+
+def test_a_learner_that_keeps_everything_is_told_and_workers_go_on_later(
+    serve: Callable[..., Server], start: Callable[..., Child]
+) -> None:
+    server = serve(batch_size=8, num_buffers=3, lease_timeout=0.3)
+    children = [start(flood, str(server.address), maker) for maker in range(2)]
+    for child in children:
+        assert child.hear() == "ready"
+    ledger = Ledger()
+    for _ in range(3):
+        kept = [server.sample(timeout=20) for _ in range(3)]
+        was = [sample.batch["filler"].tobytes() for sample in kept]
+        for timeout in (None, 60, 0.1):
+            with pytest.raises(LeaseError, match=r"3 batch buffers.*num_buffers"):
+                server.sample(timeout=timeout)
+        assert [sample.batch["filler"].tobytes() for sample in kept] == was
+        for sample in kept:
+            ledger.add(sample.batch)
+        del kept, sample
+        for _ in range(50):
+            ledger.add(server.sample(timeout=20).batch)
+    for child in children:
+        child.tell("stop")
+    sent = {}
+    while len(sent) < 2 or ledger.total + 8 <= sum(sent.values()):
+        for maker, child in enumerate(children):
+            if maker not in sent and child.link.poll():
+                sent[maker] = child.hear()["acknowledged"]
+        try:
+            ledger.add(server.sample(timeout=0.1).batch)
+        except TimeoutError:
+            pass
+    assert ledger.total > sum(sent.values()) - 8
+    for child in children:
+        child.end()
+
+
+SETTING = """
+    import gc, numpy as np
+    from echo_core import Client, Server
+    from echo_core.testing.samples import Tally, example, stacked
+    server = Server(example(), 4, {"type": "tcp", "port": 0}).start()
+    client = Client(server.address, example())
+    client.send_batch(stacked(0, 0, 12))
+    client.wait()
+    batches = [server.sample(timeout=20).batch for _ in range(2)]
+
+    def check():
+        tally = Tally()
+        for batch in batches:
+            tally.add(batch)
+        tally.check({0: 8})
+"""
+
+ENDINGS = {
+    "drop the server": "del server; gc.collect(); check()",
+    "drop the server in its own batch loop": "it = server.dataset_iter(); next(it); del server, it; check()",
+    "close the server": "server.close(); check(); batches.clear()",
+    "close, then drop": "server.close(); del server; gc.collect(); check()",
+    "drop the client": "del client; gc.collect(); check(); server.close()",
+    "drop everything but the batches": "del server, client; gc.collect(); check()",
+    "drop the batches last of all": "keep = batches[0]['filler'][1:3, ::2]; del server, client, batches; gc.collect(); keep += 1; del keep",
+    "leave it all to the interpreter": "check()",
+    "a batch in a cycle": "cycle = [batches]; cycle.append(cycle); del cycle, server, client",
+    "writing into a batch of a dead server": "del server; gc.collect(); [b['filler'].fill(7) for b in batches]",
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_batches_outlive_everything(
+    how: str, python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    python(f"{SETTING}\n    {ENDINGS[how]}\n")
+
+
+def test_torn_reads_are_what_the_tally_finds() -> None:
+    """The checks above are worth something: a sample changed behind their back fails them."""
+    from echo_core.testing.samples import stacked
+
+    batch = stacked(3, 5, 4)
+    Tally().add(batch)
+    batch["filler"][2, 40] ^= 1
+    with pytest.raises(AssertionError, match="sample 7 of 3 is torn"):
+        Tally().add(batch)
+    with pytest.raises(AssertionError, match="came twice"):
+        ledger = Ledger()
+        ledger.add(stacked(1, 0, 4))
+        ledger.add(stacked(1, 3, 1))
