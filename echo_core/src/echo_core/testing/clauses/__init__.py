@@ -1,0 +1,1 @@
+"""The clauses of the transport contract, by subject; `TransportContract` inherits them all."""

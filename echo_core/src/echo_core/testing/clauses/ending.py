@@ -1,0 +1,151 @@
+"""The end: what was sent is delivered, nobody hangs, and after it calls say so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ...client import Client
+from ...errors import ClosedError, EchoError, EchoTimeoutError
+from ..processes import returns, until
+from ..rig import PATIENCE, Rig, drain
+from ..samples import Tally, example, sample, stacked
+
+CALLS: dict[str, Callable[[Client], Any]] = {
+    "send": lambda client: client.send(sample(1, 0)),
+    "send_batch": lambda client: client.send_batch(stacked(1, 0, 2)),
+    "flush": lambda client: client.flush(),
+    "wait": lambda client: client.wait(),
+    "weights": lambda client: client.weights(),
+    "request": lambda client: client.request("ping"),
+}
+
+
+class EndingClauses:
+    def test_close_right_after_the_last_send_loses_nothing(self, rig: Rig) -> None:
+        server = rig.server(batch_size=7, num_buffers=20)
+        tally = Tally()
+        for maker, count in enumerate((1, 7, 20, 3, 32)):
+            client = rig.client(server)
+            for number in range(count):
+                client.send(sample(maker, number))
+            client.close()
+            tally.count += count
+            assert server.stats()["store/samples_inserted_total"] == tally.count
+        drain(server, 63).check({0: 1, 1: 7, 2: 20, 3: 3, 4: 32})
+
+    def test_close_waits_for_a_slow_learner(self, rig: Rig) -> None:
+        server = rig.server(batch_size=1, num_buffers=2)
+        client = rig.client(server)
+        client.send_batch(stacked(1, 0, 50))
+        closing = threading.Thread(target=client.close, daemon=True)
+        closing.start()
+        drain(server, 50).check({1: 50})
+        closing.join(PATIENCE)
+        assert not closing.is_alive()
+
+    def test_close_says_what_it_could_not_deliver(self, rig: Rig) -> None:
+        server = rig.server(batch_size=1, num_buffers=2)
+        client = rig.client(server)
+        client.send_batch(stacked(1, 0, 2))
+        client.wait()
+        client.send_batch(stacked(1, 2, 3))
+        with pytest.raises((EchoTimeoutError, ConnectionError), match=r"\b3\b"):
+            client.close(timeout=0.3)
+        with pytest.raises(ClosedError):
+            client.send(sample(1, 5))
+        client.close()
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_use_after_close_is_an_error(self, rig: Rig, call: str) -> None:
+        server = rig.server()
+        client = rig.client(server)
+        client.close()
+        client.close()
+        with pytest.raises(ClosedError):
+            CALLS[call](client)
+        client.stats()
+
+    @pytest.mark.parametrize("call", [*CALLS, "close"])
+    def test_no_call_hangs_when_the_learner_is_gone(self, rig: Rig, call: str) -> None:
+        server = rig.server(batch_size=1, num_buffers=2)
+        client = rig.client(server, timeout=0.5, max_inflight_msgs=8)
+        client.send_batch(stacked(1, 0, 5))  # three more than the store takes
+        server.close(timeout=0)
+
+        def until_it_raises() -> None:
+            end = time.monotonic() + PATIENCE
+            while time.monotonic() < end:  # a send is taken over while the window has room
+                (CALLS | {"close": lambda client: client.close()})[call](client)
+
+        outcome = returns(until_it_raises, PATIENCE)
+        assert isinstance(outcome, (ConnectionError, TimeoutError, ClosedError)), outcome
+        assert isinstance(outcome, EchoError)
+        assert len(str(outcome)) > 10
+
+    @pytest.mark.parametrize("call", ["send", "send_batch", "wait", "weights"])
+    def test_the_learners_end_wakes_who_waits(self, rig: Rig, call: str) -> None:
+        server = rig.server(batch_size=1, num_buffers=2)
+        client = rig.client(server, timeout=1, max_inflight_msgs=2)
+        client.send_batch(stacked(1, 0, 4))
+        outcome: list[Any] = []
+        waiting = threading.Thread(
+            target=lambda: outcome.append(returns(lambda: CALLS[call](client), PATIENCE)),
+            daemon=True,
+        )
+        waiting.start()
+        time.sleep(0.1)
+        server.close(timeout=0)
+        waiting.join(PATIENCE + 5)
+        assert isinstance(outcome[0], (ConnectionError, TimeoutError)), outcome
+
+    @pytest.mark.parametrize("call", ["send", "wait", "weights"])
+    def test_closing_the_client_wakes_who_waits(self, rig: Rig, call: str) -> None:
+        server = rig.server(batch_size=1, num_buffers=2)
+        client = rig.client(server, max_inflight_msgs=2)
+        client.send_batch(stacked(1, 0, 4))
+        outcome: list[Any] = []
+        waiting = threading.Thread(
+            target=lambda: outcome.append(returns(lambda: CALLS[call](client), PATIENCE)),
+            daemon=True,
+        )
+        waiting.start()
+        time.sleep(0.1)
+        returns(lambda: client.close(timeout=0.1), PATIENCE)
+        waiting.join(PATIENCE + 5)
+        assert isinstance(outcome[0], (ClosedError, ConnectionError, TimeoutError)), outcome
+
+    def test_a_closing_server_commits_what_has_arrived(self, rig: Rig) -> None:
+        server = rig.server(batch_size=4, num_buffers=8)
+        client = rig.client(server)
+        client.send_batch(stacked(1, 0, 16))
+        client.wait()
+        server.close()
+        tally = Tally()
+        while (one := server.sample(timeout=PATIENCE)) is not None:
+            tally.add(one.batch)
+        tally.check({1: 16})
+
+    def test_a_client_that_left_is_no_longer_a_peer(self, rig: Rig) -> None:
+        server = rig.server()
+        stays, leaves = rig.client(server, name="stays"), rig.client(server, name="leaves")
+        until(lambda: len(server.peers()) == 2, "both are known")
+        leaves.close()
+        until(lambda: [p.name for p in server.peers()] == ["stays"], "one has left")
+        assert server.stats()["store/active_connections"] == 1
+        stays.send_batch(stacked(1, 0, 8))
+        drain(server, 8).check({1: 8})
+
+    def test_dropping_a_client_hangs_nobody(self, rig: Rig) -> None:
+        server = rig.server()
+        client = Client(server.address, example(), **self.connect_options)
+        client.send(sample(1, 0))
+        del client
+        rig.client(server).send_batch(stacked(2, 0, 15))
+        assert server.sample(timeout=PATIENCE) is not None
+        server.publish({"w": np.zeros(3)})

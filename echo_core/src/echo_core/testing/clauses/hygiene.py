@@ -1,0 +1,150 @@
+"""Nothing is left behind: threads, descriptors, addresses."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ...client import Client
+from ...errors import ClosedError
+from ...server import Server
+from ..processes import descriptors, returns, settled, tasks
+from ..rig import PATIENCE, Rig
+from ..samples import example, sample, stacked
+
+Needs = Callable[[str], None]
+
+
+class HygieneClauses:
+    def dial(self, address: Any) -> socket.socket:
+        """A stranger's connection: a plain socket to the address."""
+        if address.host:
+            return socket.create_connection((address.host, address.port), timeout=5)
+        stranger = socket.socket(socket.AF_UNIX)
+        stranger.settimeout(5)
+        stranger.connect(address.path)
+        return stranger
+
+    def _session(self, close: bool) -> None:
+        """A learner and two workers, with everything that may travel between them."""
+        server = Server(example(), 8, self.transport()).start()
+        clients = [Client(server.address, example(), **self.connect_options) for _ in range(2)]
+        server.publish({"w": np.zeros(200_000)})
+        for client in clients:
+            client.send_batch(stacked(1, 0, 12))
+            client.wait()
+            client.weights()
+            client.request("ping")
+        kept = server.sample(timeout=PATIENCE).batch
+        if close:
+            for client in clients:
+                client.close()
+            server.close()
+        del clients, client, server
+        assert kept["number"].tolist() == list(range(8))
+
+    @pytest.mark.parametrize("close", [True, False])
+    def test_a_session_leaves_no_threads_and_no_descriptors(self, rig: Rig, close: bool) -> None:
+        del rig
+        for _ in range(2):  # what is made once and for all is made
+            self._session(close)
+            gc.collect()
+        settled(tasks, tasks(), "threads")
+        threads, files = tasks(), descriptors()
+        for _ in range(3):
+            self._session(close)
+            gc.collect()
+        settled(tasks, threads, "threads")
+        settled(descriptors, files, "descriptors")
+
+    def test_clients_that_come_and_go_leave_nothing_at_the_learner(self, rig: Rig) -> None:
+        server = rig.server(batch_size=1, num_buffers=8)
+
+        def visit() -> None:
+            with rig.client(server) as client:
+                client.send(sample(1, 0))
+            assert server.sample(timeout=PATIENCE) is not None
+
+        for _ in range(3):
+            visit()
+        threads, files = tasks(), descriptors()
+        for _ in range(20):
+            visit()
+        settled(tasks, threads, "threads")
+        settled(descriptors, files, "descriptors")
+        assert server.peers() == []
+
+    def test_refused_clients_leave_nothing(self, rig: Rig) -> None:
+        server = rig.server()
+
+        def visit() -> None:
+            with pytest.raises(ValueError, match="filler"):
+                rig.client(server, example(7))
+
+        for _ in range(3):
+            visit()
+        threads, files = tasks(), descriptors()
+        for _ in range(10):
+            visit()
+        settled(tasks, threads, "threads")
+        settled(descriptors, files, "descriptors")
+
+    def test_an_address_in_use_is_an_error_that_names_it(self, rig: Rig, needs: Needs) -> None:
+        needs("exclusive")
+        server = rig.server()
+        where = str(server.address.port or server.address.path)
+        with pytest.raises(OSError, match=where):
+            rig.server(at=server.address)
+        rig.client(server).send_batch(stacked(1, 0, 8))
+        assert server.sample(timeout=PATIENCE) is not None
+
+    def test_an_address_is_free_again_at_once(self, rig: Rig, needs: Needs) -> None:
+        needs("restarts")
+        address = rig.server().address
+        for _ in range(3):
+            rig._servers[-1].close()
+            server = rig.server(at=address)
+            with rig.client(server) as client:
+                client.send_batch(stacked(1, 0, 8))
+            assert server.sample(timeout=PATIENCE) is not None
+
+    def test_closing_under_load_ends_every_call(self, rig: Rig) -> None:
+        server = rig.server(batch_size=4)
+        clients = [rig.client(server, timeout=1, max_inflight_msgs=50) for _ in range(3)]
+        outcomes: list[Any] = []
+
+        def work(client: Client) -> None:
+            number = 0
+            while True:
+                client.send(sample(1, number))
+                number += 1
+
+        threads = [
+            threading.Thread(
+                target=lambda client=client: outcomes.append(returns(lambda: work(client), 40)),
+                daemon=True,
+            )
+            for client in clients
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in range(30):
+            assert server.sample(timeout=PATIENCE) is not None
+        closing = threading.Thread(  # it raises if something was not delivered yet
+            target=lambda: returns(lambda: clients[0].close(timeout=0)), daemon=True
+        )
+        closing.start()
+        assert returns(lambda: server.close(timeout=1), PATIENCE) is None
+        closing.join(PATIENCE)
+        assert not closing.is_alive()
+        for thread in threads:
+            thread.join(45)
+        assert len(outcomes) == 3
+        for outcome in outcomes:
+            assert isinstance(outcome, (ClosedError, ConnectionError, TimeoutError)), outcome

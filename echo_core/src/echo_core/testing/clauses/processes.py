@@ -1,0 +1,211 @@
+"""Workers in processes of their own: spawned, pickled, forked, interrupted, stopped and killed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ...errors import EchoTimeoutError, ForkError
+from ...server import Server
+from .. import workers
+from ..processes import forked, interrupted, returns, until
+from ..rig import PATIENCE, Rig, drain, hear
+from ..samples import Tally, example, sample, stacked
+
+Needs = Callable[[str], None]
+
+
+class ProcessClauses:
+    def test_spawned_workers_deliver_everything_and_end(self, rig: Rig, needs: Needs) -> None:
+        needs("processes")
+        server = rig.server(batch_size=20)
+        each = {0: (700, 0), 1: (900, 33), 2: (400, 1)}  # maker: samples, batch
+        processes = [
+            rig.spawn(
+                workers.flood, str(server.address), maker, count, batch, self.connect_options
+            )
+            for maker, (count, batch) in each.items()
+        ]
+        drain(server, 2000).check({maker: count for maker, (count, _) in each.items()})
+        for process in processes:
+            process.join(PATIENCE)
+            assert process.exitcode == 0
+
+    def test_a_worker_that_ends_right_after_sending_loses_nothing(
+        self, rig: Rig, needs: Needs
+    ) -> None:
+        needs("processes")
+        server = rig.server(batch_size=1, num_buffers=64)
+        process = rig.spawn(workers.flood, str(server.address), 1, 50, 0, self.connect_options)
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+        drain(server, 50).check({1: 50})
+
+    def test_a_pickled_client_connects_anew(self, rig: Rig, needs: Needs) -> None:
+        needs("processes")
+        server = rig.server(batch_size=10)
+        client = rig.client(server)
+        assert b"token" not in pickle.dumps(client).lower().replace(b"max_token", b"")
+        process = rig.spawn(workers.use, client, 1, 100)
+        client.send_batch(stacked(0, 0, 50))
+        drain(server, 150).check({0: 50, 1: 100})
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+
+    def test_a_forked_child_is_told_and_the_parent_goes_on(self, rig: Rig) -> None:
+        server = rig.server(batch_size=1, num_buffers=2)
+        client = rig.client(server)
+        client.send_batch(stacked(1, 0, 5))  # three of them still under way
+
+        def child() -> None:
+            for call in (
+                lambda: client.send(sample(1, 5)),
+                lambda: client.send_batch(stacked(1, 5, 2)),
+                lambda: client.flush(timeout=1),
+                lambda: client.wait(timeout=1),
+                lambda: client.weights(timeout=1),
+                lambda: client.request("ping", timeout=1),
+            ):
+                with pytest.raises(ForkError, match="fork"):
+                    call()
+            returns(lambda: client.close(timeout=1), 10)  # raises or not, but ends
+
+        forked(child, PATIENCE)
+        tally = drain(server, 5)
+        client.send(sample(1, 5))
+        drain(server, 6, tally).check({1: 6})
+        server.publish({"w": np.ones(3)})
+        assert client.weights().version == 1
+
+    def test_a_forked_child_makes_a_client_of_its_own(self, rig: Rig, needs: Needs) -> None:
+        needs("processes")
+        server = rig.server(batch_size=4)
+        client = rig.client(server)
+        client.send_batch(stacked(0, 0, 4))
+
+        def child() -> None:
+            with rig.client(server.address) as own:
+                own.send_batch(stacked(1, 0, 8))
+                assert own.request("ping", blob=b"child")[1] == b"child"
+
+        drained: list[Tally] = []
+        learner = threading.Thread(target=lambda: drained.append(drain(server, 12)), daemon=True)
+        learner.start()
+        forked(child, PATIENCE)
+        learner.join(PATIENCE)
+        drained[0].check({0: 4, 1: 8})
+        assert client.request("ping", blob=b"parent")[1] == b"parent"
+
+    @pytest.mark.parametrize("call", ["send", "send_batch", "wait", "weights", "connect"])
+    def test_ctrl_c_ends_every_wait(
+        self, rig: Rig, needs: Needs, call: str, tmp_path: Path
+    ) -> None:
+        needs("processes")
+        server = rig.server(batch_size=1, num_buffers=2)
+        address = str(server.address)
+        if call == "connect":
+            server.close()
+        setup = f"""
+            from echo_core import Client
+            from echo_core.testing.samples import example, sample, stacked
+
+            def connect():
+                options = {self.connect_options!r}
+                return Client({address!r}, example(), timeout=1000, max_inflight_msgs=4, **options)
+
+            def fill(client):
+                client.send_batch(stacked(1, 0, 6))
+                return client
+
+            def within(client, call):
+                with client:
+                    call(client)
+        """
+        code = {
+            "connect": "connect()",
+            "send": "within(client, lambda c: c.send(sample(1, 6)))",
+            "send_batch": "within(client, lambda c: c.send_batch(stacked(1, 6, 3)))",
+            "wait": "within(client, lambda c: c.wait())",
+            "weights": "within(client, lambda c: c.weights())",
+        }[call]
+        if call != "connect":
+            setup += "\n            client = fill(connect())\n"
+        interrupted(setup, code, tmp_path)
+
+    @pytest.mark.parametrize("filler", [48, 400_000])
+    def test_a_stopped_worker_delays_nobody(self, rig: Rig, needs: Needs, filler: int) -> None:
+        needs("processes")
+        server = rig.server(example(filler), batch_size=1, num_buffers=8)
+        server.publish({"w": np.full(1 << 20, 1.0)})
+        hearing, saying = rig.pipe()
+        process = rig.spawn(
+            workers.pour, str(server.address), 0, filler, True, saying, self.connect_options
+        )
+        tally = drain(server, 20)
+        assert hear(hearing) == "ready"
+        drain(server, 25, tally)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)  # wherever it is, perhaps within a sample
+        client = rig.client(server, example(filler))
+        for version in range(2, 12):
+            outcome = returns(lambda v=version: server.publish({"w": np.full(1 << 20, float(v))}))
+            assert outcome.version == version
+        worker = threading.Thread(
+            target=lambda: [client.send(sample(1, number, filler)) for number in range(40)],
+            daemon=True,
+        )
+        worker.start()
+        while len(tally.numbers.get(1, [])) < 40:
+            tally.add(server.sample(timeout=PATIENCE).batch)
+        weights = client.weights(newer_than=10)
+        assert (weights.params["w"] == weights.version).all()
+        worker.join(PATIENCE)
+        os.kill(process.pid, signal.SIGCONT)
+        before = len(tally.numbers[0])
+        drain(server, tally.count + 20, tally)
+        assert len(tally.numbers[0]) == before + 20, "the stopped worker carries on"
+        process.kill()
+        until(lambda: len(server.peers()) == 1, "its death is noticed", PATIENCE)
+        assert tally.numbers[0] == list(range(len(tally.numbers[0])))
+
+    @pytest.mark.parametrize("filler", [48, 700_000])
+    def test_killed_workers_leave_no_torn_and_no_missing_samples(
+        self, rig: Rig, needs: Needs, filler: int
+    ) -> None:
+        needs("processes")
+        server = rig.server(example(filler), batch_size=2, num_buffers=4)
+        tally = Tally()
+        for maker in range(3):
+            hearing, saying = rig.pipe()
+            process = rig.spawn(
+                workers.pour, str(server.address), maker, filler, False, saying,
+                self.connect_options,
+            )
+            drain(server, tally.count + 20 + 2 * maker, tally)
+            assert hear(hearing) == "ready"
+            process.kill()
+            process.join(PATIENCE)
+            until(
+                lambda: _empty(server, tally) and server.peers() == [], "its end is noticed", 30
+            )
+        for maker in range(3):  # what had arrived is a beginning of what it made
+            assert tally.numbers[maker] == list(range(len(tally.numbers[maker])))
+        client = rig.client(server, example(filler))
+        client.send_batch(stacked(9, 0, 4, filler))
+        until(lambda: _empty(server, tally) and len(tally.numbers.get(9, [])) >= 3, "it goes on")
+
+
+def _empty(server: Server, tally: Tally) -> bool:
+    """Take everything that is whole, until for a moment nothing comes."""
+    while True:
+        try:
+            tally.add(server.sample(timeout=0.1).batch)
+        except EchoTimeoutError:
+            return True

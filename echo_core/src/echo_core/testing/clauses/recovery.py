@@ -1,0 +1,200 @@
+"""Links that are cut, learners that come late, and learners that are replaced."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ...errors import EchoError, EchoTimeoutError
+from .. import workers
+from ..processes import returns, until
+from ..rig import PATIENCE, Rig, drain, hear
+from ..samples import Tally, sample, stacked
+
+Needs = Callable[[str], None]
+
+
+class Sender:
+    """Sends samples 0, 1, 2, ... of `maker` until stopped."""
+
+    def __init__(self, client: Any, maker: int) -> None:
+        self.client, self.maker, self.sent = client, maker, 0
+        self.error: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                if self.sent % 10 == 0:
+                    self.client.send_batch(stacked(self.maker, self.sent, 5))
+                    self.sent += 5
+                else:
+                    self.client.send(sample(self.maker, self.sent))
+                    self.sent += 1
+        except BaseException as error:
+            self.error = error
+
+    def stop(self, whole: int) -> int:
+        """Stop at a multiple of `whole` samples, once all are acknowledged."""
+        self._stop.set()
+        self._thread.join(PATIENCE)
+        assert self.error is None, repr(self.error)
+        assert not self._thread.is_alive(), "send() hangs"
+        if rest := -self.sent % whole:
+            self.client.send_batch(stacked(self.maker, self.sent, rest))
+            self.sent += rest
+        self.client.wait()
+        return self.sent
+
+
+class Drainer:
+    """Takes batches off a server until it is closed, on a thread."""
+
+    def __init__(self, server: Any) -> None:
+        self.tally = Tally()
+        self._server = server
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for one in self._server.dataset_iter():
+            self.tally.add(one.batch)
+            del one
+
+    def finish(self) -> Tally:
+        self._server.close()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        return self.tally
+
+
+class RecoveryClauses:
+    @pytest.mark.parametrize("reset", [False, True])
+    def test_a_cut_link_loses_nothing_and_doubles_nothing(
+        self, rig: Rig, needs: Needs, reset: bool
+    ) -> None:
+        needs("severable")
+        server = rig.server(batch_size=10)
+        clients = [rig.client(server) for _ in range(2)]
+        drainer = Drainer(server)
+        senders = [Sender(client, maker) for maker, client in enumerate(clients)]
+        for turn in range(4):
+            client = clients[turn % 2]
+            before = client.stats()["reconnects"]
+            until(lambda: all(c.stats()["connected"] for c in clients), "both are connected")
+            time.sleep(0.03)
+            self.sever(server, client, reset)
+            until(lambda: client.stats()["reconnects"] > before, "the client is back")
+        sent = {sender.maker: sender.stop(10) for sender in senders}
+        until(lambda: drainer.tally.count == sum(sent.values()), "every sample has arrived")
+        drainer.finish().check(sent)
+        assert server.stats()["store/samples_inserted_total"] == sum(sent.values())
+        assert clients[0].stats()["learner_restarts"] == 0
+
+    def test_weights_and_requests_survive_a_cut_link(self, rig: Rig, needs: Needs) -> None:
+        needs("severable")
+        server = rig.server()
+        client = rig.client(server)
+        server.publish({"w": np.full(500_000, 1.0)})
+        assert client.weights().version == 1
+        self.sever(server, client, True)
+        server.publish({"w": np.full(500_000, 2.0)})
+        weights = client.weights(newer_than=1)
+        assert (weights.version, weights.params["w"][-1]) == (2, 2.0)
+        until(lambda: client.stats()["connected"], "the client is back")
+        assert client.request("ping", blob=b"still there")[1] == b"still there"
+        assert until(lambda: server.peers()[0].weights_version == 2, "the receipt has come")
+
+    def test_nobody_there_is_an_error_in_time(self, rig: Rig) -> None:
+        server = rig.server()
+        address = server.address
+        server.close()
+        outcome = returns(lambda: rig.client(address, timeout=0.4), PATIENCE)
+        assert isinstance(outcome, EchoTimeoutError), outcome
+        assert str(address).split("?")[0] in str(outcome)
+
+    def test_a_worker_may_come_before_its_learner(self, rig: Rig, needs: Needs) -> None:
+        needs("restarts")
+        server = rig.server()
+        address = server.address
+        server.close()
+        clients: list[Any] = []
+        early = threading.Thread(target=lambda: clients.append(rig.client(address)), daemon=True)
+        early.start()
+        time.sleep(0.3)
+        server = rig.server(at=address)
+        early.join(PATIENCE)
+        assert clients, "the early worker never connected"
+        clients[0].send_batch(stacked(1, 0, 8))
+        drain(server, 8).check({1: 8})
+
+    def test_a_worker_carries_on_with_a_restarted_learner(self, rig: Rig, needs: Needs) -> None:
+        needs("restarts")
+        old = rig.server()
+        client = rig.client(old)
+        old.publish({"w": np.full(9, 1.0)})
+        assert client.weights().params["w"][0] == 1.0
+        client.send_batch(stacked(1, 0, 16))
+        client.wait()
+        tally = drain(old, 16)
+        address = old.address
+        old.close()
+        new = rig.server(at=address)
+        assert new.address == address
+        for number in range(16, 32):
+            client.send(sample(1, number))
+        client.wait()
+        drain(new, 32, tally).check({1: 32})
+        assert client.stats()["learner_restarts"] == 1
+        new.publish({"w": np.full(9, 2.0)})
+        new.publish({"w": np.full(9, 3.0)})
+        weights = client.weights(newer_than=1)
+        assert weights.params["w"][0] == weights.version + 1
+        assert client.request("ping", blob=b"you?")[1] == b"you?"
+
+    def test_a_killed_learner_is_replaced(self, rig: Rig, needs: Needs) -> None:
+        needs("processes")
+        needs("restarts")
+        here = rig.server()
+        address = here.address
+        here.close()
+        hearing, saying = rig.pipe()
+        learner = rig.spawn(workers.learn, str(address), 10, saying)
+        assert hear(hearing) == str(address)
+        client = rig.client(address)
+        sender = Sender(client, 1)
+        until(lambda: client.stats()["acknowledged"] > 50, "the first learner learns")
+        learner.kill()
+        learner.join(PATIENCE)
+        until(lambda: not client.stats()["connected"], "the loss is noticed")
+        server = rig.server(at=address, batch_size=1)
+        drainer = Drainer(server)
+        before = client.stats()["acknowledged"]
+        until(lambda: client.stats()["acknowledged"] > before + 50, "the second learner learns")
+        sent = sender.stop(1)
+        numbers = until(
+            lambda: (seen := drainer.tally.numbers.get(1)) and seen[-1] == sent - 1 and seen,
+            "the last sample has arrived",
+        )
+        assert numbers == list(range(numbers[0], sent)), "lost, doubled or out of order"
+        assert client.stats()["learner_restarts"] == 1
+        drainer.finish()
+
+    def test_a_final_loss_is_an_error(self, rig: Rig, needs: Needs) -> None:
+        needs("severable")
+        server = rig.server(batch_size=1, num_buffers=2)
+        client = rig.client(server, reconnect=False)
+        client.send_batch(stacked(1, 0, 5))
+        self.sever(server, client, True)
+        outcome = returns(client.wait, PATIENCE)
+        assert isinstance(outcome, ConnectionError), outcome
+        assert isinstance(outcome, EchoError)
+        with pytest.raises(ConnectionError):
+            client.send(sample(1, 5))

@@ -1,0 +1,140 @@
+"""What a test of the contract is played with: servers, clients and processes that end with it."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import socket
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any
+
+from ..address import Address
+from ..client import Client
+from ..errors import EchoError
+from ..server import Server
+from .samples import Tally, example
+
+if TYPE_CHECKING:
+    from .transport import TransportContract
+
+__all__ = ["PATIENCE", "Rig", "drain", "hear", "sever_sockets"]
+
+PATIENCE = 30.0  # seconds that anything in these tests may take before it counts as hanging
+
+_spawning = multiprocessing.get_context("spawn")
+_names = itertools.count(1)
+
+
+class Rig:
+    """Makes what a test needs, over the transport under test, and ends it all afterwards."""
+
+    def __init__(self, contract: TransportContract) -> None:
+        self.contract = contract
+        self._servers: list[Server] = []
+        self._clients: list[Client] = []
+        self._processes: list[BaseProcess] = []
+
+    def server(
+        self,
+        tree: Any = None,
+        batch_size: int = 8,
+        num_buffers: int = 4,
+        at: Address | None = None,
+        listen: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Server:
+        """A started learner; `at` an address used before, `listen` the transport's options."""
+        transport = self.contract.transport(**(listen or {}))
+        if at is not None:
+            transport = type(transport).at(at, **(listen or {}))
+        tree = example() if tree is None else tree
+        server = Server(tree, batch_size, transport, num_buffers=num_buffers, **options)
+        self._servers.append(server)
+        return server.start()
+
+    def client(self, to: Server | Address | str, tree: Any = None, **options: Any) -> Client:
+        """A worker within this process; its waits end after `PATIENCE` seconds by themselves."""
+        address = to.address if isinstance(to, Server) else to
+        options = {"timeout": PATIENCE, "name": f"client-{next(_names)}", **options}
+        tree = example() if tree is None else tree
+        client = Client(address, tree, **self.contract.connect_options, **options)
+        self._clients.append(client)
+        return client
+
+    def spawn(self, target: Callable[..., None], *arguments: Any) -> BaseProcess:
+        """Run `target`, a function of an importable module, in a new process."""
+        process = _spawning.Process(target=target, args=arguments, daemon=True)
+        self._processes.append(process)
+        process.start()
+        return process
+
+    @staticmethod
+    def pipe() -> tuple[Pipe, Pipe]:
+        """(read, write) ends, for a process to say something."""
+        return _spawning.Pipe(duplex=False)
+
+    def end(self) -> None:
+        """Hang up without ceremony: what a test cares about, it has waited for."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+            process.close()
+        for client in self._clients:
+            with suppress(EchoError):
+                client.close(timeout=0)
+        for server in self._servers:
+            server.close(timeout=1)
+
+
+def hear(pipe: Pipe) -> Any:
+    """What a process says, if it says anything in time."""
+    assert pipe.poll(PATIENCE), "the other process says nothing"
+    return pipe.recv()
+
+
+def drain(server: Server, count: int, tally: Tally | None = None) -> Tally:
+    """Take batches until `tally` (a new one by default) has seen `count` samples."""
+    tally = Tally() if tally is None else tally
+    while tally.count < count:
+        one = server.sample(timeout=PATIENCE)
+        assert one is not None, "the server is closed"
+        tally.add(one.batch)
+        del one
+    assert tally.count == count
+    return tally
+
+
+def sever_sockets(address: Address, reset: bool = False) -> int:
+    """Cut every connection of this process from or to `address`, as a failing network would;
+    with `reset` what is under way is thrown away too. Returns how many ends were cut."""
+    cut = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # not a connected socket, or closed meanwhile
+            if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as twin:
+                ends = twin.getsockname(), twin.getpeername()
+                if twin.family in (socket.AF_INET, socket.AF_INET6):
+                    if address.port not in (end[1] for end in ends):
+                        continue
+                elif address.path == "" or address.path not in ends:
+                    continue
+                cut += 1
+                if reset and twin.family != socket.AF_UNIX:
+                    _abort(twin)
+                else:
+                    twin.shutdown(socket.SHUT_RDWR)
+    return cut
+
+
+def _abort(connected: socket.socket) -> None:
+    """Dissolve a connection: the peer is sent a reset, and nothing in any buffer arrives."""
+    import ctypes
+
+    unspecified = ctypes.create_string_buffer(16)  # struct sockaddr with sa_family AF_UNSPEC
+    ctypes.CDLL(None, use_errno=True).connect(connected.fileno(), unspecified, 16)

@@ -1,0 +1,96 @@
+"""The contract of `echo_core.transport`, one test per clause; see `echo_core.testing`."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from ..client import Client
+from ..server import Server
+from ..transport import Transport
+from .capabilities import Capabilities
+from .clauses.ending import EndingClauses
+from .clauses.experience import ExperienceClauses
+from .clauses.hygiene import HygieneClauses
+from .clauses.identity import IdentityClauses
+from .clauses.processes import ProcessClauses
+from .clauses.recovery import RecoveryClauses
+from .clauses.refusal import RefusalClauses
+from .clauses.waiting import WaitingClauses
+from .clauses.weights import WeightsClauses
+from .rig import Rig, sever_sockets
+
+__all__ = ["TransportContract"]
+
+TOKEN = "the token of the conformance kit, which is long enough"
+
+
+class TransportContract(
+    ExperienceClauses,
+    RefusalClauses,
+    WaitingClauses,
+    EndingClauses,
+    RecoveryClauses,
+    WeightsClauses,
+    IdentityClauses,
+    ProcessClauses,
+    HygieneClauses,
+    ABC,
+):
+    """What a transport's test class inherits; `transport` is all it must give.
+
+    Attributes:
+        capabilities: what the transport can do at all.
+        connect_options: keywords for every `Client(address, example, ...)`.
+        scratch: an empty folder of the running test.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities()
+    connect_options: ClassVar[dict[str, Any]] = {}
+    scratch: Path
+
+    @abstractmethod
+    def transport(self, **options: Any) -> Transport:
+        """A transport that can listen now, beside all others: with a free address and `options`
+        (those of `ListenOptions`: auth, timeout, max_connections)."""
+
+    def sever(self, server: Server, client: Client, reset: bool) -> None:
+        """Cut the link between the two without a word to either, as a failing network would;
+        with `reset`, throw away what is under way. Does so for every kind of socket."""
+        assert sever_sockets(server.address, reset), "no socket found to cut; override sever()"
+
+    def unique(self) -> str:
+        """A name that no other call returns."""
+        return f"{next(_numbers)}"
+
+    @pytest.fixture(autouse=True)
+    def _surroundings(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.scratch = tmp_path
+        monkeypatch.setenv("ECHO_TOKEN", TOKEN)
+        for name in ("ECHO_TOKEN_FILE", "ECHO_DISABLE_PLUGINS"):
+            monkeypatch.delenv(name, raising=False)
+
+    @pytest.fixture
+    def rig(self, _surroundings: None) -> Iterator[Rig]:
+        """Servers, clients and processes of this test."""
+        rig = Rig(self)
+        yield rig
+        rig.end()
+
+    @pytest.fixture
+    def needs(self) -> Any:
+        """`needs("severable")` skips the test unless the transport is."""
+
+        def needs(capability: str) -> None:
+            if not getattr(self.capabilities, capability):
+                pytest.skip(f"this transport is not {capability} (capabilities.{capability})")
+
+        return needs
+
+
+_numbers = itertools.count(1)

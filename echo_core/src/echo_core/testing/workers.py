@@ -1,0 +1,52 @@
+"""What the other processes of a test do. Importable without pytest; every argument can be pickled."""
+
+from __future__ import annotations
+
+import time
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+from ..client import Client
+from ..server import Server
+from .samples import example, sample, stacked
+
+__all__ = ["flood", "learn", "pour", "use"]
+
+
+def flood(address: str, maker: int, count: int, batch: int, options: dict[str, Any]) -> None:
+    """Send samples 0 to count - 1 of `maker`, `batch` at a time (0: one by one), and close."""
+    with Client(address, example(), name=f"worker-{maker}", **options) as client:
+        use(client, maker, count, batch)
+
+
+def use(client: Client, maker: int, count: int, batch: int = 0) -> None:
+    """What `flood` does, with a client that came by pickle."""
+    with client:
+        for number in range(0, count, batch or 1):
+            if batch:
+                client.send_batch(stacked(maker, number, min(batch, count - number)))
+            else:
+                client.send(sample(maker, number))
+
+
+def pour(address: str, maker: int, filler: int, subscribe: bool, ready: Pipe, options: Any) -> None:
+    """Send until killed; says "ready" once it is under way."""
+    client = Client(address, example(filler), name=f"worker-{maker}", **options)
+    if subscribe:
+        client.weights(timeout=30)
+    number = 0
+    while True:
+        client.send(sample(maker, number, filler))
+        number += 1
+        if number == 20:
+            client.wait()
+            ready.send("ready")
+
+
+def learn(address: str, batch_size: int, ready: Pipe) -> None:
+    """A learner that takes batches until killed; says where it listens."""
+    with Server(example(), batch_size, transport=address) as server:
+        ready.send(str(server.address))
+        for _ in server.dataset_iter():
+            pass
+        time.sleep(60)
