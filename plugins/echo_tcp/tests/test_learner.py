@@ -140,15 +140,19 @@ def test_a_full_store_holds_back_those_who_fill_it(dial, eventually):
         assert server.stats()["transport/tcp/waiting_for_space"] == 0
 
 
-def test_equal_workers_get_equal_shares_of_a_full_store(dial):
-    with serve({"worker": np.zeros((), np.int64)}, batch_size=50, num_buffers=2) as server:
-        workers = [dial(server) for _ in range(100)]
+@pytest.mark.parametrize("threads", [1, 2])
+def test_500_equal_workers_get_equal_shares_of_a_full_store(threads, dial):
+    example = {"worker": np.zeros((), np.int64)}
+    with serve(example, batch_size=50, num_buffers=3, num_threads=threads) as server:
+        workers = [dial(server) for _ in range(500)]
         for number, worker in enumerate(workers):
             worker.send(np.full(400, number))
+        for _ in range(3):  # what the first ones put there before there was a crowd
+            server.sample(10)
         shares = Counter()
-        for _ in range(400):  # half of what was sent
+        for _ in range(2000):  # half of what was sent
             shares.update(server.sample(10).batch["worker"].tolist())
-        assert len(shares) == 100
+        assert len(shares) == 500
         assert max(shares.values()) <= 2 * min(shares.values())
 
 

@@ -34,7 +34,7 @@ class TcpListenOptions(ListenOptions):
     allow_insecure: bool = False  # listen beyond this machine without authentication
     handshake_timeout: float = 10.0  # seconds a client has to prove itself
     max_pending: int = 256  # clients in their handshake at the same time
-    receive_buffer: int = 1 << 20  # bytes in the kernel for each connection; 0: as the kernel likes
+    receive_buffer: int = 0  # bytes in the kernel for each connection; 0: it grows as needed
     staging_bytes: int = 256 << 20  # of each thread, for large frames that find no slots
 
     def __post_init__(self) -> None:

@@ -29,14 +29,15 @@ public:
     static constexpr std::size_t crowded_bytes = 32 << 10;  // the same while others wait for space
     static constexpr std::size_t trail_bytes = 4 << 10;     // read beyond the end of a large frame
     static constexpr std::int64_t turn_bytes = 512 << 10;   // then it is the next connection's turn
-    static constexpr std::uint64_t share_bytes = 32 << 10;  // of space, while others wait for it
-    static constexpr std::uint64_t most_block = 65536;      // samples inserted at once
+    static constexpr std::uint64_t share_bytes = 32 << 10;  // of space, while others wait for it, but at
+                                                            // most a quarter of a batch
+    static constexpr std::uint64_t most_block = 4096;       // samples of several frames inserted at once
     static constexpr std::int64_t slow_ns = 5'000'000;      // a staged frame quicker than this: fast again
 
     Ingest(Store &store, Events &events, Totals &totals, std::uint64_t staging_limit)
         : store_(store), events_(events), totals_(totals), staging_limit_(staging_limit),
           share_(std::clamp<std::uint64_t>(share_bytes / std::max<std::uint64_t>(1, store.sample_bytes()), 1,
-                                           store.batch_size())),
+                                           std::max<std::uint64_t>(1, store.batch_size() / 4))),
           memory_(new char[headroom + shared_bytes]), area_(memory_.get() + headroom) {}
 
     std::int64_t now = 0;         // of the loop's round
@@ -49,15 +50,19 @@ public:
         may_claim_ = may_claim;
         contended_ = contended;
         if (p.share == 0) p.share = share_;
-        count_queued(p, 0);
+        const std::uint64_t before = p.session->committed, bytes = p.figures->bytes.get();
         Step step = resume(p);
         if (step == Step::drained) step = read(p);
+        std::uint64_t waiting = 0;
         if (step == Step::space || step == Step::share || step == Step::staging) {
             p.held_back = true;
-            const std::uint64_t waiting = waiting_samples(p);
-            count_queued(p, waiting);
+            // Counting is a walk over all that is held back: done once, and then kept up.
+            const std::uint64_t gone = p.session->committed - before;
+            const bool known = p.queued > gone && bytes == p.figures->bytes.get();
+            waiting = known ? p.queued - gone : waiting_samples(p);
             store_.queue_depth(waiting);
         }
+        count_queued(p, waiting);
         p.figures->partial.set(p.mid_message());
         return step;
     }
@@ -241,7 +246,8 @@ private:
         const std::size_t stride = header_bytes + h.length;
         Block block{at, stride, std::uint32_t(header_bytes), h.count, 1};
         // Zero-size samples without headers do not exist: listen() refuses them.
-        const std::uint64_t most = std::min<std::uint64_t>(have / stride, std::max<std::uint64_t>(1, most_block / h.count));
+        const std::uint64_t wanted = contended_ ? std::min(most_block, p.share) : most_block;
+        const std::uint64_t most = std::min<std::uint64_t>(have / stride, 1 + wanted / h.count);
         if (p.echo1) {
             block.frames = std::uint32_t(most);
         } else {
