@@ -119,7 +119,7 @@ def test_a_view_that_outlives_its_slot_reaches_nobody_elses_memory() -> None:
     for value in (1, 2, 3):
         server.submit(np.full(8, value, np.uint8), timeout=0)
     view[:] = b"\xff" * 8
-    assert server.sample(timeout=0).batch.tolist() == [[2] * 8, [3] * 8]
+    assert server.sample(timeout=5).batch.tolist() == [[2] * 8, [3] * 8], "overtakes the stalled one"
     del view
     assert server.stats()["store/samples_aborted_total"] == 1
     server.submit(np.full(8, 4, np.uint8), timeout=0)

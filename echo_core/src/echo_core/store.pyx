@@ -353,6 +353,8 @@ cdef class Store:
 
     def _who_blocks_learner(self) -> str:
         cdef Counters c = self.ring.counters()
+        if c.stored >= self.ring.batch_size():
+            return f"{c.stored} samples are there, and the earliest batch misses one that a writer has claimed and not committed yet"
         return (f"{c.stored} of {self.ring.batch_size()} samples are there, {c.connections} workers connected, "
                 f"{c.inserted} samples inserted so far; the workers are slower than the learner, or not started")
 
