@@ -130,9 +130,9 @@ class WireLearner:
     def close(self) -> None:
         self._over = True
         self.stop_listening()
+        self.hang_up()  # first, so that nothing is acknowledged at the last moment
         self.may_read.set()
         self.may_ack.set()
-        self.hang_up()
         with self.changed:
             self.changed.notify_all()
         for thread in self._threads:

@@ -31,7 +31,11 @@ ABANDONED_SECONDS = 1.0  # for delivering what a connection still has that nobod
 class TcpConnectOptions(ConnectOptions):
     """What a TCP connection can be told, beside what every connection can."""
 
-    window_bytes: int = 1 << 20  # what fits the caches: 8 MiB made every copy of both ends wait for memory
+    window_bytes: int = 8 << 20  # a worker only fills it while the learner does not read
+    # What the kernel holds on top of that. Its own idea is 4 MiB, which no cache holds: every byte
+    # would be copied from and to memory. A long fat network needs its bandwidth times delay; 0
+    # leaves it to the kernel.
+    send_buffer: int = 512 << 10
     max_coalesced_bytes: int = 256 << 10  # of samples gathered into one frame on a busy link
     silence: float = 20.0  # seconds without a word from a learner that owes TCP an answer
     protocol: str = "echo2"  # "echo1": to a server of the original Echo, without reconnecting
@@ -43,6 +47,8 @@ class TcpConnectOptions(ConnectOptions):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value < 1 << 48:
                 raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if type(self.send_buffer) is not int or not 0 <= self.send_buffer < 1 << 30:
+            raise ValueError(f"send_buffer must be 0 to 2**30 bytes, not {self.send_buffer!r}")
         if self.max_coalesced_bytes > 16 << 20:
             raise ValueError("max_coalesced_bytes cannot exceed 16 MiB, the most a frame carries")
         if not 0.001 <= self.silence <= 86400:

@@ -51,6 +51,7 @@ class Link:
 def dial_echo2(
     address: Address,
     handshake: ClientHandshake,
+    send_buffer: int,
     seconds: float,
     dialling: Callable[[socket.socket], None],
 ) -> Link:
@@ -61,7 +62,7 @@ def dial_echo2(
     another attempt may succeed.
     """
     end = time.monotonic() + seconds
-    sock = _connect(address, seconds)
+    sock = _connect(address, send_buffer, seconds)
     try:
         dialling(sock)
         _send(sock, handshake.start(), end)
@@ -76,7 +77,11 @@ def dial_echo2(
 
 
 def dial_echo1(
-    address: Address, spec: Spec, seconds: float, dialling: Callable[[socket.socket], None]
+    address: Address,
+    spec: Spec,
+    send_buffer: int,
+    seconds: float,
+    dialling: Callable[[socket.socket], None],
 ) -> Link:
     """Connect to a server of the original protocol, which describes its samples and listens.
 
@@ -84,7 +89,7 @@ def dial_echo1(
     leaf that differs, ProtocolError if it is no such server; else as `dial_echo2`.
     """
     end = time.monotonic() + seconds
-    sock = _connect(address, seconds)
+    sock = _connect(address, send_buffer, seconds)
     try:
         dialling(sock)
 
@@ -131,13 +136,15 @@ def _compare(spec: Spec, theirs: list[tuple[int, tuple[int, ...]]], address: Add
             )
 
 
-def _connect(address: Address, seconds: float) -> socket.socket:
+def _connect(address: Address, send_buffer: int, seconds: float) -> socket.socket:
     sock = socket.create_connection(address.endpoint, timeout=max(seconds, 0.001))
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in KEEPALIVE:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        if send_buffer:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     except BaseException:
         sock.close()
         raise

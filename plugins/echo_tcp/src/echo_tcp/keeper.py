@@ -166,7 +166,9 @@ class Keeper:
 
         options = self._options
         if options.protocol == "echo1":
-            return dial_echo1(self._address, self._spec, seconds, dialling)
+            return dial_echo1(
+                self._address, self._spec, options.send_buffer, seconds, dialling
+            )
         handshake = ClientHandshake(
             self._spec,
             options.token,
@@ -176,4 +178,4 @@ class Keeper:
             options.name or f"{socket.gethostname()}:{os.getpid()}",
             allow_unauthenticated=options.allow_unauthenticated,
         )
-        return dial_echo2(self._address, handshake, seconds, dialling)
+        return dial_echo2(self._address, handshake, options.send_buffer, seconds, dialling)

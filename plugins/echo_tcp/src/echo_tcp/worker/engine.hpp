@@ -145,10 +145,7 @@ private:
     static constexpr int patience_ms = 5;  // of a caller with a full socket
     // Acknowledged at once by more than this, the link is in full flow; see anybody_waits().
     static constexpr std::uint64_t full_flow_samples = 32, full_flow_bytes = 64u << 10;
-#ifndef LINGER
-#define LINGER 100000
-#endif
-    static constexpr long linger_ns = LINGER;
+    static constexpr long linger_ns = 100'000;
 
     // Threads waiting for one kind of thing. Waking costs a system call and a context switch even
     // for nothing, so it happens only once `least`, the smallest number waited for, is reached.
@@ -179,8 +176,8 @@ private:
     void break_off(std::string_view why);
 
     // engine_io.hpp
-    bool may_write() const noexcept;
     void write_due(Lock& lock, By by);
+    void await_turn(Lock& lock);
     bool wait_writable(Lock& lock, int fd);
     bool compose(By by);
     bool composed() const noexcept { return next_piece_ < pieces_.size(); }
@@ -242,7 +239,7 @@ private:
     std::uint64_t holds_ = 0;
 
     unsigned events_ = Event::none;
-    Gate room_, flush_gate_, ack_gate_, answer_gate_, held_gate_, event_gate_, link_gate_;
+    Gate turn_, room_, flush_gate_, ack_gate_, answer_gate_, held_gate_, event_gate_, link_gate_;
 
     // The I/O thread's own.
     Incoming incoming_;
@@ -251,6 +248,8 @@ private:
     int wake_fd_;
     bool stop_ = false;
     bool in_full_flow_ = false;
+    bool left_to_callers_ = false;     // it did not write although something may be due
+    std::uint64_t appended_seen_ = 0;  // window_.appended() when it looked last
     std::thread thread_;
 };
 

@@ -87,10 +87,6 @@ inline void Engine::wake() const noexcept {
 
 // ------------------------------------------------------------------------------------- samples
 
-inline bool Engine::may_write() const noexcept {
-    return link_ != Link::down && !writing_ && !blocked_;
-}
-
 inline Status Engine::put_one(const void* const* leaves) {
     Lock lock(mutex_);
     if (closing_) return Status::closed;
@@ -99,8 +95,8 @@ inline Status Engine::put_one(const void* const* leaves) {
     Window::Stretch rows = window_.free_rows();
     layout_.put(rows.block, rows.row, leaves);
     window_.append(1);
-    bool due = flights_.empty() || window_.full();
-    return due && link_ == Link::up && may_write() ? Status::due : Status::ok;
+    bool due = window_.full() || (flights_.empty() && !writing_);
+    return due && link_ == Link::up && !blocked_ ? Status::due : Status::ok;
 }
 
 inline Status Engine::put(const void* const* leaves, std::uint64_t n, std::int64_t slice_ns,

@@ -9,7 +9,8 @@ namespace echo_tcp::worker {
 
 // Writes what is due until nothing is, the socket is full, or the link is gone.
 inline void Engine::write_due(Lock& lock, By by) {
-    if (!may_write()) return;
+    if (by == By::caller) await_turn(lock);
+    if (writing_ || blocked_ || link_ == Link::down) return;
     writing_ = true;
     while (link_ != Link::down && (composed() || compose(by))) {
         msghdr message{};
@@ -30,14 +31,27 @@ inline void Engine::write_due(Lock& lock, By by) {
         } else if (error != EINTR) {
             lose(std::strerror(error));
         }
+        if (turn_.waiting && !composed()) break;
     }
     writing_ = false;
+    turn_.open();
     if (fd_is_lost_) {
         wake();  // the I/O thread closes it now
     } else if (parting_ && !said_all_ && !composed() && outbox_.empty()) {
         said_all_ = true;
         ::shutdown(fd_, SHUT_WR);
     }
+}
+
+// With a full frame at hand a caller waits until it may write itself: going on to fill the window
+// while another thread writes would gain nothing but memory that has left the caches.
+inline void Engine::await_turn(Lock& lock) {
+    if (!writing_ || !window_.full()) return;
+    ++turn_.waiting;
+    turn_.changed.wait_for(lock, std::chrono::milliseconds(patience_ms), [&] {
+        return !writing_ || blocked_ || link_ == Link::down || !window_.full();
+    });
+    --turn_.waiting;
 }
 
 // A learner that reads makes room within moments. Waiting for it here instead of leaving the rest
@@ -125,6 +139,7 @@ inline void Engine::run() {
         const short wanted = blocked_ ? POLLIN | POLLOUT : POLLIN;
         pollfd polled[2] = {{wake_fd_, POLLIN, 0}, {fd, wanted, 0}};
         const bool linger = std::exchange(in_full_flow_, false) && !anybody_waits();
+        const bool look_again = std::exchange(left_to_callers_, false);
         lock.unlock();
         if (linger) {
             const timespec time{0, linger_ns};
@@ -133,7 +148,7 @@ inline void Engine::run() {
 
         // Callers send without waking this thread, so it looks for silence now and then.
         const int wait_ms = fd >= 0 ? static_cast<int>(config_.silence_ms / 4 + 1) : -1;
-        const int n = ::poll(polled, 2, wait_ms);
+        const int n = ::poll(polled, 2, look_again ? 0 : wait_ms);
         const short happened = n > 0 ? polled[1].revents : 0;
         if (polled[0].revents) {
             std::uint64_t count;
@@ -142,7 +157,7 @@ inline void Engine::run() {
         std::string gone;
         const char* wrong = nullptr;
         if (happened & (POLLIN | POLLHUP | POLLERR)) wrong = read_some(fd, gone);
-        if (n == 0 && silent(fd, config_.silence_ms)) gone = "it fell silent";
+        if (n == 0 && !look_again && silent(fd, config_.silence_ms)) gone = "it fell silent";
 
         lock.lock();
         if (link_ == Link::down || fd < 0) continue;
@@ -154,7 +169,13 @@ inline void Engine::run() {
         } else if (!gone.empty()) {
             lose(gone);
         }
-        write_due(lock, By::io_thread);
+        // In full flow the callers are here anyway and write themselves; this thread looks after
+        // what they leave. Were both to write, the callers would fill the window meanwhile, and
+        // every byte of it would be out of the caches when its turn comes.
+        const std::uint64_t appended = window_.appended();
+        left_to_callers_ = in_full_flow_ && appended != std::exchange(appended_seen_, appended) &&
+                           !blocked_ && outbox_.empty() && !anybody_waits();
+        if (!left_to_callers_) write_due(lock, By::io_thread);
     }
 }
 
