@@ -24,7 +24,6 @@ extensions = [
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
     )
     for name in ("_learner", "_worker")
-    if (package / f"{name}.pyx").exists()
 ]
 # The folder above the package echo_core is where its .pxd files are found, installed or not.
 setup(ext_modules=cythonize(extensions, include_path=["src", str(capi.parent.parent)], build_dir="build/cython"))

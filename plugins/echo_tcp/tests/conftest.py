@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from echo_core import Server
 from echo_core.handshake import ClientHandshake
 from echo_core.security import find_token
 from echo_core.wire import HEADER_BYTES, Header, Kind, frame, pack_header, parse_header
+from echo_tcp.transport import TcpTransport
 
 PATIENCE = 20.0  # seconds until a test that waits for something gives up
 
@@ -152,17 +154,41 @@ class RawWorker:
 
 
 @pytest.fixture
-def dial() -> Iterator[Callable[..., RawWorker]]:
-    """Makes raw workers, and hangs them up."""
+def raw_workers() -> Iterator[list[RawWorker]]:
+    """Those of this test, hung up at its end."""
     workers: list[RawWorker] = []
-
-    def new(server: Server, client: str = "", base: int = 0) -> RawWorker:
-        workers.append(RawWorker(server, client, base))
-        return workers[-1]
-
-    yield new
+    yield workers
     for worker in workers:
         worker.close()
+
+
+@pytest.fixture
+def dial(raw_workers: list[RawWorker]) -> Callable[..., RawWorker]:
+    """Makes raw workers."""
+
+    def dial(server: Server, client: str = "", base: int = 0) -> RawWorker:
+        raw_workers.append(RawWorker(server, client, base))
+        return raw_workers[-1]
+
+    return dial
+
+
+@pytest.fixture
+def serve(raw_workers: list[RawWorker]) -> Callable[..., AbstractContextManager[Server]]:
+    """`with serve(example, **options of TcpTransport) as server:`"""
+
+    @contextlib.contextmanager
+    def serve(
+        example: Any, batch_size: int = 4, num_buffers: int = 3, **options: Any
+    ) -> Iterator[Server]:
+        transport = TcpTransport(port=0, **options)
+        with Server(example, batch_size, transport, num_buffers=num_buffers) as server:
+            yield server
+            # They do not hang up by themselves, and the server would wait a little for it.
+            for worker in raw_workers:
+                worker.close()
+
+    return serve
 
 
 def eventually(condition: Callable[[], Any], what: str = "") -> Any:

@@ -27,10 +27,6 @@ from echo_tcp.transport import TcpTransport
 EXAMPLE = {"x": np.zeros(4, np.float32), "y": np.zeros((), np.int64)}  # 24 bytes
 
 
-def serve(example=EXAMPLE, batch_size=4, **options):
-    return Server(example, batch_size, TcpTransport(port=0, **options))
-
-
 def still_serves(server, worker):
     """`worker` was connected before whatever happened, and is not disturbed."""
     before = worker.next - 1
@@ -79,8 +75,8 @@ BROKEN_FRAMES = {
 
 
 @pytest.mark.parametrize("sent, reason", BROKEN_FRAMES.values(), ids=BROKEN_FRAMES)
-def test_a_broken_frame_ends_its_connection_with_a_reason(sent, reason, dial, eventually, caplog):
-    with serve() as server:
+def test_a_broken_frame_ends_its_connection_with_a_reason(sent, reason, dial, eventually, caplog, serve):
+    with serve(EXAMPLE) as server:
         good, bad = dial(server), dial(server)
         bad.sock.sendall(sent)
         farewell = bad.farewell()
@@ -91,8 +87,8 @@ def test_a_broken_frame_ends_its_connection_with_a_reason(sent, reason, dial, ev
         still_serves(server, good)
 
 
-def test_a_breach_after_good_samples_takes_nothing_back(dial):
-    with serve() as server:
+def test_a_breach_after_good_samples_takes_nothing_back(dial, serve):
+    with serve(EXAMPLE) as server:
         worker = dial(server)
         worker.sock.sendall(worker.data(range(4)) + b"\xff" * 100)
         worker.acknowledged(4)
@@ -103,7 +99,7 @@ def test_a_breach_after_good_samples_takes_nothing_back(dial):
 
 @pytest.mark.parametrize("where", ["header", "payload", "large payload"])
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
-def test_hanging_up_in_the_middle(where, reset, dial, eventually):
+def test_hanging_up_in_the_middle(where, reset, dial, eventually, serve):
     example = {"x": np.zeros(50_000), "y": np.zeros((), np.int64)} if "large" in where else EXAMPLE
     with serve(example) as server:
         good = dial(server)
@@ -132,8 +128,8 @@ BROKEN_HANDSHAKES = {
 
 
 @pytest.mark.parametrize("sent", BROKEN_HANDSHAKES.values(), ids=BROKEN_HANDSHAKES)
-def test_a_broken_handshake(sent, dial):
-    with serve(handshake_timeout=0.3) as server:
+def test_a_broken_handshake(sent, dial, serve):
+    with serve(EXAMPLE, handshake_timeout=0.3) as server:
         good = dial(server)
         with connect(server) as sock:
             sock.sendall(sent)
@@ -144,8 +140,8 @@ def test_a_broken_handshake(sent, dial):
         assert stats["transport/tcp/connections_total"] == 1
 
 
-def test_strangers_who_say_nothing_do_not_keep_others_out(dial, eventually):
-    with serve(max_pending=4, handshake_timeout=60) as server:
+def test_strangers_who_say_nothing_do_not_keep_others_out(dial, eventually, serve):
+    with serve(EXAMPLE, max_pending=4, handshake_timeout=60) as server:
         strangers = [connect(server) for _ in range(5)]
         try:
             still_serves(server, dial(server))  # gets in as they are thrown out
@@ -154,8 +150,8 @@ def test_strangers_who_say_nothing_do_not_keep_others_out(dial, eventually):
                 sock.close()
 
 
-def test_the_wrong_token_and_the_wrong_spec_are_told_why(dial, eventually):
-    with serve() as server:
+def test_the_wrong_token_and_the_wrong_spec_are_told_why(dial, eventually, serve):
+    with serve(EXAMPLE) as server:
         good = dial(server)
         other = Spec.from_example({"x": np.zeros(4, np.float32), "y": np.zeros((), np.uint64)})
         for spec, token, error, text in [
@@ -173,8 +169,8 @@ def test_the_wrong_token_and_the_wrong_spec_are_told_why(dial, eventually):
         still_serves(server, good)
 
 
-def test_more_clients_than_may_connect_are_refused(dial, eventually):
-    with serve(max_connections=2) as server:
+def test_more_clients_than_may_connect_are_refused(dial, eventually, serve):
+    with serve(EXAMPLE, max_connections=2) as server:
         one, two = dial(server), dial(server)
         with pytest.raises(HandshakeRefused, match="max_connections") as refused:
             dial(server)
@@ -185,8 +181,8 @@ def test_more_clients_than_may_connect_are_refused(dial, eventually):
         still_serves(server, one)
 
 
-def test_complaints_do_not_fill_the_log(dial, caplog):
-    with serve() as server, caplog.at_level(logging.WARNING, "echo"):
+def test_complaints_do_not_fill_the_log(dial, caplog, serve):
+    with serve(EXAMPLE) as server, caplog.at_level(logging.WARNING, "echo"):
         for _ in range(50):
             with connect(server) as sock:
                 sock.sendall(b"garbage, and more than enough of it")
@@ -249,8 +245,8 @@ def test_out_of_file_descriptors(tmp_path):
     assert done.stdout == "slept\n", done.stderr
 
 
-def test_port_in_use_says_so_and_how_to_choose_another():
-    with serve() as server:
+def test_port_in_use_says_so_and_how_to_choose_another(serve):
+    with serve(EXAMPLE) as server:
         with pytest.raises(OSError, match=f"127.0.0.1:{server.port}: the port is in use.*port=0") as error:
             Server(EXAMPLE, 4, TcpTransport(port=server.port)).start()
         assert error.value.errno == errno.EADDRINUSE
@@ -274,8 +270,8 @@ def test_exposed_without_authentication_is_refused_with_the_remedies():
     "host, reach",
     [("::1", "::1"), ("::", "::1"), ("::", "127.0.0.1"), ("localhost", "127.0.0.1"), ("0.0.0.0", "127.0.0.2")],
 )
-def test_hosts(host, reach, dial):
-    with serve(host=host) as server:
+def test_hosts(host, reach, dial, serve):
+    with serve(EXAMPLE, host=host) as server:
         with socket.create_connection((reach, server.port), timeout=20) as sock:
             sock.sendall(b"who is there?")
             ended(sock)

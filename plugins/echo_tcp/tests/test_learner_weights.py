@@ -5,17 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from echo_core import Server
 from echo_core.weights import pack, unpack
 from echo_core.wire import U32, U64, Kind, frame
-from echo_tcp.transport import TcpTransport
 
 EXAMPLE = {"y": np.zeros((), np.int64)}
 
 
 @pytest.fixture
-def server():
-    with Server(EXAMPLE, 4, TcpTransport(port=0)) as server:
+def server(serve):
+    with serve(EXAMPLE) as server:
         yield server
 
 

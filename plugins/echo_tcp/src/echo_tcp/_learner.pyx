@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, freethreading_compatible=True
+# cython: language_level=3, boundscheck=False, wraparound=False
 """The learner's data plane for Python: a thin skin over learner/learner.hpp."""
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         vector[Event] take_events() except +
         uint64_t add(NewPeer) except +
         void forget(uint64_t)
+        uint64_t new_ticket()
         void reply(uint64_t, string) except +
         void refuse(uint64_t, string) except +
         void publish(uint64_t, string, const char*, uint64_t, uint64_t) except +
@@ -89,13 +90,11 @@ cdef class NativeLearner:
     """
     cdef unique_ptr[Learner] learner
     cdef dict payloads  # ticket -> _Payload that a loop may still be sending
-    cdef uint64_t tickets
 
     def __cinit__(self, store, unsigned threads, uint64_t staging_bytes):
         cdef const echo_capi* table = echo_table(ECHO_CAPI_VERSION)
         cdef echo_store* native = echo_store_of(store)
         self.payloads = {}
-        self.tickets = 0
         self.learner.reset(new Learner(table, native, threads, staging_bytes))
 
     def __dealloc__(self):
@@ -161,9 +160,7 @@ cdef class NativeLearner:
     def publish(self, uint64_t version, bytes meta, payload) -> None:
         """Offer a version to every subscriber. `payload` (a contiguous buffer) is referred to, not copied."""
         cdef _Payload held = _Payload(payload)
-        cdef uint64_t ticket
-        self.tickets += 1
-        ticket = self.tickets
+        cdef uint64_t ticket = self.learner.get().new_ticket()
         self.payloads[ticket] = held
         cdef string head = len(meta).to_bytes(4, "little") + meta
         self.learner.get().publish(version, head, <const char*>held.view.buf, <uint64_t>held.view.len, ticket)

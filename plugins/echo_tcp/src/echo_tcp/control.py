@@ -16,6 +16,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from echo_core.errors import EchoError, ProtocolError
@@ -37,6 +38,7 @@ __all__ = ["Control"]
 _log = logging.getLogger("echo")
 
 ACCEPT_PAUSE = 0.25  # seconds without accepting when nothing else helps
+REFUSALS_AT_ONCE = 16  # between such pauses
 ACCEPTS_AT_ONCE = 64  # then the handshakes under way are looked after
 CROWDED_SECONDS = 2.0  # in a crowd a handshake may be thrown out after so long
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
@@ -205,22 +207,32 @@ class Control:
             str(error),
         )
         if error.errno in OUT_OF_DESCRIPTORS and self._reserve is not None:
-            # Left in the queue, the client would wait for an answer and this thread would be told
-            # of it again and again. The descriptor kept for this is enough to tell it why.
-            os.close(self._reserve)
-            self._reserve = None
-            try:
+            self._refuse_at_the_door(listening)
+        self._pause_accepting(time.monotonic() + ACCEPT_PAUSE)
+
+    def _refuse_at_the_door(self, listening: socket.socket) -> None:
+        """Accept with the descriptor kept for this, one client after another, to say why not.
+
+        Left in the queue they would wait for an answer, in front of those who come when there are
+        descriptors again, and this thread would be told of them again and again.
+        """
+        assert self._reserve is not None
+        os.close(self._reserve)
+        self._reserve = None
+        try:
+            for _ in range(REFUSALS_AT_ONCE):
                 sock, _ = listening.accept()
-                with sock:
-                    self.counts["refused"] += 1
+                self.counts["refused"] += 1
+                with sock, suppress(OSError):  # it may have given up
                     if self._greeting is None:
                         handshake = ServerHandshake(self._sink.spec)
                         sock.setblocking(False)
                         sock.send(handshake.refuse("busy", "the learner is out of file descriptors"))
-            except OSError:
-                pass
-            self._reserve = _spare_descriptor()
-        self._pause_accepting(time.monotonic() + ACCEPT_PAUSE)
+                        # What it said already: closing over it would take the answer back.
+                        sock.recv(65536)
+        except OSError:
+            pass  # nobody is left, or somebody else took the descriptor
+        self._reserve = _spare_descriptor()
 
     # ----------------------------------------------------------------------------- handshakes
 

@@ -61,6 +61,7 @@ def listen_on(host: str, port: int, receive_buffer: int) -> tuple[list[socket.so
 def name_of(address: Any) -> str:
     """A socket address for people: `127.0.0.1:5555`, `[::1]:5555`."""
     host, port = address[:2]
+    host = host.removeprefix("::ffff:")  # an IPv4 client of a socket that takes both
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -71,6 +71,9 @@ public:
         loop_of(key).mailbox.put([&](Commands &c) { c.refused.emplace_back(key, std::move(reason)); });
     }
 
+    // A ticket that no other publish has.
+    std::uint64_t new_ticket() noexcept { return tickets_.fetch_add(1, std::memory_order_relaxed) + 1; }
+
     // `payload` must stay as it is until the event `released` with this ticket.
     void publish(std::uint64_t version, std::string head, const char *payload, std::uint64_t bytes,
                  std::uint64_t ticket) {
@@ -135,6 +138,7 @@ private:
     mutable std::mutex figures_lock_;
     std::unordered_map<std::uint64_t, std::shared_ptr<Figures>> figures_;
     std::uint64_t last_number_ = 0;
+    std::atomic<std::uint64_t> tickets_{0};
     std::mutex publish_lock_;
     std::uint64_t newest_ = 0;
 };

@@ -1,0 +1,91 @@
+// Connections go, one by one or all of them. Part of loop.hpp.
+#pragma once
+
+#include "loop.hpp"
+
+namespace echo_tcp::learner {
+
+// Say why, and wait a little for the other end to have read it: closing at once, with bytes of it
+// unread here, would reset the connection and take the farewell with it.
+inline void Loop::leave(Peer &p, std::string_view farewell) {
+    if (p.dead || p.leaving) return;
+    outbox_.say_bye(p, farewell);
+    end_of(p);
+    p.leaving = true;
+    p.leave_by = now_ + farewell_ns;
+    leaving_.push_back(&p);
+    next_farewell_ = leaving_.size() == 1 ? p.leave_by : std::min(next_farewell_, p.leave_by);
+    swallow(p);
+}
+
+// What a leaving peer still sends is thrown away, until it closes as well.
+inline void Loop::swallow(Peer &p) {
+    if (p.hung_up) return drop(p);
+    const bool done = outbox_.pump(p);
+    if (done) shutdown(p.fd, SHUT_WR);
+    char waste[16384];
+    for (int reads = 0; reads < 16; ++reads) {
+        const ssize_t got = recv(p.fd, waste, sizeof waste, 0);
+        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) return drop(p);
+        if (got < 0) break;
+    }
+    watch_for(p, std::uint32_t(EPOLLIN) | (done ? 0u : std::uint32_t(EPOLLOUT)));
+}
+
+inline void Loop::drop(Peer &p) {
+    if (p.dead) return;
+    end_of(p);
+    p.dead = true;
+    if (p.leaving) leaving_.erase(std::find(leaving_.begin(), leaving_.end(), &p));
+    // A forked child may hold a copy of the descriptor; the connection must end all the same.
+    shutdown(p.fd, SHUT_RDWR);
+    close(p.fd);
+    const auto found = peers_.find(p.key);
+    graveyard_.push_back(std::move(found->second));
+    peers_.erase(found);
+    totals.active.set(peers_.size());
+}
+
+// It takes part no longer: what it holds is given back and Python is told. Once per connection.
+inline void Loop::end_of(Peer &p) {
+    if (p.leaving || p.dead) return;
+    ingest_.forget(p);
+    keep_open_list(p);
+    if (p.parked) {
+        unpark(p);
+        for (std::deque<Peer *> *queue : {&parked_, &staging_})
+            queue->erase(std::remove(queue->begin(), queue->end(), &p), queue->end());
+    }
+    if (p.session != nullptr) sessions_.leave(*p.session, p.echo1);
+    p.session = nullptr;
+    if (p.broken) totals.protocol_errors.add(1);
+    events_->push({Event::lost, p.key, p.broken, 0, p.reason});
+}
+
+// ---- the end --------------------------------------------------------------------------------------
+
+inline void Loop::begin_to_stop(std::int64_t deadline) {
+    stop_by_ = next_farewell_ = deadline;
+    std::vector<Peer *> all;
+    for (auto &[key, p] : peers_) all.push_back(p.get());
+    // What has arrived whole is committed, as far as there is space and time for it.
+    for (Peer *p : all)
+        for (int turn = 0; turn < last_turns && !p->dead && !p->leaving && !p->parked && clock_ns() < deadline; ++turn)
+            if (serve(*p) != Step::more) break;
+    for (Peer *p : all) leave(*p, closing);
+}
+
+inline void Loop::hurry_leavers() {
+    next_farewell_ = stop_by_ != 0 ? stop_by_ : INT64_MAX;
+    for (std::size_t i = leaving_.size(); i-- != 0;) {
+        Peer &p = *leaving_[i];
+        const std::int64_t by = stop_by_ != 0 ? std::min(stop_by_, p.leave_by) : p.leave_by;
+        if (now_ >= by) {
+            drop(p);
+        } else {
+            next_farewell_ = std::min(next_farewell_, by);
+        }
+    }
+}
+
+}  // namespace echo_tcp::learner

@@ -1,0 +1,204 @@
+// Connections come, talk, and wait for space. Part of loop.hpp.
+#pragma once
+
+#include "loop.hpp"
+
+namespace echo_tcp::learner {
+
+inline void Loop::welcome(NewPeer &fresh) {
+    auto owned = std::make_unique<Peer>();
+    Peer &p = *owned;
+    p.fd = fresh.fd;
+    p.key = fresh.key;
+    p.echo1 = fresh.echo1;
+    p.figures = std::move(fresh.figures);
+    Session &session = sessions_.open(fresh.client, fresh.base);
+    // The older connection first: what it holds is given back, and nothing of it is committed
+    // after the resume point has been told to the new one.
+    if (session.live != nullptr) {
+        Peer &older = *session.live;
+        older.reason = "replaced by a newer connection of the same worker";
+        older.session = nullptr;
+        drop(older);
+    }
+    session.live = &p;
+    p.session = &session;
+    p.acked = session.committed;
+    p.ack_due = !p.echo1;
+    p.out = std::move(fresh.unsent);
+    p.figures->samples.set(session.inserted);
+    p.figures->read_at.set(std::uint64_t(now_));
+    if (!fresh.leftover.empty()) {
+        p.tail.assign(fresh.leftover.begin(), fresh.leftover.end());
+        p.held_back = true;
+    }
+    peers_.emplace(p.key, std::move(owned));
+    totals.active.set(peers_.size());
+    events_->push({Event::added, p.key, 0, 0, {}});
+    epoll_event event{};
+    event.events = p.interest = EPOLLIN;
+    event.data.ptr = &p;
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, p.fd, &event) != 0) {
+        p.reason = std::string("cannot be watched: ") + std::strerror(errno);
+        return drop(p);
+    }
+    if (stop_by_ != 0) return leave(p, closing);
+    write(p);
+    if (!p.dead && p.held_back) serve(p);
+}
+
+inline void Loop::ready(Peer &p, std::uint32_t events) {
+    if (p.leaving) return swallow(p);
+    if (events & EPOLLOUT) write(p);
+    if (p.dead || p.leaving) return;
+    if (p.parked && events & (EPOLLERR | EPOLLHUP)) {
+        // Dead while it waits for space. A worker of protocol 2 sends again what was not
+        // acknowledged; one of the original protocol cannot, so what it sent is still taken.
+        if (!p.echo1) {
+            p.reason = "connection lost while waiting for space";
+            return drop(p);
+        }
+        epoll_ctl(epoll_, EPOLL_CTL_DEL, p.fd, nullptr);
+        p.hung_up = true;
+    } else if (events & (EPOLLIN | EPOLLERR | EPOLLHUP) && !p.parked) {
+        serve(p);
+    }
+}
+
+// One turn of reading, and the acknowledgement of what came of it. `first`: it was first in the
+// queue for space, and is again if it gets less than its share.
+inline Step Loop::serve(Peer &p, bool first) {
+    const bool others = !parked_.empty();
+    read_something_ = true;
+    Step step;
+    try {
+        step = ingest_.turn(p, first || !others, others);
+    } catch (const std::bad_alloc &) {
+        p.reason = out_of_memory;
+        step = Step::ended;
+    }
+    keep_open_list(p);
+    if (step == Step::ended) {
+        write(p);
+        if (p.broken || store_.closed()) {
+            leave(p, p.broken ? p.reason : closing);
+        } else {
+            drop(p);
+        }
+        return step;
+    }
+    if (step == Step::staging) {
+        park(p, staging_);
+    } else if (step == Step::space || step == Step::share) {
+        park(p, parked_, first && step == Step::space);
+    }
+    write(p);
+    return step;
+}
+
+inline void Loop::write(Peer &p) {
+    if (p.dead) return;
+    const bool done = outbox_.pump(p);
+    const bool full = p.asked >= most_asked || p.out_left() >= most_out;
+    watch_for(p, (p.parked || full ? 0u : std::uint32_t(EPOLLIN)) | (done ? 0u : std::uint32_t(EPOLLOUT)));
+}
+
+inline void Loop::watch_for(Peer &p, std::uint32_t interest) {
+    if (interest == p.interest || p.hung_up) return;
+    p.interest = interest;
+    epoll_event event{};
+    event.events = interest;
+    event.data.ptr = &p;
+    epoll_ctl(epoll_, EPOLL_CTL_MOD, p.fd, &event);
+}
+
+// ---- waiting for space ----------------------------------------------------------------------------
+
+inline void Loop::park(Peer &p, std::deque<Peer *> &queue, bool in_front) {
+    p.parked = true;
+    if (p.figures->parked_at.get() == 0) p.figures->parked_at.set(std::uint64_t(now_));
+    totals.parked.add(1);
+    totals.waiting.add(1);
+    in_front ? queue.push_front(&p) : queue.push_back(&p);
+}
+
+inline void Loop::unpark(Peer &p) {
+    p.parked = false;
+    totals.waiting.set(totals.waiting.get() - 1);
+}
+
+inline Step Loop::serve_waiting(Peer &p, bool first) {
+    unpark(p);
+    p.figures->parked_at.set(0);
+    Step step;
+    do step = serve(p, first);
+    while (step == Step::more && p.hung_up);  // epoll will not name it again
+    if (p.hung_up && !p.parked) drop(p);
+    return step;
+}
+
+// There may be space: first come, first served, and while others wait each gets its share and is
+// then behind them. One that finds less space than its share keeps its place.
+inline void Loop::serve_parked() {
+    serve_again_ = false;
+    for (std::size_t n = parked_.size(); n != 0 && !parked_.empty(); --n) {
+        Peer &p = *parked_.front();
+        parked_.pop_front();
+        const std::uint64_t before = totals.samples.get(), since = p.figures->parked_at.get();
+        if (serve_waiting(p, true) != Step::space) continue;
+        if (totals.samples.get() == before) p.figures->parked_at.set(since);
+        break;  // the store is full
+    }
+    if (parked_.empty()) return;
+    armed_ = store_.arm_space(space_);
+    serve_again_ = !armed_;
+}
+
+inline void Loop::serve_staging() {
+    for (std::size_t n = staging_.size(); n != 0 && !staging_.empty(); --n) {
+        Peer &p = *staging_.front();
+        staging_.pop_front();
+        serve_waiting(p, false);
+    }
+    if (!parked_.empty() && !armed_) serve_again_ = true;
+}
+
+// ---- stalled frames -------------------------------------------------------------------------------
+
+// open_ lists the peers whose unfinished frame holds slots.
+inline void Loop::keep_open_list(Peer &p) {
+    const bool open = p.landing && p.landing->holds_slots() && !p.landing->whole();
+    if (open && p.open_at < 0) {
+        p.open_at = int(open_.size());
+        open_.push_back(&p);
+    } else if (!open && p.open_at >= 0) {
+        open_[std::size_t(p.open_at)] = open_.back();
+        open_.back()->open_at = p.open_at;
+        open_.pop_back();
+        p.open_at = -1;
+    }
+}
+
+inline void Loop::evict_stalled() {
+    for (std::size_t i = open_.size(); i-- != 0;) {
+        if (i >= open_.size()) continue;
+        Peer &p = *open_[i];
+        const bool stalled = now_ - p.landing->progress_at >= stall_ns;
+        const std::int64_t enough = std::max(trickle_ns, 8 * ingest_.round_ns);
+        if (!stalled && now_ - p.landing->opened_at < enough) continue;
+        // It may be this loop that was late: what the socket holds by now counts as progress.
+        if (stalled) {
+            serve(p);
+            if (p.dead || p.leaving || p.open_at < 0 || p.landing->progress_at == now_) continue;
+        }
+        try {
+            ingest_.stage(p);
+            keep_open_list(p);
+        } catch (const std::bad_alloc &) {
+            p.reason = out_of_memory;
+            leave(p, p.reason);
+        }
+    }
+}
+
+}  // namespace echo_tcp::learner
