@@ -64,10 +64,14 @@ class Ledger:
 
 
 class Consumer:
-    """Takes every batch of `server` on a thread of its own and keeps the ledger."""
+    """Takes every batch of `server` on a thread of its own and keeps the ledger.
 
-    def __init__(self, server: Server) -> None:
+    `pause`: seconds it takes for each batch in addition.
+    """
+
+    def __init__(self, server: Server, pause: float = 0.0) -> None:
         self.server = server
+        self._pause = pause
         self.ledger = Ledger()
         self._finish_at: int | None = None
         self._failure: BaseException | None = None
@@ -85,6 +89,8 @@ class Consumer:
                     return
                 self.ledger.add(sample.batch)
                 del sample
+                if self._pause:
+                    time.sleep(self._pause)
         except BaseException as failure:
             self._failure = failure
 

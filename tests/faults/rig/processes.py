@@ -12,7 +12,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection as Link
 from typing import Any
 
-__all__ = ["Child", "Children", "cpu_seconds"]
+__all__ = ["Child", "Children"]
 
 # Workers come and go by the dozen here. A server that has imported what they need forks each of
 # them off in a few milliseconds; it has no threads of ours and no sockets, so that they are as
@@ -94,6 +94,17 @@ class Child:
         assert self.exitcode == 0, f"process {self.pid} ended with {self.exitcode}"
 
 
+    def forget(self) -> None:
+        """Kill it if it still runs, and give back what it took here."""
+        if self.link.closed:
+            return
+        if self.process.is_alive():
+            self.kill()
+        self.process.join(5)
+        self.process.close()
+        self.link.close()
+
+
 class Children:
     """All processes of one test. Leaving the block kills those that still run."""
 
@@ -109,10 +120,7 @@ class Children:
 
     def __exit__(self, *_: object) -> None:
         for child in self._all:
-            if child.process.is_alive():
-                child.kill()
-            child.process.join(5)
-            child.link.close()
+            child.forget()
 
 
 class _Failure:
@@ -150,8 +158,3 @@ def _states(pid: int) -> list[str]:
     return states
 
 
-def cpu_seconds(pid: int) -> float:
-    """Processor time of all threads of a process, those in the kernel included."""
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -85,7 +85,8 @@ def idle(link: Link, address: str) -> None:
 def learner(
     link: Link, port: int, batch_size: int, filler: int, options: Options | None = None
 ) -> None:
-    """Serve and take every batch; say the port, and the counters when told to end."""
+    """Serve and take every batch, until told "idle": then do nothing. Say the port, and the
+    counters when told to end."""
     transport = {"type": "tcp", "port": port}
     with Server(example(filler), batch_size, transport, **(options or {})) as server:
         link.send(server.port)
@@ -94,5 +95,7 @@ def learner(
                 server.sample(timeout=0.2)
             except TimeoutError:
                 pass
-        link.recv()
+        if link.recv() == "idle":
+            link.send("idle")
+            link.recv()
         link.send(server.stats())

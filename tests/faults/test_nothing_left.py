@@ -1,0 +1,125 @@
+"""What ends leaves nothing: no thread, no process, no descriptor, no file, wherever it ended."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection as Link
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from echo_core import Client, Server
+from echo_core.testing.processes import descriptors, settled, tasks
+from echo_core.testing.samples import example, stacked
+from rig.ledger import Consumer
+from rig.processes import Child
+from rig.proxy import Plan, Proxy
+from rig.raw import RawWorker
+from rig.workers import flood, learner, numbered
+
+LARGE = 300_000  # bytes
+
+
+def files() -> set[str]:
+    """Files in shared memory and in the directory for temporary ones."""
+    return {
+        str(Path(folder, name))
+        for folder in ("/dev/shm", tempfile.gettempdir())
+        for name in os.listdir(folder)
+        if "echo" in name.lower()
+    }
+
+
+def session(close: bool) -> None:
+    """Everything once: samples of both sizes, weights, requests, a lost link, a refused client."""
+    for filler in (48, LARGE):
+        with Server(example(filler), 4, {"type": "tcp", "port": 0}, num_buffers=4) as server:
+            links = Proxy(server.port, lambda n: Plan(up=5000) if n == 0 else Plan())
+            client = Client(links.address, example(filler))
+            client.send_batch(stacked(0, 0, 8, filler))
+            client.wait()
+            server.publish({"w": np.zeros(1 << 20)})
+            assert client.weights().version == 1
+            assert client.server_stats()
+            with pytest.raises(ValueError):
+                Client(server.address, {"other": np.zeros(3)})
+            raw = RawWorker(server, filler)
+            raw.samples(1, 0)
+            raw.send(b"\1")
+            raw.close()
+            kept = server.sample(timeout=20).batch
+            if close:
+                client.close()
+            else:
+                del client
+            links.close()
+        assert kept["number"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("close", [True, False], ids=["closed", "dropped"])
+@pytest.mark.filterwarnings("ignore:unclosed connection:ResourceWarning")
+def test_a_session_leaves_nothing(close: bool) -> None:
+    session(True)  # what is made once and kept: the token, the plugins
+    threads, open_files, lying_about = tasks(), descriptors(), files()
+    for _ in range(3):
+        session(close)
+    settled(tasks, threads, "threads")
+    settled(descriptors, open_files, "descriptors")
+    assert files() <= lying_about
+
+
+@pytest.fixture
+def clean() -> Iterator[None]:
+    before = files()
+    yield
+    assert files() <= before
+
+
+def parent(link: Link, kind: str) -> None:
+    """A learner or a worker with all its threads, to be killed."""
+    if kind == "learner":
+        learner(link, 0, 4, 48)
+    with Server(example(), 4, {"type": "tcp", "port": 0}) as server, Consumer(server):
+        with Client(server.address, example()) as client:
+            link.send("ready")
+            for sample in numbered(0, 48):
+                client.send(sample)
+
+
+@pytest.mark.parametrize("kind", ["learner", "both"])
+def test_kill_9_leaves_no_process_and_no_file(
+    kind: str, clean: None, start: Callable[..., Child]
+) -> None:
+    child = start(parent, kind)
+    child.hear()
+    family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
+    assert len(family) == 1  # Echo starts no processes of its own
+    child.kill()
+    assert not psutil.pid_exists(child.pid)
+
+
+def test_workers_that_come_and_go_leave_nothing_at_the_learner(
+    serve: Callable[..., Server], start: Callable[..., Child]
+) -> None:
+    server = serve(batch_size=4)
+    with Consumer(server) as consumer:
+        with Client(server.address, example()) as client:
+            client.wait()
+        threads, open_files = tasks(), descriptors()
+        for maker in range(100):
+            if maker % 10 == 9:
+                killed = start(flood, str(server.address), 1000 + maker)
+                assert killed.hear() == "ready"
+                killed.forget()
+                continue
+            with Client(server.address, example()) as client:
+                client.send_batch(stacked(maker, 0, 3))
+        settled(lambda: {p.id: p.name for p in server.peers()}, {}, "workers")
+        settled(tasks, threads, "threads")
+        settled(descriptors, open_files, "descriptors")
+        assert server.stats()["store/active_connections"] == 0
+        assert server.stats()["transport/tcp/staged_bytes"] == 0
+        consumer.check()
