@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,7 +72,8 @@ class Proxy:
         if self._over:
             return
         self._over = True
-        self._bell.send(b"!")
+        with suppress(OSError):  # it has seen that already, and closed the bell
+            self._bell.send(b"!")
         self._thread.join()
 
     def _run(self) -> None:
