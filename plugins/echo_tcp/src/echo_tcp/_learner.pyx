@@ -46,6 +46,7 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         int events_fd()
         vector[Event] take_events() except +
         uint64_t add(NewPeer) except +
+        void begin(uint64_t) except +
         void forget(uint64_t)
         uint64_t new_ticket()
         void reply(uint64_t, string) except +
@@ -107,7 +108,7 @@ cdef class NativeLearner:
         return self.learner.get().events_fd()
 
     def add(self, int fd, bytes client, uint64_t base, *, cbool echo1, bytes unsent, bytes leftover) -> int:
-        """Hand over a connected, non-blocking socket; the loop owns `fd` from now on.
+        """Hand over a connected, non-blocking socket; the loop owns `fd` from now on. Its first event is `ADDED`.
 
         Args:
             client: 16 bytes, the same for every connection of a session.
@@ -132,7 +133,7 @@ cdef class NativeLearner:
     def take_events(self) -> list[tuple[int, int, int, int, bytes]]:
         """All that happened since the last call, in order: (kind, key, number, digest, text).
 
-        `ADDED`: served from now on. `LOST`: text is the reason, number 1 if the peer broke the protocol. `CONTROL`: number is the
+        `ADDED`: served once `begin` is called. `LOST`: text is the reason, number 1 if the peer broke the protocol. `CONTROL`: number is the
         request's id, text its payload. `RECEIPT`: number is the version.
         """
         cdef vector[Event] events = self.learner.get().take_events()
@@ -144,6 +145,10 @@ cdef class NativeLearner:
             else:
                 out.append((events[i].kind, events[i].peer, events[i].number, events[i].digest, <bytes>events[i].text))
         return out
+
+    def begin(self, uint64_t key) -> None:
+        """Serve a connection whose `ADDED` event was taken."""
+        self.learner.get().begin(key)
 
     def forget(self, uint64_t key) -> None:
         """Drop the figures of a connection whose `LOST` event was taken."""

@@ -324,7 +324,10 @@ class Control:
                 continue
             try:
                 if kind == ADDED:
-                    self._sink.connected(peer)
+                    try:
+                        self._sink.connected(peer)
+                    finally:
+                        self._native.begin(key)
                 elif kind == LOST:
                     self._lost(key, peer, text.decode("utf-8", "replace"), bool(number))
                 elif kind == RECEIPT:

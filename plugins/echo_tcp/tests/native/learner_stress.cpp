@@ -305,8 +305,10 @@ class Onlooker {
 public:
     explicit Onlooker(Learner &learner) : thread_([this, &learner] {
         while (!over_) {
-            for (const Event &e : learner.take_events())
+            for (const Event &e : learner.take_events()) {
+                if (e.kind == Event::added) learner.begin(e.peer);
                 if (e.kind == Event::lost) learner.forget(e.peer);
+            }
             learner.peers();
             learner.totals();
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -379,6 +381,7 @@ static void closing(double seconds) {
                 learner.add(std::move(peer));
                 ends.push_back(pair[0]);
             }
+            Onlooker onlooker(learner);
             std::thread flood([&] {
                 std::string frame(24 + 20024, 'x');
                 std::vector<std::uint64_t> number(ends.size(), 1);

@@ -30,7 +30,7 @@ inline void clear_eventfd(int fd) noexcept {
 
 struct Event {
     enum Kind : int {
-        added = 0,     // the connection is served from now on; comes before anything else of it
+        added = 0,     // the first event of a connection, which is served once begin() has been called
         lost = 1,      // text: the reason; number: 1 if the peer broke the protocol
         control = 2,   // number: request id; text: the payload
         receipt = 3,   // number: version; digest

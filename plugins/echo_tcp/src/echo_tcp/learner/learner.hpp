@@ -59,6 +59,10 @@ public:
         loops_[lane]->mailbox.put([&](Commands &c) { c.added.push_back(std::move(peer)); });
         return key;
     }
+    // Python has seen the connection's `added` event: serve it.
+    void begin(std::uint64_t key) {
+        loop_of(key).mailbox.put([&](Commands &c) { c.begun.push_back(key); });
+    }
     // Python has seen the connection's `lost` event.
     void forget(std::uint64_t key) {
         std::lock_guard<std::mutex> lock(figures_lock_);

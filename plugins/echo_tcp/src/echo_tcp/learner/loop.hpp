@@ -126,6 +126,8 @@ private:
     void obey() {
         Commands commands = mailbox.take();
         for (NewPeer &peer : commands.added) welcome(peer);
+        for (const std::uint64_t key : commands.begun)
+            if (Peer *p = find(key)) begin(*p);
         for (auto &[key, frame] : commands.replies)
             if (Peer *p = find(key)) {
                 --p->asked;
@@ -153,6 +155,7 @@ private:
 
     // ---- connections come, talk and wait: loop_serving.hpp ---------------------------------------
     void welcome(NewPeer &fresh);
+    void begin(Peer &p);
     void ready(Peer &p, std::uint32_t events);
     Step serve(Peer &p, bool first = false);
     void write(Peer &p);

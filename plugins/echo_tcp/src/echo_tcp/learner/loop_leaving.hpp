@@ -70,7 +70,7 @@ inline void Loop::begin_to_stop(std::int64_t deadline) {
     for (auto &[key, p] : peers_) all.push_back(p.get());
     // What has arrived whole is committed, as far as there is space and time for it.
     for (Peer *p : all)
-        for (int turn = 0; turn < last_turns && !p->dead && !p->leaving && !p->parked && clock_ns() < deadline; ++turn)
+        for (int turn = 0; p->begun && turn < last_turns && !p->dead && !p->leaving && !p->parked && clock_ns() < deadline; ++turn)
             if (serve(*p) != Step::more) break;
     for (Peer *p : all) leave(*p, closing);
 }

@@ -5,6 +5,8 @@
 
 namespace echo_tcp::learner {
 
+// A connection is served once Python has been told of it (begin()), so that a worker that finds itself
+// connected is among the learner's peers, and those it takes the place of are not.
 inline void Loop::welcome(NewPeer &fresh) {
     auto owned = std::make_unique<Peer>();
     Peer &p = *owned;
@@ -36,19 +38,27 @@ inline void Loop::welcome(NewPeer &fresh) {
     totals.active.set(peers_.size());
     events_->push({Event::added, p.key, 0, 0, {}});
     epoll_event event{};
-    event.events = p.interest = EPOLLIN;
+    event.events = p.interest = 0;
     event.data.ptr = &p;
     if (epoll_ctl(epoll_, EPOLL_CTL_ADD, p.fd, &event) != 0) {
         p.reason = std::string("cannot be watched: ") + std::strerror(errno);
         return drop(p);
     }
-    if (stop_by_ != 0) return leave(p, closing);
+    if (stop_by_ != 0) leave(p, closing);
+}
+
+inline void Loop::begin(Peer &p) {
+    p.begun = true;
     write(p);
-    if (!p.dead && p.held_back) serve(p);
+    if (p.held_back) serve(p);
 }
 
 inline void Loop::ready(Peer &p, std::uint32_t events) {
     if (p.leaving) return swallow(p);
+    if (!p.begun) {
+        p.reason = "the worker hung up at once";
+        return drop(p);
+    }
     if (events & EPOLLOUT) write(p);
     if (p.dead || p.leaving) return;
     if (p.parked && events & (EPOLLERR | EPOLLHUP)) {

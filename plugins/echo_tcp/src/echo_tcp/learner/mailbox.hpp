@@ -19,6 +19,7 @@ struct NewPeer {
 
 struct Commands {
     std::vector<NewPeer> added;
+    std::vector<std::uint64_t> begun;                            // keys
     std::vector<std::pair<std::uint64_t, std::string>> replies;  // key, frame
     std::vector<std::pair<std::uint64_t, std::string>> refused;  // key, reason
     std::shared_ptr<const Weights> weights;

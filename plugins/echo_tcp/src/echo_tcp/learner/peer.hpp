@@ -60,6 +60,7 @@ struct Peer {
     int fd = -1;
     std::uint64_t key = 0;
     bool echo1 = false;    // speaks the original protocol: samples without headers
+    bool begun = false;    // Python knows of it
     bool fresh = true;     // echo1: nothing was taken from it yet
     Session *session = nullptr;
     std::shared_ptr<Figures> figures;
