@@ -15,22 +15,22 @@ cdef extern from "echo_capi.h" nogil:
     ctypedef struct echo_capi:
         uint32_t version
         uint32_t size
-        void (*retain)(echo_store*)
-        void (*release)(echo_store*)
-        uint32_t (*leaf_count)(const echo_store*)
-        uint64_t (*leaf_bytes)(const echo_store*, uint32_t)
-        uint64_t (*sample_bytes)(const echo_store*)
-        uint32_t (*batch_size)(const echo_store*)
-        int (*claim)(echo_store*, uint32_t, echo_run*)
-        void* (*leaf)(echo_store*, const echo_run*, uint32_t)
-        void (*commit)(echo_store*, const echo_run*)
-        void (*abort)(echo_store*, const echo_run*)
-        int (*wait_space)(echo_store*, int64_t)
-        int (*arm_space)(echo_store*, int)
-        void (*disarm_space)(echo_store*, int)
-        void (*gauge_add)(echo_store*, int, int64_t)
-        void (*queue_depth)(echo_store*, uint64_t)
-        void (*observe)(echo_store*, int, uint64_t)
+        void (*retain)(echo_store*) noexcept nogil
+        void (*release)(echo_store*) noexcept nogil
+        uint32_t (*leaf_count)(const echo_store*) noexcept nogil
+        uint64_t (*leaf_bytes)(const echo_store*, uint32_t) noexcept nogil
+        uint64_t (*sample_bytes)(const echo_store*) noexcept nogil
+        uint32_t (*batch_size)(const echo_store*) noexcept nogil
+        int (*claim)(echo_store*, uint32_t, echo_run*) noexcept nogil
+        void* (*leaf)(echo_store*, const echo_run*, uint32_t) noexcept nogil
+        void (*commit)(echo_store*, const echo_run*) noexcept nogil
+        void (*abort)(echo_store*, const echo_run*) noexcept nogil
+        int (*wait_space)(echo_store*, int64_t) noexcept nogil
+        int (*arm_space)(echo_store*, int) noexcept nogil
+        void (*disarm_space)(echo_store*, int) noexcept nogil
+        void (*gauge_add)(echo_store*, int, int64_t) noexcept nogil
+        void (*queue_depth)(echo_store*, uint64_t) noexcept nogil
+        void (*observe)(echo_store*, int, uint64_t) noexcept nogil
 
 cdef const echo_capi* echo_table(uint32_t version) except NULL
 cdef echo_store* echo_store_of(object capsule) except NULL
