@@ -58,6 +58,9 @@ def get_include() -> str:
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    elif name == "capi":
+        # PyCapsule_Import("echo_core.capi._table") imports the package and asks for the rest as attributes.
+        return import_module(".capi", __name__)
     elif name.endswith(("Transport", "Client")) and name[0].isupper():
         # TcpTransport, ShmClient, ...: whatever plugin of that name is installed.
         from . import plugins
