@@ -142,7 +142,8 @@ private:
     alignas(64) std::atomic<uint64_t> returned_{0};  // tag (32 bits, against ABA) | slot id + 1; 0 in the lower half: empty
     std::atomic<bool> closed_{false};
     alignas(64) std::atomic<uint64_t> next_order_{1};
-    std::atomic<uint64_t> completed_{0}, taken_{0}, leased_{0}, aborted_{0}, push_blocked_{0}, notified_{0};
+    std::atomic<uint64_t> taken_{0}, leased_{0}, aborted_{0}, push_blocked_{0}, notified_{0};
+    mutable std::atomic<uint64_t> inserted_{0};  // the most that counters() has reported; so that totals never run backwards
     std::atomic<uint32_t> references_{1};
     EventCount ready_, space_;
     std::atomic<uint32_t> armed_count_{0};
@@ -255,7 +256,6 @@ inline void Ring::commit(const echo_run &run) {
     const uint64_t before = buffer.progress.fetch_add(run.count, ECHO_COMMIT_ORDER);  // SYNC batch
     if (uint32_t(before) + run.count == batch_) {
         buffer.ready_at.store(now_ns(), std::memory_order_relaxed);
-        completed_.fetch_add(1, std::memory_order_relaxed);
         if (ready_.notify(1)) notified_.fetch_add(1, std::memory_order_relaxed);
     }
 }
@@ -368,10 +368,10 @@ inline int Ring::take() {
         // acquire: every committed sample's bytes are seen (the adds of all writers form one release sequence).
         if (!buffer_[b].progress.compare_exchange_strong(expected, kLeased, std::memory_order_acquire, std::memory_order_relaxed))  // SYNC batch
             continue;  // another learner was quicker
+        taken_.fetch_add(1, std::memory_order_release);  // SYNC totals
         for (uint64_t i = 0; i < buffer_count_; ++i)
             if (buffer_[i].order.load(std::memory_order_relaxed) < order) buffer_[i].overtaken.store(true, std::memory_order_relaxed);
         leased_.fetch_add(1, std::memory_order_relaxed);
-        taken_.fetch_add(1, std::memory_order_relaxed);
         const int64_t ready = buffer_[b].ready_at.load(std::memory_order_relaxed), now = now_ns();
         queue_dwell.record(ready > 0 && now > ready ? uint64_t(now - ready) : 0);
         return b;
@@ -411,18 +411,20 @@ inline void Ring::close() {
 }
 
 inline Ring::Counters Ring::counters() const {
-    uint64_t partial = 0, stored = 0;
-    for (uint64_t b = 0; b < buffer_count_; ++b) {
-        const uint64_t progress = buffer_[b].progress.load(std::memory_order_relaxed);
-        if ((progress & ~uint64_t(UINT32_MAX)) != kOpen) continue;
-        stored += uint32_t(progress);
-        if (uint32_t(progress) < batch_) partial += uint32_t(progress);
-    }
     const auto relaxed = std::memory_order_relaxed;
-    return {completed_.load(relaxed) * batch_ + partial, stored, taken_.load(relaxed), push_blocked_.load(relaxed), notified_.load(relaxed),
-            aborted_.load(relaxed), leased_.load(relaxed), uint64_t(connections.load(relaxed)),
-            uint64_t(gauges[ECHO_GAUGE_QUEUED].load(relaxed)),
-            queue_depth_max.load(relaxed)};
+    // acquire, and before the look at the buffers: a batch that counts as taken is not seen as still open, and so counted twice.
+    const uint64_t taken = taken_.load(std::memory_order_acquire);  // SYNC totals
+    uint64_t stored = 0;
+    for (uint64_t b = 0; b < buffer_count_; ++b) {
+        const uint64_t progress = buffer_[b].progress.load(relaxed);
+        if ((progress & ~uint64_t(UINT32_MAX)) == kOpen) stored += uint32_t(progress);
+    }
+    // A batch being taken at this moment may be missing from both.
+    uint64_t inserted = taken * batch_ + stored, seen = inserted_.load(relaxed);
+    while (inserted > seen && !inserted_.compare_exchange_weak(seen, inserted, relaxed)) {}
+    if (inserted < seen) inserted = seen;
+    return {inserted, stored, taken, push_blocked_.load(relaxed), notified_.load(relaxed), aborted_.load(relaxed), leased_.load(relaxed),
+            uint64_t(connections.load(relaxed)), uint64_t(gauges[ECHO_GAUGE_QUEUED].load(relaxed)), queue_depth_max.load(relaxed)};
 }
 
 }  // namespace echo
