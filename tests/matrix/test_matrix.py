@@ -1,0 +1,122 @@
+"""Every installed transport with every installed sampler, found by entry points, end to end."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from echo_core import Client, Server, plugins
+from echo_core.testing import workers
+from echo_core.testing.samples import Tally, example, stacked
+
+TRANSPORTS = [record.name for record in plugins.installed(plugins.TRANSPORTS) if not record.disabled]
+SAMPLERS = [record.name for record in plugins.installed(plugins.SAMPLERS) if not record.disabled]
+
+spawning = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def transport_table(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """The configuration of a transport at a free address of this machine."""
+    known = {field.name for field in dataclasses.fields(plugins.transport_class(request.param).Options)}
+    place = {"host": "127.0.0.1", "port": 0, "path": str(tmp_path / "socket")}
+    return {"type": request.param, **{name: value for name, value in place.items() if name in known}}
+
+
+@pytest.fixture
+def sampler_table(request: pytest.FixtureRequest) -> dict[str, Any]:
+    sampler = plugins.sampler_class(request.param)
+    if sampler.storage == "replay":
+        pytest.skip(f"{request.param} needs a replay table")
+    return {"type": request.param}
+
+
+every = pytest.mark.parametrize(
+    ("transport_table", "sampler_table"),
+    [(transport, sampler) for transport in TRANSPORTS for sampler in SAMPLERS],
+    indirect=True,
+    ids=lambda value: str(value),
+)
+
+
+@every
+def test_experience_up_and_weights_down(
+    transport_table: dict[str, Any], sampler_table: dict[str, Any]
+) -> None:
+    makers, each = 3, 300
+    with Server(example(), 20, transport_table, sampler_table) as server:
+        server.publish({"w": np.arange(70_000.0)})
+        processes = [
+            spawning.Process(target=workers.flood, args=(str(server.address), maker, each, maker, {}))
+            for maker in range(1, makers)
+        ]
+        for process in processes:
+            process.start()
+        with Client(server.address, example(), name="here") as client:
+            client.send_batch(stacked(0, 0, each))
+            tally = Tally()
+            while tally.count < makers * each:
+                tally.add(server.sample(timeout=60).batch)
+            tally.check(dict.fromkeys(range(makers), each))
+            assert client.weights().params["w"][-1] == 69_999.0
+            assert client.server_stats()["store/samples_inserted_total"] == makers * each
+        for process in processes:
+            process.join(60)
+            assert process.exitcode == 0
+            process.close()
+
+
+@every
+def test_all_of_it_from_a_configuration(
+    transport_table: dict[str, Any], sampler_table: dict[str, Any], tmp_path: Path
+) -> None:
+    def toml(table: dict[str, Any]) -> str:
+        pairs = (f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in table.items())
+        return "{ " + ", ".join(pairs) + " }"
+
+    config = tmp_path / "echo.toml"
+    config.write_text(
+        f"[server]\nbatch_size = 4\nnum_buffers = 5\nsampler = {toml(sampler_table)}\n"
+        f"transport = {toml(transport_table)}\n[client]\nname = 'from a file'\n"
+    )
+    with Server.from_config(config, example()) as server:
+        assert (server.batch_size, server.num_buffers) == (4, 5)
+        with Client.from_config(config, example(), address=server.address) as client:
+            client.send_batch(stacked(1, 0, 8))
+            tally = Tally()
+            tally.add(server.sample(timeout=30).batch)
+            tally.add(server.sample(timeout=30).batch)
+            tally.check({1: 8})
+            assert server.peers()[0].name == "from a file"
+
+
+def test_what_is_installed_can_be_used() -> None:
+    """No plugin of this environment is broken, in conflict, or of another API."""
+    for group in (plugins.TRANSPORTS, plugins.SAMPLERS, plugins.OBSERVERS):
+        for record in plugins.default.examine(group):
+            assert record.error is None, record.error
+
+
+def test_several_transports_share_a_server() -> None:
+    if not TRANSPORTS:
+        pytest.skip("no transport is installed")
+    tables = [{"type": name, "port": 0} for name in TRANSPORTS if name == "tcp"] * 2
+    if not tables:
+        pytest.skip("tcp is not installed")
+    with Server(example(), 4, tables) as server:
+        first, second = server.addresses
+        with Client(first, example()) as one, Client(second, example()) as two:
+            one.send_batch(stacked(1, 0, 8))
+            one.wait()
+            two.send_batch(stacked(2, 0, 4))
+            tally = Tally()
+            for _ in range(3):
+                tally.add(server.sample(timeout=30).batch)
+            tally.check({1: 8, 2: 4})
+            server.publish({"w": np.ones(3)})
+            assert one.weights().version == two.weights().version == 1
+            assert len(server.peers()) == 2

@@ -1,0 +1,103 @@
+"""Imports run one way: plugins know echo_core, echo_core knows no plugin."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "echo_core" / "src" / "echo_core"
+# What a person types to select one, and the packages they live in; also of those to come.
+NAMES = {"tcp", "shm", "grpc", "rdma", "fifo", "uniform", "prioritized", "lifo"}
+PACKAGES = {"echo_tcp", "echo_shm", "echo_grpc", "echo_rdma", "echo_samplers"}
+
+# What may be said outside plugins.py's table: the default sampler, which Server's signature
+# promises, and examples in error messages.
+ALLOWED = {
+    "server.py": {"fifo"},
+    "config.py": {"fifo", "tcp"},
+    "address.py": {"tcp://"},
+}
+
+SOURCES = sorted(path for path in CORE.rglob("*.py*") if path.suffix in (".py", ".pyx", ".pxd"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(CORE)))
+def test_core_imports_no_plugin(path: Path) -> None:
+    words = re.findall(r"^\s*(?:from|import|cimport)\s+(.+)$", path.read_text(), re.M)
+    imported = {name for line in words for name in re.findall(r"echo_\w+", line)} - {"echo_core"}
+    assert not imported & PACKAGES
+    assert not re.search(r"^\s*(from|import)\s+(grpc|ucxx|torch|jax)\b", path.read_text(), re.M)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if path.suffix == ".py" and path.name != "plugins.py"],
+    ids=lambda path: str(path.relative_to(CORE)),
+)
+def test_core_names_no_plugin_in_its_code(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    named = [
+        (node.lineno, node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in docstrings
+        and (node.value in NAMES or re.match(rf"({'|'.join(NAMES)})://", node.value))
+    ]
+    assert not [(line, name) for line, name in named if name not in ALLOWED.get(path.name, ())]
+
+
+def test_importing_core_imports_little_and_no_plugin(python) -> None:
+    python(
+        """
+        import sys
+        before = set(sys.modules)
+        import echo_core
+        heavy = {"numpy", "optree", "pluggy", "pytest", "asyncio", "multiprocessing"}
+        assert not heavy & (set(sys.modules) - before), "import echo_core should cost nothing"
+        from echo_core import Client, Server, Spec, TrajectoryAccumulator, Transport, Weights
+        import echo_core.config, echo_core.testing.samples
+        assert dir(echo_core)
+        new = {name.partition(".")[0] for name in set(sys.modules) - before}
+        outside = {name for name in new if name.startswith("echo_")} - {"echo_core"}
+        assert not outside, outside
+        assert not {"grpc", "torch", "jax", "pytest", "hypothesis", "gymnasium"} & new, new
+        """
+    )
+
+
+def test_listing_plugins_imports_none(python) -> None:
+    python(
+        """
+        import sys
+        from echo_core import plugins
+        for group in (plugins.TRANSPORTS, plugins.SAMPLERS, plugins.OBSERVERS):
+            plugins.installed(group)
+        assert not {name for name in sys.modules if name.startswith("echo_")
+                    and not name.startswith("echo_core")}
+        """
+    )
+
+
+@pytest.mark.needs("echo-tcp", "echo-samplers")
+def test_selecting_one_plugin_imports_no_other(python) -> None:
+    python(
+        """
+        import sys
+        from echo_core import plugins
+        plugins.transport("tcp")
+        assert "echo_tcp" in sys.modules and "echo_tcp.transport" not in sys.modules
+        assert not any(name.startswith("echo_samplers") for name in sys.modules)
+        """
+    )

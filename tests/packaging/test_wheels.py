@@ -1,0 +1,195 @@
+"""What a user installs: the contents of the wheels and source distributions, in empty environments."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import textwrap
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECTS = {
+    tomllib.loads(path.read_text())["project"]["name"]: path.parent
+    for path in (
+        ROOT / "echo_core" / "pyproject.toml",
+        ROOT / "samplers" / "pyproject.toml",
+        *sorted(ROOT.glob("plugins/*/pyproject.toml")),
+    )
+}
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("uv") is None, reason="wheels are built with uv"),
+    pytest.mark.timeout(900),
+]
+
+
+@pytest.fixture(scope="session")
+def wheels() -> Path:
+    """The folder of our wheels, built once per state of the sources."""
+    command = [sys.executable, str(ROOT / "tools" / "wheels.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Path(done.stdout.split("\n")[-2])
+
+
+def wheel(wheels: Path, name: str) -> zipfile.ZipFile:
+    (path,) = wheels.glob(f"{name.replace('-', '_')}-*.whl")
+    return zipfile.ZipFile(path)
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_wheel_holds_its_package_and_nothing_else(wheels: Path, name: str) -> None:
+    package = name.replace("-", "_")
+    with wheel(wheels, name) as archive:
+        files = archive.namelist()
+        tops = {file.partition("/")[0] for file in files}
+        (info,) = tops - {package}
+        assert info.startswith(package) and info.endswith(".dist-info")
+        assert f"{package}/py.typed" in files
+        assert any(file.startswith(f"{info}/licenses/") for file in files)
+        assert not [file for file in files if re.search(r"(^|/)(tests?|build)/", file)]
+        assert not [file for file in files if file.endswith((".pyx", ".cpp", ".hpp", ".c", ".pyc"))]
+        metadata = Parser().parsestr(archive.read(f"{info}/METADATA").decode())
+        assert metadata["License-Expression"] == "Apache-2.0"
+        assert metadata["Requires-Python"] == ">=3.11"
+        assert metadata.get_payload(), "no description for people who find it on an index"
+        sources = PROJECTS[name] / "src" / package
+        for path in sources.rglob("*.py"):
+            assert f"{package}/{path.relative_to(sources)}" in files
+        modules = {Path(file).name.partition(".")[0] for file in files if file.endswith(".so")}
+        assert modules == {path.stem for path in sources.rglob("*.pyx")}
+
+
+def test_core_brings_what_native_plugins_compile_against(wheels: Path) -> None:
+    with wheel(wheels, "echo-core") as archive:
+        files = set(archive.namelist())
+    shipped = {file for file in files if file.endswith((".pxd", ".h"))}
+    assert shipped == {
+        "echo_core/__init__.pxd",
+        "echo_core/capi.pxd",
+        "echo_core/include/echo_capi.h",
+    }
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_plugins_announce_themselves(wheels: Path, name: str) -> None:
+    with wheel(wheels, name) as archive:
+        announced = [file for file in archive.namelist() if file.endswith("entry_points.txt")]
+        text = archive.read(announced[0]).decode() if announced else ""
+    assert ("[echo." in text) == (name != "echo-core")
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_source_distribution_is_complete(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "*.so", ".*cache")
+    shutil.copytree(PROJECTS[name], source, ignore=ignored)
+    command = ["uv", "build", "--quiet", "--sdist", "--no-build-isolation", "--python", sys.executable]
+    command += ["--out-dir", str(tmp_path / "out"), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0 and "No module named" in done.stderr:
+        pytest.skip("the build group is not installed")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (archive,) = (tmp_path / "out").glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        files = {member.name.partition("/")[2] for member in tar.getmembers() if member.isfile()}
+    for path in (source / "src").rglob("*"):
+        if path.suffix in {".py", ".pyx", ".pxd", ".hpp", ".h"} or path.name == "py.typed":
+            assert str(path.relative_to(source)) in files
+    assert {"pyproject.toml", "README.md", "LICENSE"} <= files
+    assert not [file for file in files if file.endswith((".so", ".cpp"))]
+
+
+def run(python: Path, code: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [str(python), "-I", "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    """The Python of an environment in which nothing is installed."""
+    subprocess.run(
+        ["uv", "venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv")], check=True
+    )
+    return tmp_path / "venv" / "bin" / "python"
+
+
+def install(python: Path, wheels: Path, *wanted: str) -> None:
+    command = ["uv", "pip", "install", "--quiet", "--python", str(python)]
+    # Ours come from the folder; the cache may hold wheels of the same version and other contents.
+    for name in PROJECTS:
+        command += ["--refresh-package", name]
+    done = subprocess.run(
+        [*command, "--find-links", str(wheels), *wanted], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_core_alone_works_and_says_what_is_missing(
+    wheels: Path, empty: Path, tmp_path: Path
+) -> None:
+    install(empty, wheels, "echo-core")
+    run(
+        empty,
+        """
+        import numpy as np
+        from echo_core import PluginError, Sampler, Server, Spec
+        from echo_core.store import Store
+
+        example = {"x": np.zeros(3, np.float32)}
+        assert Spec.from_example(example).sample_bytes == 12
+        for make in (lambda: Server(example, 2),
+                     lambda: Server(example, 2, "tcp://127.0.0.1:0", sampler="fifo")):
+            try:
+                make()
+            except PluginError as error:
+                assert "pip install" in str(error) and "echo-core[" in str(error), error
+            else:
+                raise AssertionError("a plugin that is not installed was found")
+        try:
+            from echo_core.testing import TransportContract
+        except ModuleNotFoundError as error:
+            assert "echo-core[testing]" in str(error), error
+        """,
+        tmp_path,
+    )
+
+
+def test_the_tcp_extra_brings_everything_for_learner_and_worker(
+    wheels: Path, empty: Path, tmp_path: Path
+) -> None:
+    install(empty, wheels, "echo-core[tcp]")
+    run(
+        empty,
+        """
+        import os, pathlib
+        os.environ["ECHO_TOKEN"] = "a token for this one test only"
+        import numpy as np
+        from echo_core import Client, Server, TcpClient, TcpTransport, get_include
+
+        assert pathlib.Path(get_include(), "echo_capi.h").exists()
+        example = {"x": np.zeros(3, np.float32)}
+        with Server(example, 2, TcpTransport(port=0)) as server:
+            with Client(server.address, example) as client:
+                client.send({"x": np.ones(3, np.float32)})
+                with TcpClient("127.0.0.1", server.port, example) as other:
+                    other.send({"x": np.ones(3, np.float32)})
+                assert server.sample(timeout=30).batch["x"].sum() == 6
+        """,
+        tmp_path,
+    )
