@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,8 +46,8 @@ def proxy() -> Iterator[Callable[..., Proxy]]:
     """`proxy(server.port, plan)`: see `rig.proxy.Proxy`."""
     proxies: list[Proxy] = []
 
-    def between(port: int, plan: Callable[[int], Plan] | Plan = Plan()) -> Proxy:
-        proxies.append(Proxy(port, plan))
+    def between(port: int, plan: Callable[[int], Plan] | Plan | None = None) -> Proxy:
+        proxies.append(Proxy(port, plan or Plan()))
         return proxies[-1]
 
     yield between
@@ -57,6 +58,4 @@ def proxy() -> Iterator[Callable[..., Proxy]]:
 @pytest.fixture(scope="session")
 def press_on() -> float:
     """Seconds that load lasts: ECHO_SOAK_SECONDS, else five."""
-    import os
-
     return float(os.environ.get("ECHO_SOAK_SECONDS", "5"))

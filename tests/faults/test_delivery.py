@@ -34,7 +34,9 @@ class Sender:
             samples = numbered(self.maker, self._filler)
             while not self._over:
                 if self._batch:
-                    self.client.send_batch(stacked(self.maker, self.sent, self._batch, self._filler))
+                    self.client.send_batch(
+                        stacked(self.maker, self.sent, self._batch, self._filler)
+                    )
                 else:
                     self.client.send(next(samples))
                 self.sent += self._batch or 1

@@ -71,41 +71,57 @@ def test_a_learner_that_keeps_everything_is_told_and_workers_go_on_later(
 
 
 SETTING = """
-    import gc, numpy as np
+    import gc
     from echo_core import Client, Server
     from echo_core.testing.samples import Tally, example, stacked
-    server = Server(example(), 4, {"type": "tcp", "port": 0}).start()
-    client = Client(server.address, example())
-    client.send_batch(stacked(0, 0, 12))
-    client.wait()
-    batches = [server.sample(timeout=20).batch for _ in range(2)]
 
-    def check():
+    def setting():
+        server = Server(example(), 4, {"type": "tcp", "port": 0}).start()
+        client = Client(server.address, example())
+        client.send_batch(stacked(0, 0, 12))
+        client.wait()
+        return server, client, [server.sample(timeout=20).batch for _ in range(2)]
+
+    def check(batches):
+        gc.collect()
         tally = Tally()
         for batch in batches:
             tally.add(batch)
         tally.check({0: 8})
+
+    server, client, batches = setting()
 """
 
-ENDINGS = {
-    "drop the server": "del server; gc.collect(); check()",
-    "drop the server in its own batch loop": "it = server.dataset_iter(); next(it); del server, it; check()",
-    "close the server": "server.close(); check(); batches.clear()",
-    "close, then drop": "server.close(); del server; gc.collect(); check()",
-    "drop the client": "del client; gc.collect(); check(); server.close()",
-    "drop everything but the batches": "del server, client; gc.collect(); check()",
-    "drop the batches last of all": "keep = batches[0]['filler'][1:3, ::2]; del server, client, batches; gc.collect(); keep += 1; del keep",
-    "leave it all to the interpreter": "check()",
-    "a batch in a cycle": "cycle = [batches]; cycle.append(cycle); del cycle, server, client",
-    "writing into a batch of a dead server": "del server; gc.collect(); [b['filler'].fill(7) for b in batches]",
-}
+IN_ONE_PROCESS = [
+    "del server; check(batches)",
+    "it = server.dataset_iter(); next(it); del server, it; check(batches)",
+    "server.close(); check(batches); batches.clear()",
+    "server.close(); del server; check(batches)",
+    "del client; check(batches); server.close()",
+    "del server, client; check(batches)",
+    "view = batches[0]['filler'][1:3, ::2]; del server, client, batches; gc.collect(); view += 1",
+    "del server; gc.collect(); [batch['filler'].fill(7) for batch in batches]",
+]
+AT_ITS_END = [
+    "check(batches)",
+    "del server",
+    "cycle = [batches]; cycle.append(cycle); del cycle, batches",
+    "import threading; threading.Thread(target=server.sample, daemon=True).start()",
+]
 
 
-@pytest.mark.parametrize("how", ENDINGS)
-def test_batches_outlive_everything(
-    how: str, python: Callable[..., subprocess.CompletedProcess[str]]
+def test_batches_outlive_server_and_client(
+    python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    python(f"{SETTING}\n    {ENDINGS[how]}\n")
+    again = "\n    server, client, batches = setting()\n    "
+    python(SETTING + "    " + again.join(IN_ONE_PROCESS))
+
+
+@pytest.mark.parametrize("last", AT_ITS_END)
+def test_batches_are_no_trouble_to_an_ending_interpreter(
+    last: str, python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    python(f"{SETTING}    {last}")
 
 
 def test_torn_reads_are_what_the_tally_finds() -> None:

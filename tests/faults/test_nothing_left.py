@@ -82,11 +82,14 @@ def parent(link: Link, kind: str) -> None:
     """A learner or a worker with all its threads, to be killed."""
     if kind == "learner":
         learner(link, 0, 4, 48)
-    with Server(example(), 4, {"type": "tcp", "port": 0}) as server, Consumer(server):
-        with Client(server.address, example()) as client:
-            link.send("ready")
-            for sample in numbered(0, 48):
-                client.send(sample)
+    with (
+        Server(example(), 4, {"type": "tcp", "port": 0}) as server,
+        Consumer(server),
+        Client(server.address, example()) as client,
+    ):
+        link.send("ready")
+        for sample in numbered(0, 48):
+            client.send(sample)
 
 
 @pytest.mark.parametrize("kind", ["learner", "both"])

@@ -91,15 +91,13 @@ def test_kill_9_of_the_server_ends_every_call(start: Callable[..., Child]) -> No
 def test_kill_9_of_the_server_in_a_flood(start: Callable[..., Child]) -> None:
     server = start(learner, 0, 64, 48)
     address = f"tcp://127.0.0.1:{server.hear()}"
-    workers = [
-        start(flood, address, maker, 48, None, {"timeout": GIVE_UP}) for maker in range(3)
-    ]
+    workers = [start(flood, address, maker, 48, None, {"timeout": GIVE_UP}) for maker in range(3)]
     for worker in workers:
         assert worker.hear() == "ready"
     until(lambda: all(w.ask("?")["acknowledged"] > 1000 for w in workers), "the flood is on")
     server.kill()
     for worker in workers:
-        with pytest.raises(AssertionError, match="ConnectionClosedError|EchoTimeoutError"):
+        with pytest.raises(AssertionError, match=r"ConnectionClosedError|EchoTimeoutError"):
             while True:
                 worker.hear(within=30)
 

@@ -182,9 +182,7 @@ def test_a_client_travels_to_a_spawned_process(serve: Callable[..., Server]) -> 
     context = multiprocessing.get_context("spawn")
     with Consumer(server) as consumer, Client(server.address, example()) as client:
         assert "secret" not in repr(pickle.dumps(client))
-        children = [
-            context.Process(target=spawned, args=(client, maker, 500)) for maker in (1, 2)
-        ]
+        children = [context.Process(target=spawned, args=(client, maker, 500)) for maker in (1, 2)]
         for child in children:
             child.start()
         client.send(next(numbered(0, 48)))  # the one here is not disturbed

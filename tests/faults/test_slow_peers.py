@@ -62,7 +62,7 @@ def test_half_a_message_held_for_ever(
             raw.acknowledged(2)
             raw.close()
         expected = dict.fromkeys(range(100, 120), 2)
-        consumer.finish().check(expected | {maker: ENOUGH[filler] for maker in range(2)})
+        consumer.finish().check(expected | dict.fromkeys(range(2), ENOUGH[filler]))
 
 
 @pytest.mark.parametrize(("filler", "piece"), [(48, 7), (LARGE, 2000)], ids=["small", "large"])
@@ -91,7 +91,7 @@ def test_a_slow_sender(
         for client in (*clients, trickle):
             client.close()
         expected = dict.fromkeys(range(100, 105), 1)
-        consumer.finish().check(expected | {maker: ENOUGH[filler] for maker in range(2)})
+        consumer.finish().check(expected | dict.fromkeys(range(2), ENOUGH[filler]))
 
 
 @pytest.mark.parametrize("filler", [48, LARGE])
@@ -114,7 +114,7 @@ def test_a_worker_stopped_in_the_middle(
             child.thaw()
             sent[maker] = child.ask("stop", within=60)["acknowledged"]
             child.end()
-        consumer.finish().check(sent | {maker: ENOUGH[filler] for maker in range(2)})
+        consumer.finish().check(sent | dict.fromkeys(range(2), ENOUGH[filler]))
 
 
 def test_a_worker_that_never_reads(serve: Callable[..., Server]) -> None:
@@ -124,12 +124,10 @@ def test_a_worker_that_never_reads(serve: Callable[..., Server]) -> None:
     with Consumer(server) as consumer, RawWorker(server, name="deaf") as deaf:
         deaf.send(frame(Kind.SUBSCRIBE))
         with Client(server.address, example()) as client:
-            receipts = 0
             for number in range(10):
                 published = server.publish(big)
                 weights = client.weights(newer_than=number)
                 assert weights.version == published.version
-                receipts += 1
                 client.send_batch(stacked(0, 500 * number, 500))
                 # It goes on sending, and is acknowledged without reading it.
                 deaf.samples(1, 100 * number, 100)

@@ -27,7 +27,10 @@ from rig.workers import flood
 
 def message(kind: int, body: Any, version: int = 2, length: int | None = None) -> bytes:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return struct.pack("<4sBBHI", b"ECHO", version, kind, 0, len(data) if length is None else length) + data
+    return (
+        struct.pack("<4sBBHI", b"ECHO", version, kind, 0, len(data) if length is None else length)
+        + data
+    )
 
 
 HELLO = {

@@ -108,7 +108,7 @@ def test_kill_9_at_every_stage_of_a_message(
         victims = []
         for maker, plan in enumerate(plans, 1):
             victims.append(start(hold, links.address, maker, filler, {"name": "victim"}))
-            until(lambda: len(links.links) == maker, "it has connected")
+            until(lambda: len(links.links) == len(victims), "it has connected")
             if plan.up is not None:
                 until(lambda: links.links[-1].broken, f"{plan.up} bytes have passed")
             else:

@@ -18,7 +18,9 @@ __all__ = ["Child", "Children"]
 # them off in a few milliseconds; it has no threads of ours and no sockets, so that they are as
 # good as freshly started. What starts a process anew is tested in test_processes.py.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["echo_core.client", "echo_core.server", "echo_tcp.transport", "rig.workers"])
+_context.set_forkserver_preload(
+    ["echo_core.client", "echo_core.server", "echo_tcp.transport", "rig.workers"]
+)
 
 
 class Child:
@@ -30,7 +32,9 @@ class Child:
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
         self.link, theirs = _context.Pipe()
         self.process = _context.Process(
-            target=_run, args=(dict(os.environ), list(sys.path), theirs, target, arguments), daemon=True
+            target=_run,
+            args=(dict(os.environ), list(sys.path), theirs, target, arguments),
+            daemon=True,
         )
         self.process.start()
         theirs.close()
@@ -92,7 +96,6 @@ class Child:
                     raise
                 break
         assert self.exitcode == 0, f"process {self.pid} ended with {self.exitcode}"
-
 
     def forget(self) -> None:
         """Kill it if it still runs, and give back what it took here."""
@@ -156,5 +159,3 @@ def _states(pid: int) -> list[str]:
         except OSError:
             pass  # it ended meanwhile
     return states
-
-

@@ -80,7 +80,9 @@ class Proxy:
         try:
             while not self._over:
                 now = time.monotonic()
-                waits = [way.ready_at - now for link in self._live for way in link.ways if way.paced(now)]
+                waits = [
+                    way.ready_at - now for link in self._live for way in link.ways if way.paced(now)
+                ]
                 for key, _ in self._selector.select(min(waits) if waits else None):
                     if key.fileobj is self._listening:
                         self._accept()
@@ -119,7 +121,9 @@ class Proxy:
 class _Way:
     """One direction of a link."""
 
-    def __init__(self, source: socket.socket, sink: socket.socket, limit: int | None, plan: Plan) -> None:
+    def __init__(
+        self, source: socket.socket, sink: socket.socket, limit: int | None, plan: Plan
+    ) -> None:
         self.source, self.sink, self.limit, self.plan = source, sink, limit, plan
         self.buffer = bytearray()
         self.taken = 0  # bytes read from the source
@@ -139,7 +143,11 @@ class _Way:
     def step(self) -> bool:
         """Pass on what can be; whether the byte after the limit has come. Raises OSError."""
         if self.reads:
-            left = self.plan.piece if self.limit is None else min(self.plan.piece, self.limit - self.taken)
+            left = (
+                self.plan.piece
+                if self.limit is None
+                else min(self.plan.piece, self.limit - self.taken)
+            )
             try:
                 data = self.source.recv(left) if left else self.source.recv(1, socket.MSG_PEEK)
             except BlockingIOError:

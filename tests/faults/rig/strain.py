@@ -110,11 +110,11 @@ def cpu_seconds(pid: int) -> float:
     return total / 1e9
 
 
-def cpu_over(pid: int, seconds: float) -> float:
-    """Processor time of a process during the next `seconds`."""
-    before = cpu_seconds(pid)
+def cpu_over(pids: list[int], seconds: float) -> list[float]:
+    """Processor time of each process during the next `seconds`."""
+    before = [cpu_seconds(pid) for pid in pids]
     time.sleep(seconds)
-    return cpu_seconds(pid) - before
+    return [cpu_seconds(pid) - used for pid, used in zip(pids, before)]
 
 
 def figures(server: Server) -> dict[str, Any]:

@@ -50,17 +50,15 @@ def flood(
     over = threading.Event()
 
     def answer() -> None:  # also while a send waits
-        while (word := link.recv()) != "stop":
+        while link.recv() != "stop":
             link.send(client.stats())
         over.set()
 
     threading.Thread(target=answer, daemon=True).start()
-    sent = 0
-    for sample in numbered(maker, filler):
-        if sent == count or over.is_set():
+    for number, sample in enumerate(numbered(maker, filler)):
+        if number == count or over.is_set():
             break
         client.send(sample)
-        sent += 1
     client.close()
     link.send(client.stats())
 
