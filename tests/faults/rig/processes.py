@@ -16,7 +16,7 @@ __all__ = ["Child", "Children"]
 
 # Workers come and go by the dozen here. A server that has imported what they need forks each of
 # them off in a few milliseconds; it has no threads of ours and no sockets, so that they are as
-# good as freshly started. What starts a process anew is tested in test_processes.py.
+# good as freshly started. What starts a process anew is tested in test_sharing.py.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     ["echo_core.client", "echo_core.server", "echo_tcp.transport", "rig.workers"]
