@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-import echo_core
 import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+
+import echo_core
 
 package = Path("src/echo_tcp")
 capi = Path(echo_core.get_include())

@@ -8,11 +8,11 @@ import threading
 
 import numpy as np
 import pytest
-
-from echo_core import Server
 from echo_core.errors import SpecError
 from echo_core.handshake import ClientHandshake
 from echo_tcp.transport import TcpTransport
+
+from echo_core import Server
 
 original = pytest.importorskip("echo", reason="the original Echo is not installed: uv pip install id-echo")
 
@@ -98,7 +98,7 @@ def test_waiting_for_space_and_hanging_up(eventually):
         eventually(lambda: [p for p in server.peers() if p.state == "waiting for space"])
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         sock.close()  # a reset, while 14 samples wait
-        rewards = sum((server.sample(10).batch["reward"].tolist() for _ in range(10)), [])
+        rewards = [r for _ in range(10) for r in server.sample(10).batch["reward"].tolist()]
         assert rewards == list(range(20))
         eventually(lambda: not server.peers())
 
@@ -111,9 +111,9 @@ def test_the_wrong_protocol_at_either_end_is_told():
                 pass
         assert server.stats()["store/samples_inserted_total"] == 0
         assert server.stats()["transport/tcp/protocol_errors"] == 1
-    with Server(EXAMPLE, 4, TcpTransport(port=0, handshake_timeout=0.3)) as server:
-        with pytest.raises(ConnectionError):
-            original.TcpClient("127.0.0.1", server.port, EXAMPLE)
+    today = TcpTransport(port=0, handshake_timeout=0.3)
+    with Server(EXAMPLE, 4, today) as server, pytest.raises(ConnectionError):
+        original.TcpClient("127.0.0.1", server.port, EXAMPLE)
 
 
 def test_samples_of_no_bytes_cannot_travel():

@@ -9,10 +9,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-
-from echo_core import Server
 from echo_core.wire import Kind, frame, pack_header, pack_request, parse_reply
 from echo_tcp.transport import TcpTransport
+
+from echo_core import Server
 
 SMALL = {"x": np.zeros(4, np.float32), "y": np.zeros((), np.int64)}
 LARGE = {"image": np.zeros((100, 200), np.int32), "y": np.zeros(3, np.int64)}  # 80,024 bytes
@@ -26,6 +26,11 @@ def values(sample):
     return leaves[-1][:, 0].tolist()
 
 
+def taken(server, batches):
+    """The values of the next samples, `batches` batches of them."""
+    return [value for _ in range(batches) for value in values(server.sample(10))]
+
+
 @pytest.mark.parametrize("example", [SMALL, LARGE], ids=["small", "large"])
 def test_frames_of_any_size_in_any_portions(example, dial, serve):
     with serve(example, batch_size=4, num_buffers=8) as server:
@@ -35,7 +40,7 @@ def test_frames_of_any_size_in_any_portions(example, dial, serve):
         for start in range(0, len(frames), 7001):  # headers and leaves are cut anywhere
             worker.sock.sendall(frames[start : start + 7001])
         worker.acknowledged(24)
-        assert sum((values(server.sample(10)) for _ in range(6)), []) == list(range(24))
+        assert taken(server, 6) == list(range(24))
         peer = server.peers()[0]
         assert (peer.id, peer.samples, peer.role) == (worker.client, 24, "worker")
         assert peer.bytes == len(frames)
@@ -46,7 +51,7 @@ def test_a_frame_larger_than_the_whole_store(dial, serve):
     with serve(LARGE, batch_size=2, num_buffers=2) as server:
         worker = dial(server)
         worker.send(range(31))
-        assert sum((values(server.sample(10)) for _ in range(15)), []) == list(range(30))
+        assert taken(server, 15) == list(range(30))
         worker.acknowledged(31)
 
 
@@ -72,7 +77,7 @@ def test_nothing_arrives_twice(example, dial, eventually, serve):
         again.send(range(2, 7), first=3)  # one of them known
         again.acknowledged(7)
         again.send(range(7, 10))
-        assert values(server.sample(10)) + values(server.sample(10)) == list(range(10))
+        assert taken(server, 2) == list(range(10))
         assert server.stats()["transport/tcp/duplicates"] == 4
         assert server.peers()[0].samples == 10
 
@@ -108,7 +113,7 @@ def test_half_a_frame_held_for_ever_holds_up_nobody(dial, eventually, serve):
         slow.sock.sendall(held[:170_000])
         eventually(lambda: server.stats()["transport/tcp/evicted_total"] == 1)
         quick.send(range(8))
-        assert values(server.sample(10)) + values(server.sample(10)) == list(range(8))
+        assert taken(server, 2) == list(range(8))
         states = eventually(lambda: [p.state for p in server.peers() if p.id == slow.client and p.state != "streaming"])
         assert states == ["half a message"]
         slow.sock.sendall(held[170_000:])
@@ -129,8 +134,7 @@ def test_a_full_store_holds_back_those_who_fill_it(dial, eventually, serve):
         other.sock.sendall(frame(Kind.PING, seq=5))  # others are heard all the same
         assert other.expect(Kind.PING)[0].seq == 5
         other.send(range(100, 104))
-        got = [values(server.sample(10)) for _ in range(6)]
-        assert sorted(sum(got, [])) == [*range(20), *range(100, 104)]
+        assert sorted(taken(server, 6)) == [*range(20), *range(100, 104)]
         worker.acknowledged(20)
         eventually(lambda: server.stats()["store/queue_depth_sum"] == 0)
         assert server.stats()["transport/tcp/waiting_for_space"] == 0
@@ -158,7 +162,7 @@ def test_many_threads_and_a_client_is_always_served_by_the_same(dial, serve):
         for round_ in range(5):
             for number, worker in enumerate(workers):
                 worker.send(range(100 * number + 2 * round_, 100 * number + 2 * round_ + 2))
-        seen = sum((values(server.sample(10)) for _ in range(12)), [])
+        seen = taken(server, 12)
         assert sorted(seen) == [100 * n + i for n in range(12) for i in range(10)]
         for worker in workers:
             worker.acknowledged(10)
@@ -188,7 +192,7 @@ def test_close_commits_what_has_arrived_and_says_goodbye(dial):
     server.close()
     worker.acknowledged(8)
     assert worker.farewell() == idle.farewell() == "the learner is closing"
-    assert values(server.sample(10)) + values(server.sample(10)) == list(range(8))
+    assert taken(server, 2) == list(range(8))
     assert server.sample(10) is None
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address.endpoint, timeout=5)

@@ -15,14 +15,14 @@ import time
 
 import numpy as np
 import pytest
-
-from echo_core import Server
 from echo_core.errors import HandshakeRefused, SecurityError, SpecError
 from echo_core.handshake import ClientHandshake
 from echo_core.security import find_token
 from echo_core.spec import Spec
 from echo_core.wire import Kind, frame, pack_header
 from echo_tcp.transport import TcpTransport
+
+from echo_core import Server
 
 EXAMPLE = {"x": np.zeros(4, np.float32), "y": np.zeros((), np.int64)}  # 24 bytes
 
@@ -255,7 +255,7 @@ def test_port_in_use_says_so_and_how_to_choose_another(serve):
 def test_hosts_that_cannot_be():
     with pytest.raises(OSError, match=r"192\.0\.2\.1:0: no interface"):
         Server(EXAMPLE, 4, TcpTransport(port=0, host="192.0.2.1")).start()
-    with pytest.raises(OSError, match="no-such-host.invalid"):
+    with pytest.raises(OSError, match=r"no-such-host\.invalid"):
         Server(EXAMPLE, 4, TcpTransport(port=0, host="no-such-host.invalid")).start()
 
 

@@ -24,7 +24,7 @@ public:
     Learner(const echo_capi *api, echo_store *store, unsigned threads, std::uint64_t staging_limit)
         : events_(std::make_shared<Events>()), born_in_(getpid()) {
         for (unsigned i = 0; i < threads; ++i)
-            loops_.push_back(std::make_unique<Loop>(api, store, events_, staging_limit));
+            loops_.push_back(std::make_unique<Loop>(api, store, events_, turns_, staging_limit));
         try {
             for (auto &loop : loops_) loop->start();
         } catch (...) {
@@ -138,6 +138,7 @@ private:
 
     const std::shared_ptr<Events> events_;
     const pid_t born_in_;
+    Turns turns_;
     std::vector<std::unique_ptr<Loop>> loops_;
     mutable std::mutex figures_lock_;
     std::unordered_map<std::uint64_t, std::shared_ptr<Figures>> figures_;

@@ -21,13 +21,16 @@
 #include "ingest.hpp"
 #include "mailbox.hpp"
 #include "outbox.hpp"
+#include "turns.hpp"
 
 namespace echo_tcp::learner {
 
 class Loop {
 public:
-    Loop(const echo_capi *api, echo_store *store, std::shared_ptr<Events> events, std::uint64_t staging_limit)
-        : store_(api, store), events_(std::move(events)), ingest_(store_, *events_, totals, staging_limit), outbox_(totals) {
+    Loop(const echo_capi *api, echo_store *store, std::shared_ptr<Events> events, Turns &turns,
+         std::uint64_t staging_limit)
+        : store_(api, store), events_(std::move(events)), turns_(turns),
+          ingest_(store_, *events_, totals, staging_limit), outbox_(totals) {
         try {
             epoll_ = epoll_create1(EPOLL_CLOEXEC);
             if (epoll_ < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
@@ -96,7 +99,7 @@ private:
                     ready(p, events[i].events);
                 }
             }
-            if (!parked_.empty() && !armed_) serve_parked();
+            if (parked_.empty() ? in_turns_ : !armed_) serve_parked();
             if (std::exchange(ingest_.staging_freed, false)) serve_staging();
             if (!open_.empty()) evict_stalled();
             if (stop_by_ != 0 || !leaving_.empty()) hurry_leavers();
@@ -109,6 +112,7 @@ private:
             }
         }
         if (armed_) store_.disarm_space(space_);
+        turns_.leave(space_);
     }
 
     // Milliseconds until a timer; -1 for none.
@@ -190,6 +194,7 @@ private:
 
     Store store_;
     const std::shared_ptr<Events> events_;
+    Turns &turns_;
     Ingest ingest_;
     Outbox outbox_;
     Sessions sessions_;
@@ -203,6 +208,8 @@ private:
     std::int64_t now_ = 0;            // at the beginning of the round
     std::int64_t stop_by_ = 0;        // not zero: stopping
     std::int64_t next_farewell_ = 0;  // the first of leave_by; meaningful while there is one
+    std::size_t shares_left_ = 0;     // of this loop's turn
+    bool in_turns_ = false;           // in the queue of turns_
     bool armed_ = false;              // the store will write to space_
     bool serve_again_ = false;        // there is space, but somebody may be parked still
     bool read_something_ = false;

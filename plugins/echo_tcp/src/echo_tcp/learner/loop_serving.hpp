@@ -78,7 +78,7 @@ inline void Loop::ready(Peer &p, std::uint32_t events) {
 // One turn of reading, and the acknowledgement of what came of it. `first`: it was first in the
 // queue for space, and is again if it gets less than its share.
 inline Step Loop::serve(Peer &p, bool first) {
-    const bool others = !parked_.empty();
+    const bool others = !parked_.empty() || turns_.waiting() > std::size_t(in_turns_);
     read_something_ = true;
     Step step;
     try {
@@ -151,7 +151,12 @@ inline Step Loop::serve_waiting(Peer &p, bool first) {
 // then behind them. One that finds less space than its share keeps its place.
 inline void Loop::serve_parked() {
     serve_again_ = false;
-    for (std::size_t n = parked_.size(); n != 0 && !parked_.empty(); --n) {
+    if (!parked_.empty()) {
+        in_turns_ = true;
+        if (!turns_.mine(space_)) return;  // another loop's turn; that loop rings
+        if (shares_left_ == 0) shares_left_ = parked_.size();
+    }
+    for (; shares_left_ != 0 && !parked_.empty(); --shares_left_) {
         Peer &p = *parked_.front();
         parked_.pop_front();
         const std::uint64_t before = totals.samples.get(), since = p.figures->parked_at.get();
@@ -159,9 +164,14 @@ inline void Loop::serve_parked() {
         if (totals.samples.get() == before) p.figures->parked_at.set(since);
         break;  // the store is full
     }
-    if (parked_.empty()) return;
-    armed_ = store_.arm_space(space_);
-    serve_again_ = !armed_;
+    if (parked_.empty()) {
+        in_turns_ = false;
+        shares_left_ = 0;
+        turns_.leave(space_);
+    } else if (shares_left_ != 0 || turns_.pass(space_)) {
+        armed_ = store_.arm_space(space_);
+        serve_again_ = !armed_;
+    }
 }
 
 inline void Loop::serve_staging() {
