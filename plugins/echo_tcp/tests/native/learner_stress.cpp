@@ -426,6 +426,7 @@ int main(int argc, char **argv) {
     scenario("large frames, hanging up and stalling", {20'000}, 8, 2, 2, 6, rude, seconds);
     scenario("crumbs", {20'000}, 8, 3, 1, 3, {.most_per_frame = 3, .most_per_piece = 700}, seconds);
     scenario("batches of one", {24}, 1, 3, 1, 4, plain, seconds);
+    scenario("batches of one, loops that take turns", {24}, 1, 3, 3, 6, rude, seconds);
     weights_meanwhile(seconds);
     closing(seconds);
     std::puts("nothing forbidden happened");
