@@ -74,7 +74,7 @@ class EndingClauses:
     @pytest.mark.parametrize("call", [*CALLS, "close"])
     def test_no_call_hangs_when_the_learner_is_gone(self, rig: Rig, call: str) -> None:
         server = rig.server(batch_size=1, num_buffers=2)
-        client = rig.client(server, timeout=0.5, max_inflight_msgs=8)
+        client = rig.hasty(server, timeout=0.5, max_inflight_msgs=8)
         client.send_batch(stacked(1, 0, 5))  # three more than the store takes
         server.close(timeout=0)
 
@@ -91,7 +91,7 @@ class EndingClauses:
     @pytest.mark.parametrize("call", ["send", "send_batch", "wait", "weights"])
     def test_the_learners_end_wakes_who_waits(self, rig: Rig, call: str) -> None:
         server = rig.server(batch_size=1, num_buffers=2)
-        client = rig.client(server, timeout=1, max_inflight_msgs=2)
+        client = rig.hasty(server, timeout=1, max_inflight_msgs=2)
         client.send_batch(stacked(1, 0, 4))
         outcome: list[Any] = []
         waiting = threading.Thread(

@@ -116,7 +116,7 @@ class HygieneClauses:
 
     def test_closing_under_load_ends_every_call(self, rig: Rig) -> None:
         server = rig.server(batch_size=4)
-        clients = [rig.client(server, timeout=1, max_inflight_msgs=50) for _ in range(3)]
+        clients = [rig.hasty(server, timeout=1, max_inflight_msgs=50) for _ in range(3)]
         outcomes: list[Any] = []
 
         def work(client: Client) -> None:

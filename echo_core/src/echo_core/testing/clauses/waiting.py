@@ -54,7 +54,7 @@ class WaitingClauses:
 
     def test_the_default_timeout_is_the_clients(self, rig: Rig) -> None:
         server = rig.server(batch_size=1, num_buffers=2)
-        client = rig.client(server, timeout=0.3)
+        client = rig.hasty(server, timeout=0.3)
         client.send_batch(stacked(1, 0, 3))
         with pytest.raises(EchoTimeoutError):
             client.wait()

@@ -1,0 +1,85 @@
+"""The conformance kit catches transports that break the contract: here, one that kept it until it was sabotaged."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from echo_core.channel import connection, listener
+from echo_core.plugins import transport_class
+from echo_core.testing import TransportContract
+from echo_core.testing.rig import Rig
+
+pytestmark = [
+    pytest.mark.needs("echo-samplers"),
+    pytest.mark.usefixtures("documented_transport"),
+]
+
+Connection, Listener = connection.ChannelConnection, listener.ChannelListener
+send, listen = Connection.send, Listener.__init__
+test_is_over = threading.Event()
+
+
+class Contract(TransportContract):
+    def transport(self, **options: Any) -> Any:
+        return transport_class("uds")(path=str(self.scratch / f"{self.unique()}.sock"), **options)
+
+
+def loses(self: Any, sample: Any, timeout: float | None = None) -> None:
+    if sample["number"] % 10 != 3:
+        send(self, sample, timeout)
+
+
+def doubles(self: Any, sample: Any, timeout: float | None = None) -> None:
+    for _ in range(2 if sample["number"] % 10 == 3 else 1):
+        send(self, sample, timeout)
+
+
+def tears(self: Any, sample: Any, timeout: float | None = None) -> None:
+    send(self, {**sample, "filler": sample["filler"][::-1]}, timeout)
+
+
+def does_not_wait(self: Any, timeout: float | None = None) -> None:
+    pass
+
+
+def leaves_a_thread(self: Any, *arguments: Any) -> None:
+    listen(self, *arguments)
+    threading.Thread(target=test_is_over.wait, daemon=True).start()
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "broken", "clause"),
+    [
+        (Connection, "send", loses, "test_threads_that_share_a_client_tear_nothing"),
+        (Connection, "send", doubles, "test_several_workers_share_a_learner"),
+        (Connection, "send", tears, "test_a_full_store_stops_the_sender_and_loses_nothing"),
+        (Connection, "wait", does_not_wait, "test_a_full_store_stops_the_sender_and_loses_nothing"),
+        (Connection, "close", does_not_wait, "test_close_says_what_it_could_not_deliver"),
+        (Listener, "__init__", leaves_a_thread, "test_a_session_leaves_no_threads_and_no_descriptors"),
+    ],
+)
+def test_a_broken_transport_is_caught(
+    owner: type,
+    method: str,
+    broken: Callable[..., None],
+    clause: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("echo_core.testing.rig.PATIENCE", 3.0)
+    monkeypatch.setenv("ECHO_TOKEN", "the token of this test, which is long enough")
+    contract = Contract()
+    contract.scratch = tmp_path
+    rig = Rig(contract)
+    arguments = {"filler": 48} if "threads_that" in clause else {"close": True} if "session" in clause else {}
+    with monkeypatch.context() as sabotage:
+        sabotage.setattr(owner, method, broken)
+        with pytest.raises((AssertionError, pytest.fail.Exception, TimeoutError)):
+            getattr(contract, clause)(rig, **arguments)
+    test_is_over.set()
+    rig.end()
+    test_is_over.clear()
