@@ -31,12 +31,12 @@ ABANDONED_SECONDS = 1.0  # for delivering what a connection still has that nobod
 class TcpConnectOptions(ConnectOptions):
     """What a TCP connection can be told, beside what every connection can."""
 
-    window_bytes: int = 8 << 20  # a worker only fills it while the learner does not read
-    # What the kernel holds on top of that. Its own idea is 4 MiB, which no cache holds: every byte
-    # would be copied from and to memory. A long fat network needs its bandwidth times delay; 0
-    # leaves it to the kernel.
+    window_bytes: int = 2 << 20  # a worker only fills it while the learner does not read
+    # What the kernel holds on top of that. Its own idea is 4 MiB for each worker, which no cache
+    # holds: every byte would be copied from and to memory. A long fat network needs its bandwidth
+    # times its delay; 0 leaves it to the kernel.
     send_buffer: int = 512 << 10
-    max_coalesced_bytes: int = 256 << 10  # of samples gathered into one frame on a busy link
+    max_coalesced_bytes: int = 128 << 10  # of samples gathered into one frame on a busy link
     silence: float = 20.0  # seconds without a word from a learner that owes TCP an answer
     protocol: str = "echo2"  # "echo1": to a server of the original Echo, without reconnecting
 
