@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
-from echo_core import Client, Server
+from echo_core import Client, ConnectionClosedError, EchoTimeoutError, Server
 from echo_core.testing.processes import returns, until
 from echo_core.testing.samples import example, stacked
 from rig.ledger import Consumer
@@ -19,11 +21,16 @@ MB = 1_000_000
 
 
 class Sender:
-    """Sends on a thread until told to stop; `sent` counts."""
+    """Sends on a thread until told to stop; `sent` counts.
 
-    def __init__(self, client: Client, maker: int, filler: int, batch: int) -> None:
+    An impatient one gives every call a few milliseconds, and calls again until it succeeds.
+    """
+
+    def __init__(
+        self, client: Client, maker: int, filler: int, batch: int, impatient: bool = False
+    ) -> None:
         self.client, self.maker, self.sent = client, maker, 0
-        self._filler, self._batch = filler, batch
+        self._filler, self._batch, self._impatient = filler, batch, impatient
         self._over = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="sender")
@@ -34,14 +41,21 @@ class Sender:
             samples = numbered(self.maker, self._filler)
             while not self._over:
                 if self._batch:
-                    self.client.send_batch(
-                        stacked(self.maker, self.sent, self._batch, self._filler)
-                    )
+                    part = stacked(self.maker, self.sent, self._batch, self._filler)
+                    self._call(self.client.send_batch, part)
                 else:
-                    self.client.send(next(samples))
+                    self._call(self.client.send, next(samples))
                 self.sent += self._batch or 1
         except BaseException as failure:
             self._failure = failure
+
+    def _call(self, send: Callable[..., None], what: Any) -> None:
+        while self._impatient:
+            try:
+                return send(what, timeout=0.003)
+            except EchoTimeoutError:
+                pass  # it was not taken
+        send(what)
 
     def stop(self) -> None:
         self._over = True
@@ -50,21 +64,8 @@ class Sender:
             raise self._failure
 
 
-@pytest.mark.parametrize(
-    ("filler", "batch", "reach"),
-    [(4, 0, 100_000), (48, 64, 1_000_000), (200_000, 0, 4_000_000), (20_000, 7, 1_000_000)],
-    ids=["small", "batches", "large", "batches of large"],
-)
-def test_links_cut_at_random_bytes_under_load(
-    filler: int,
-    batch: int,
-    reach: int,
-    serve: Callable[..., Server],
-    proxy: Callable[..., Proxy],
-    press_on: float,
-) -> None:
-    cuts = int((4 if filler > 4096 else 8) * press_on)
-    chance = random.Random(filler)
+def breaking(cuts: int, reach: int, chance: random.Random) -> Callable[[int], Plan]:
+    """A plan that breaks the first `cuts` links, each before about `reach` bytes have passed."""
 
     def plan(link: int) -> Plan:
         if link >= cuts:
@@ -76,11 +77,38 @@ def test_links_cut_at_random_bytes_under_load(
         piece = chance.choice([64 << 10, 64 << 10, 9000, 97 if after < 10_000 else 1500])
         return Plan(after if up else None, None if up else after // 50, how, piece)
 
-    server = serve(batch_size=8, filler=filler)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("filler", "batch", "reach", "num_threads"),
+    [
+        (4, 0, 100_000, 1),
+        (48, 64, 1_000_000, 3),
+        (200_000, 0, 4_000_000, 1),
+        (20_000, 7, 1_000_000, 3),
+    ],
+    ids=["small", "batches", "large", "batches of large"],
+)
+def test_links_cut_at_random_bytes_under_load(
+    filler: int,
+    batch: int,
+    reach: int,
+    num_threads: int,
+    serve: Callable[..., Server],
+    proxy: Callable[..., Proxy],
+    press_on: float,
+) -> None:
+    cuts = int((4 if filler > 4096 else 8) * press_on)
+    plan = breaking(cuts, reach, random.Random(filler))
+    server = serve(batch_size=8, filler=filler, transport={"num_threads": num_threads})
     links = proxy(server.port, plan)
     with Consumer(server) as consumer:
         clients = [Client(links.address, example(filler), timeout=60) for _ in range(2)]
-        senders = [Sender(client, maker, filler, batch) for maker, client in enumerate(clients)]
+        senders = [
+            Sender(client, maker, filler, batch, impatient=maker == 1)
+            for maker, client in enumerate(clients)
+        ]
 
         def cut_often_enough() -> bool:
             consumer.check()
@@ -132,3 +160,48 @@ def test_close_delivers_through_a_lost_link(
             assert returned is None
             assert consumer.inserted() == 3 * (maker + 1)
         consumer.finish().check(dict.fromkeys(range(5), 3))
+
+
+def test_weights_and_requests_through_lost_links(
+    serve: Callable[..., Server], proxy: Callable[..., Proxy], press_on: float
+) -> None:
+    """Versions only rise and none is torn; a request is answered, or said to be lost."""
+    cuts = int(6 * press_on)
+    chance = random.Random(1)
+
+    def plan(link: int) -> Plan:
+        if link >= cuts:
+            return Plan()
+        down = int(chance.choice([2_000, 3_000_000]) * chance.random() ** 2)
+        return Plan(None, down, chance.choice(["close", "reset", "half"]))
+
+    server = serve(batch_size=8)
+    links = proxy(server.port, plan)
+    with Consumer(server) as consumer, Client(links.address, example(), timeout=60) as client:
+        sender = Sender(client, 0, 48, 0)
+        version, answered, lost = 0, 0, 0
+        for number in itertools.count():
+            if len(links.links) > cuts:
+                break
+            published = server.publish({"w": np.full(200_000, number), "n": np.array(number)})
+            weights = client.weights(newer_than=version)
+            assert version < weights.version <= published.version
+            version = weights.version
+            assert (weights.params["w"] == weights.params["n"]).all()
+            try:
+                blob = number.to_bytes(8, "little") * 1000
+                assert client.request("ping", {}, blob)[1] == blob
+                answered += 1
+            except ConnectionClosedError as error:
+                assert "not answered" in str(error)
+                lost += 1
+        assert answered
+        until(
+            lambda: any(p.weights_version == version for p in server.peers()),
+            "the receipt of the newest has come",
+        )
+        sender.stop()
+        client.close()
+        assert client.stats()["reconnects"] > cuts // 2
+        assert server.stats()["transport/tcp/protocol_errors"] == 0
+        consumer.finish().check({0: sender.sent})

@@ -56,6 +56,7 @@ def waits(link: Link) -> None:
             "close": stuck.close,
         }
         for name, call in calls.items():
+            taken = stuck.stats()["samples"]
             link.send(name)
             try:
                 call()
@@ -63,6 +64,7 @@ def waits(link: Link) -> None:
                 link.send("interrupted")
             else:
                 link.send("returned")
+            assert stuck.stats()["samples"] == taken  # who was interrupted may send it again
         # All but what was closed goes on: nothing of it was left locked or half done.
         with idle:
             idle.send_batch(stacked(0, 0, 2))
