@@ -346,7 +346,7 @@ inline int Ring::next_batch(uint64_t *order_of) const {
         }
     }
     if (order_of) *order_of = best_order;
-    if (best < 0 || oldest_awaited > best_order) return best;
+    if (best < 0 || oldest_awaited > best_order || closed()) return best;
     // An earlier batch misses a sample that somebody is about to commit.
     const int64_t ready = buffer_[best].ready_at.load(std::memory_order_relaxed), now = now_ns();
     return ready > 0 && now - ready >= kPatienceNs ? best : -1;
