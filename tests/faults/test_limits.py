@@ -14,12 +14,14 @@ from echo_core.testing.samples import example
 from rig.ledger import Consumer
 from rig.processes import Child
 from rig.proxy import Plan, Proxy
-from rig.strain import FEW, cpu_over, crowd, figures, poor_learner
+from rig.strain import cpu_over, crowd, figures, keeping_learner
 from rig.workers import flood, idle, learner
+
+FEW = 40  # file descriptors
 
 
 def test_out_of_file_descriptors(start: Callable[..., Child]) -> None:
-    server = start(poor_learner)
+    server = start(keeping_learner, FEW)
     port = server.hear()
     worker = start(flood, f"tcp://127.0.0.1:{port}", 0)
     assert worker.hear() == "ready"
@@ -44,9 +46,10 @@ def test_out_of_file_descriptors(start: Callable[..., Child]) -> None:
             sock.close()
     with Client(f"tcp://127.0.0.1:{port}", example(), timeout=20) as client:
         client.wait()  # as soon as there are descriptors again
-    assert worker.ask("stop")["reconnects"] == 0
+    counters = worker.ask("stop")
     worker.end()
-    assert server.ask("end") == "closed"
+    assert counters["reconnects"] == 0
+    assert server.ask("end")[0] == counters["samples"]
     server.end()
 
 

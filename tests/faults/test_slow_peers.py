@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from echo_core import Client, Server
+from echo_core import Client, EchoTimeoutError, Server
 from echo_core.testing.processes import until
 from echo_core.testing.samples import example, stacked
 from echo_core.wire import Kind, frame
@@ -15,6 +15,7 @@ from rig.ledger import Consumer
 from rig.processes import Child
 from rig.proxy import Plan, Proxy
 from rig.raw import RawWorker, data_frame
+from rig.strain import keeping_learner
 from rig.workers import flood, numbered
 
 LARGE = 300_000  # bytes; read straight into its slot
@@ -172,3 +173,31 @@ def test_a_learner_that_takes_nothing_stops_those_who_send_and_nobody_else(
             eager.close()
             calm.close()
             consumer.finish()
+
+
+def test_a_learner_that_is_stopped_is_waited_for(start: Callable[..., Child]) -> None:
+    server = start(keeping_learner)
+    address = f"tcp://127.0.0.1:{server.hear()}"
+    worker = start(flood, address, 0)
+    assert worker.hear() == "ready"
+    with Client(address, example()) as client:
+        samples = numbered(1, 48)
+        sent = 0
+        for _ in range(3):
+            until(lambda: worker.ask("?")["acknowledged"] > 100, "it flows")
+            server.freeze()
+            with pytest.raises(EchoTimeoutError):
+                while True:  # until every buffer is full
+                    client.send(sample := next(samples), timeout=0.1)
+                    sent += 1
+            server.thaw()
+            client.send(sample)  # which was not taken
+            sent += 1
+        client.close()
+        assert client.stats()["reconnects"] == 0
+    counters = worker.ask("stop")
+    worker.end()
+    assert counters["reconnects"] == 0
+    came = server.ask("end", within=60)
+    assert {maker: came[maker] for maker in (0, 1)} == {0: counters["samples"], 1: sent}
+    server.end()

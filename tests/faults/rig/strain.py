@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import selectors
@@ -17,16 +18,15 @@ from echo_core.wire import HEADER, Kind
 from .ledger import Consumer
 from .raw import RawWorker
 
-__all__ = ["FEW", "cpu_over", "crowd", "figures", "poor_learner"]
-
-FEW = 40  # descriptors that a poor learner may still open
+__all__ = ["cpu_over", "crowd", "figures", "keeping_learner"]
 
 
-def poor_learner(link: Link) -> None:
-    """Serve and consume with few file descriptors left; answer "?" with (samples that came by
-    maker, peers, log lines), and end well when told anything else."""
-    import logging
+def keeping_learner(link: Link, few: int | None = None) -> None:
+    """Serve, consume and keep the ledger, with `few` file descriptors left if that is given.
 
+    Says the port; answers "?" with (samples that came by maker, workers, lines of the log), and
+    ends well when told anything else.
+    """
     lines: list[str] = []
 
     class Keep(logging.Handler):
@@ -35,13 +35,14 @@ def poor_learner(link: Link) -> None:
 
     logging.getLogger("echo").addHandler(Keep())
     with Server(example(), 4, {"type": "tcp", "port": 0}) as server, Consumer(server) as consumer:
-        limit = len(os.listdir("/proc/self/fd")) + FEW
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        if few is not None:
+            limit = len(os.listdir("/proc/self/fd")) + few
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         link.send(server.port)
         while link.recv() == "?":
             consumer.check()
             link.send((dict(consumer.ledger.count), len(server.peers()), list(lines)))
-    link.send("closed")
+        link.send(dict(consumer.finish().count))
 
 
 def crowd(link: Link, port: int, first: int, count: int, filler: int) -> None:
