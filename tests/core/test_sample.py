@@ -14,6 +14,8 @@ import pytest
 from echo_core import EchoTimeoutError, HistSnapshot, LeaseError, Sample, SampleInfo, Server
 from echo_core.testing.samples import Tally, example, sample, stacked
 
+pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
+
 
 def filled(batch_size: int = 2, num_buffers: int = 3, batches: int | None = None) -> Server:
     """A server with so many whole batches (None: all it has room for), numbered by maker 0."""

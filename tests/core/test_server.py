@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
 import threading
 import time
@@ -20,6 +21,7 @@ from echo_core import (
     ConfigError,
     EchoError,
     ForkError,
+    LeaseError,
     PluginError,
     Sampler,
     Server,
@@ -30,6 +32,8 @@ from echo_core.sink import Sink
 from echo_core.testing.processes import forked, interrupted, returns, tasks
 from echo_core.testing.samples import Tally, example, sample, stacked
 from echo_core.transport import Connection, Listener, Peer
+
+pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
 
 
 def filled(count: int, batch_size: int = 2, num_buffers: int = 3, **options: Any) -> Server:
@@ -329,6 +333,26 @@ def test_requests_are_answered_or_refused_in_words() -> None:
     assert sink.control(peer, "ping", {}, b"abc")[1] == b"abc"
     with pytest.raises(EchoError, match="no operation 'shutdown'"):
         sink.control(peer, "shutdown", {}, b"")
+
+
+@pytest.mark.needs("echo-samplers")
+def test_a_server_from_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"server": {"batch_size": 3, "sampler": "fifo"}}
+    file = tmp_path / "echo.toml"
+    file.write_text("[server]\nnum_buffers = 5\n")
+    monkeypatch.setenv("ECHO_SERVER__LEASE_TIMEOUT", "0.05")
+    server = Server.from_config([table, file], example())
+    assert (server.batch_size, server.num_buffers) == (3, 5)
+    server.submit_batch(stacked(0, 0, 15), timeout=0)
+    held = list(itertools.islice(server.dataset_iter(), 5))
+    with pytest.raises(LeaseError):
+        server.sample()
+    del held
+    assert Server.from_config([table, file], example(), batch_size=7).batch_size == 7
+    with pytest.raises(ConfigError, match="batch_sise.*batch_size"):
+        Server.from_config({"server": {"batch_sise": 3}}, example())
+    with pytest.raises(ConfigError, match="example"):
+        Server.from_config(table)
 
 
 # ---- weights within one process --------------------------------------------------------------

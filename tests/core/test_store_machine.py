@@ -19,6 +19,8 @@ from hypothesis.stateful import (
     rule,
 )
 
+pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
+
 TREE = {"number": np.zeros((), np.int64), "filler": np.zeros(5, np.uint16)}
 HOLE = None  # claimed and not committed
 

@@ -28,7 +28,10 @@ CC = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
 CXX = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
 FLAGS = ["-O2", "-shared", "-fPIC", "-pthread", "-I", sysconfig.get_path("include")]
 
-pytestmark = pytest.mark.skipif(CC is None or CXX is None, reason="no compiler (set CC and CXX)")
+pytestmark = [
+    pytest.mark.skipif(CC is None or CXX is None, reason="no compiler (set CC and CXX)"),
+    pytest.mark.needs("echo-samplers"),
+]
 
 
 def load(name: str, folder: Path) -> ModuleType:
