@@ -42,7 +42,9 @@ def sample(i: int) -> dict[str, np.ndarray]:
 
 def test_a_learner_that_is_alive_but_reads_nothing_is_not_given_up() -> None:
     with WireLearner(EXAMPLE, receive_buffer=4096, read_bytes=4096) as learner:
-        with TcpTransport.connect(learner.address, learner.spec, silence=0.2) as worker:
+        with TcpTransport.connect(
+            learner.address, learner.spec, silence=0.2, window_bytes=8 << 20
+        ) as worker:
             learner.may_read.clear()
             for i in range(40):
                 worker.send(sample(i))
