@@ -169,6 +169,26 @@ def test_many_threads_and_a_client_is_always_served_by_the_same(dial, serve):
             assert dial(server, worker.client).resumed_at == 10
 
 
+@pytest.mark.parametrize("full_to_the_brim", [False, True], ids=["room", "no room"])
+def test_the_end_of_one_who_waits_for_space_is_noticed(full_to_the_brim, dial, eventually, serve):
+    """Although nothing is read from it: with no room its kernel cannot even say that it is gone."""
+    with serve(LARGE, batch_size=2, num_buffers=2) as server:
+        worker = dial(server)
+        worker.send(range(4))
+        worker.acknowledged(4)
+        worker.sock.setblocking(False)
+        frame_ = worker.data(range(4, 8))
+        try:
+            while worker.sock.send(frame_) and full_to_the_brim:
+                pass
+        except BlockingIOError:
+            pass
+        eventually(lambda: [p for p in server.peers() if p.state == "waiting for space"])
+        worker.close()
+        eventually(lambda: not server.peers())
+        assert values(server.sample(10)) == [0, 1]
+
+
 def test_the_other_direction_may_end_first(dial, eventually, serve):
     with serve(SMALL) as server:
         worker = dial(server)

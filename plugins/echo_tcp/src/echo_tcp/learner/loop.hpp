@@ -5,7 +5,8 @@
 //   back and nobody else's. Parked connections are served first come, first served when the store
 //   says that there is space, and newcomers queue up behind them.
 // * A large frame that stalls in its slots is staged, so that no batch waits for one sender.
-// * Asleep, the loop costs nothing: the only timers are for stalled frames and for farewells.
+// * Asleep, the loop costs nothing: the only timers are for stalled frames, for farewells, and for those
+//   who wait for space.
 #pragma once
 
 #include <pthread.h>
@@ -77,6 +78,7 @@ private:
     static constexpr std::int64_t trickle_ns = 25'000'000;  // ... altogether: a frame leaves its slots
                                                             // (a busy loop allows for its own rounds)
     static constexpr std::int64_t farewell_ns = 1'000'000'000;
+    static constexpr std::int64_t probe_ns = 2'000'000'000;  // between two looks whether the parked live
     static constexpr std::uint32_t most_asked = 16;         // CONTROL requests without an answer, and ...
     static constexpr std::size_t most_out = 1 << 20;        // ... bytes not sent: then it is not read
     static constexpr int last_turns = 16;                   // of a connection when the loop stops
@@ -102,6 +104,7 @@ private:
             if (parked_.empty() ? in_turns_ : !armed_) serve_parked();
             if (std::exchange(ingest_.staging_freed, false)) serve_staging();
             if (!open_.empty()) evict_stalled();
+            if (somebody_parked() && now_ >= next_probe_) probe_parked();
             if (stop_by_ != 0 || !leaving_.empty()) hurry_leavers();
             graveyard_.clear();
             if (read_something_) {
@@ -119,6 +122,7 @@ private:
     int patience() const {
         if (serve_again_) return 0;
         std::int64_t until = -1;
+        if (somebody_parked()) until = std::max<std::int64_t>(next_probe_ - clock_ns(), 0);
         if (!open_.empty()) until = stall_ns;
         if (!leaving_.empty() || stop_by_ != 0) {
             const std::int64_t left = std::max<std::int64_t>(next_farewell_ - clock_ns(), 0);
@@ -166,6 +170,8 @@ private:
     void watch_for(Peer &p, std::uint32_t interest);
     void park(Peer &p, std::deque<Peer *> &queue, bool in_front = false);
     void unpark(Peer &p);
+    bool somebody_parked() const { return !parked_.empty() || !staging_.empty(); }
+    void probe_parked();
     Step serve_waiting(Peer &p, bool first);
     void serve_parked();
     void serve_staging();
@@ -207,6 +213,7 @@ private:
     std::vector<Peer *> open_, leaving_;
     std::int64_t now_ = 0;            // at the beginning of the round
     std::int64_t stop_by_ = 0;        // not zero: stopping
+    std::int64_t next_probe_ = 0;     // meaningful while somebody is parked
     std::int64_t next_farewell_ = 0;  // the first of leave_by; meaningful while there is one
     std::size_t shares_left_ = 0;     // of this loop's turn
     bool in_turns_ = false;           // in the queue of turns_

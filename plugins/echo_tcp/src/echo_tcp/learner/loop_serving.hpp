@@ -61,11 +61,11 @@ inline void Loop::ready(Peer &p, std::uint32_t events) {
     }
     if (events & EPOLLOUT) write(p);
     if (p.dead || p.leaving) return;
-    if (p.parked && events & (EPOLLERR | EPOLLHUP)) {
-        // Dead while it waits for space. A worker of protocol 2 sends again what was not
+    if (p.parked && events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) {
+        // Gone while it waits for space. A worker of protocol 2 sends again what was not
         // acknowledged; one of the original protocol cannot, so what it sent is still taken.
         if (!p.echo1) {
-            p.reason = "connection lost while waiting for space";
+            p.reason = "it hung up while waiting for space";
             return drop(p);
         }
         epoll_ctl(epoll_, EPOLL_CTL_DEL, p.fd, nullptr);
@@ -110,7 +110,8 @@ inline void Loop::write(Peer &p) {
     if (p.dead) return;
     const bool done = outbox_.pump(p);
     const bool full = p.asked >= most_asked || p.out_left() >= most_out;
-    watch_for(p, (p.parked || full ? 0u : std::uint32_t(EPOLLIN)) | (done ? 0u : std::uint32_t(EPOLLOUT)));
+    const std::uint32_t in = p.parked ? std::uint32_t(EPOLLRDHUP) : full ? 0u : std::uint32_t(EPOLLIN);
+    watch_for(p, in | (done ? 0u : std::uint32_t(EPOLLOUT)));
 }
 
 inline void Loop::watch_for(Peer &p, std::uint32_t interest) {
@@ -126,6 +127,7 @@ inline void Loop::watch_for(Peer &p, std::uint32_t interest) {
 
 inline void Loop::park(Peer &p, std::deque<Peer *> &queue, bool in_front) {
     p.parked = true;
+    if (!somebody_parked()) next_probe_ = now_ + probe_ns;
     if (p.figures->parked_at.get() == 0) p.figures->parked_at.set(std::uint64_t(now_));
     totals.parked.add(1);
     totals.waiting.add(1);
@@ -135,6 +137,19 @@ inline void Loop::park(Peer &p, std::deque<Peer *> &queue, bool in_front) {
 inline void Loop::unpark(Peer &p) {
     p.parked = false;
     totals.waiting.set(totals.waiting.get() - 1);
+}
+
+// The end of a worker that dies while its connection is not read waits in its kernel, behind samples
+// for which there is no room. But its kernel answers whatever is sent to it by resetting the connection,
+// so those who wait for long are told once more what they know: an acknowledgement.
+inline void Loop::probe_parked() {
+    next_probe_ = now_ + probe_ns;
+    for (const std::deque<Peer *> *queue : {&parked_, &staging_})
+        for (Peer *p : *queue) {
+            if (p->echo1 || now_ - std::int64_t(p->figures->parked_at.get()) < probe_ns / 2) continue;
+            p->ack_due = true;
+            write(*p);
+        }
 }
 
 inline Step Loop::serve_waiting(Peer &p, bool first) {
