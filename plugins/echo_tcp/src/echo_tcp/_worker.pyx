@@ -332,7 +332,7 @@ cdef class Worker:
             "window_bytes_used": now.window_bytes,
             "send_blocked": now.counters.send_blocked,
             "blocked_seconds": now.counters.blocked_ns * 1e-9,
-            "weights_version": now.version,
+            "weights_version": 0 if self.newest is None else self.newest[0],  # what callers see
             "weights_received": now.holds,
             "ack_rtt_p50_ns": now.rtt_p50,
             "ack_rtt_p99_ns": now.rtt_p99,

@@ -134,7 +134,10 @@ inline void Engine::run() {
     Lock lock(mutex_);
     while (!stop_) {
         if (fd_is_lost_ && !writing_) end_link();
-        if (fresh_) begin_link();
+        if (fresh_) {
+            begin_link();
+            write_due(lock, By::io_thread);  // what waited for a link, such as SUBSCRIBE
+        }
         const int fd = link_ == Link::down ? -1 : fd_;
         const short wanted = blocked_ ? POLLIN | POLLOUT : POLLIN;
         pollfd polled[2] = {{wake_fd_, POLLIN, 0}, {fd, wanted, 0}};
