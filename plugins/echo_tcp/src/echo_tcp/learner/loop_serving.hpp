@@ -61,7 +61,7 @@ inline void Loop::ready(Peer &p, std::uint32_t events) {
     }
     if (events & EPOLLOUT) write(p);
     if (p.dead || p.leaving) return;
-    if (p.parked && events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) {
+    if (p.parked && events & (EPOLLERR | EPOLLHUP)) {
         // Gone while it waits for space. A worker of protocol 2 sends again what was not
         // acknowledged; one of the original protocol cannot, so what it sent is still taken.
         if (!p.echo1) {
@@ -110,7 +110,7 @@ inline void Loop::write(Peer &p) {
     if (p.dead) return;
     const bool done = outbox_.pump(p);
     const bool full = p.asked >= most_asked || p.out_left() >= most_out;
-    const std::uint32_t in = p.parked ? std::uint32_t(EPOLLRDHUP) : full ? 0u : std::uint32_t(EPOLLIN);
+    const std::uint32_t in = p.parked || full ? 0u : std::uint32_t(EPOLLIN);
     watch_for(p, in | (done ? 0u : std::uint32_t(EPOLLOUT)));
 }
 
