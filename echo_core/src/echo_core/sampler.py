@@ -6,7 +6,8 @@ bytes are moved by the store.
 
 Threading: member functions of one sampler are never called concurrently, so none needs a lock.
 Errors: a call that raises has changed nothing, even when only the last key of a batch was wrong.
-Keys: whole numbers from 0 to 2**64 - 1, chosen by the table; a deleted key may never come back.
+Keys: whole numbers. A replay table uses its row numbers, from 0 to `capacity - 1`, and the row of a
+deleted key comes back later as the key of another sample; a stream counts up to 2**64 - 1.
 Arguments are one-dimensional numpy arrays, `uint64` for keys and `float64` for priorities; they
 belong to the caller and are not kept.
 
@@ -154,6 +155,11 @@ class Sampler(ABC):
         Raises:
             ValueError: an array is missing, superfluous or inconsistent; names it.
         """
+
+    def native(self) -> object | None:
+        """A PyCapsule of include/echo_sampler.h, by which a table reaches a compiled replay sampler
+        without Python; None for a sampler written in Python. Both doors lead to the same contents."""
+        return None
 
     @property
     def capacity(self) -> int | None:
