@@ -31,12 +31,11 @@ ABANDONED_SECONDS = 1.0  # for delivering what a connection still has that nobod
 class TcpConnectOptions(ConnectOptions):
     """What a TCP connection can be told, beside what every connection can."""
 
-    window_bytes: int = 2 << 20  # a worker only fills it while the learner does not read
-    # What the kernel holds on top of that. Its own idea is 4 MiB for each worker, which no cache
-    # holds: every byte would be copied from and to memory. A long fat network needs its bandwidth
-    # times its delay; 0 leaves it to the kernel.
-    send_buffer: int = 512 << 10
-    max_coalesced_bytes: int = 128 << 10  # of samples gathered into one frame on a busy link
+    window_bytes: int = 2 << 20  # kept until acknowledged: the most that is ever on its way
+    send_buffer: int = 0  # bytes in the kernel; 0: it grows as needed
+    # Of samples gathered into one frame on a busy link. Fewer, larger frames are fewer system calls and wake-ups;
+    # beyond this they leave the second-level cache between being gathered and being sent.
+    max_coalesced_bytes: int = 512 << 10
     silence: float = 20.0  # seconds without a word from a learner that owes TCP an answer
     protocol: str = "echo2"  # "echo1": to a server of the original Echo, without reconnecting
 

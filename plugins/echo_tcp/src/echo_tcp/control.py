@@ -26,7 +26,7 @@ from echo_core.wire import REPLY, Kind, frame, pack_error, pack_reply, parse_req
 
 from ._learner import ADDED, CONTROL, LOST, RECEIPT, NativeLearner
 from .pending import Pending
-from .sockets import name_of
+from .sockets import name_of, unpaced
 
 if TYPE_CHECKING:
     from echo_core.sink import Sink
@@ -181,6 +181,7 @@ class Control:
             except OSError as error:
                 self._cannot_accept(listening, error)
                 return
+            unpaced(sock)
             self._welcome(sock, name_of(address))
 
     def _room(self) -> bool:

@@ -23,6 +23,8 @@ from echo_core.errors import (
 from echo_core.handshake import ClientHandshake
 from echo_core.spec import Spec
 
+from .sockets import unpaced
+
 __all__ = ["Link", "dial_echo1", "dial_echo2"]
 
 # A peer that vanished while the link is idle is noticed after 5 + 3 * 5 seconds. While it is busy
@@ -145,6 +147,7 @@ def _connect(address: Address, send_buffer: int, seconds: float) -> socket.socke
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
         if send_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        unpaced(sock)
     except BaseException:
         sock.close()
         raise

@@ -27,6 +27,7 @@ public:
     static constexpr std::size_t direct_bytes = 16 << 10;   // payloads from here on may be a Landing
     static constexpr std::size_t shared_bytes = 256 << 10;  // one read of small frames
     static constexpr std::size_t crowded_bytes = 32 << 10;  // the same while others wait for space
+    static constexpr std::uint64_t worth_bytes = 256 << 10; // of a large frame, to be woken for
     static constexpr std::size_t trail_bytes = 4 << 10;     // read beyond the end of a large frame
     static constexpr std::int64_t turn_bytes = 512 << 10;   // then it is the next connection's turn
     static constexpr std::uint64_t share_bytes = 32 << 10;  // of space, while others wait for it, but at
@@ -53,6 +54,7 @@ public:
         const std::uint64_t before = p.session->committed, bytes = p.figures->bytes.get();
         Step step = resume(p);
         if (step == Step::drained) step = read(p);
+        if (step == Step::drained) expect(p);
         std::uint64_t waiting = 0;
         if (step == Step::space || step == Step::share || step == Step::staging) {
             p.held_back = true;
@@ -139,6 +141,16 @@ private:
             if (std::size_t(got) < direct + room) return Step::drained;
             if ((budget -= got) <= 0) return Step::more;
         }
+    }
+
+    // Wake this loop when there is something worth reading: of a large frame that is not whole, a good piece of it.
+    // Woken for every segment it would cost its sender 15 us each time, more than copying the segment. Nothing is
+    // lost by a sender that stops in between: a stalled frame is looked at, whatever the socket holds.
+    static void expect(Peer &p) {
+        const int least = p.landing ? int(std::min<std::uint64_t>(p.landing->left(), worth_bytes)) : 1;
+        if (least == p.least) return;
+        p.least = least;
+        setsockopt(p.fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
     }
 
     // `into` bytes have gone to where the large frame wants them, `rest` bytes lie in the shared area.

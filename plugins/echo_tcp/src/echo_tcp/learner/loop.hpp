@@ -81,15 +81,18 @@ private:
     static constexpr std::int64_t probe_ns = 2'000'000'000;  // between two looks whether the parked live
     static constexpr std::uint32_t most_asked = 16;         // CONTROL requests without an answer, and ...
     static constexpr std::size_t most_out = 1 << 20;        // ... bytes not sent: then it is not read
+    static constexpr std::uint64_t owed_bytes = 256 << 10;  // committed and not acknowledged, and ...
+    static constexpr std::int64_t owed_ns = 1'000'000;      // ... for so long: while there is more to read
     static constexpr int last_turns = 16;                   // of a connection when the loop stops
 
     // ---- the thread -------------------------------------------------------------------------------
     void run() {
         epoll_event events[most_events];
         while (!(stop_by_ != 0 && peers_.empty())) {
-            const int n = epoll_wait(epoll_, events, most_events, patience());
+            const int n = epoll_wait(epoll_, events, most_events, owed_.empty() ? patience() : 0);
             const std::int64_t began = now_ = ingest_.now = clock_ns();
             read_something_ = false;
+            if (!owed_.empty() && (n == 0 || now_ - owed_since_ >= owed_ns)) pay();
             for (int i = 0; i < n; ++i) {
                 void *what = events[i].data.ptr;
                 if (what == &mailbox) {
@@ -167,6 +170,8 @@ private:
     void ready(Peer &p, std::uint32_t events);
     Step serve(Peer &p, bool first = false);
     void write(Peer &p);
+    bool owe(Peer &p);
+    void pay();
     void watch_for(Peer &p, std::uint32_t interest);
     void park(Peer &p, std::deque<Peer *> &queue, bool in_front = false);
     void unpark(Peer &p);
@@ -211,6 +216,8 @@ private:
     std::vector<std::unique_ptr<Peer>> graveyard_;  // events of this round may still name them
     std::deque<Peer *> parked_, staging_;           // wait for slots, wait for staging memory
     std::vector<Peer *> open_, leaving_;
+    std::vector<Peer *> owed_;        // acknowledgements put off
+    std::int64_t owed_since_ = 0;     // the first of them; meaningful while there is one
     std::int64_t now_ = 0;            // at the beginning of the round
     std::int64_t stop_by_ = 0;        // not zero: stopping
     std::int64_t next_probe_ = 0;     // meaningful while somebody is parked

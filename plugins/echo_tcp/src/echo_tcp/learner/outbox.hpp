@@ -48,6 +48,9 @@ public:
         }
     }
 
+    // Is there anything to write beside an acknowledgement?
+    bool more_than_ack(const Peer &p) const { return p.out_left() != 0 || p.chunk_left != 0 || p.sending || wants(p); }
+
     // A farewell, after what is already on its way.
     void say_bye(Peer &p, std::string_view reason) {
         reason = reason.substr(0, max_bye_bytes);
@@ -69,8 +72,11 @@ public:
 
 private:
     // The next version for a subscriber: only after the receipt of the one before, and the newest.
+    bool wants(const Peer &p) const {
+        return p.subscribed && !p.sending && p.awaited == 0 && latest && latest->version != p.held;
+    }
     void offer(Peer &p) {
-        if (!p.subscribed || p.sending || p.awaited != 0 || !latest || latest->version == p.held) return;
+        if (!wants(p)) return;
         p.sending = latest;
         p.sent = 0;
     }

@@ -75,6 +75,7 @@ struct Peer {
     std::size_t message_have = 0;
     std::uint64_t discard = 0;         // bytes still to come of a large frame the store has already
     std::uint32_t frame_done = 0;      // samples inserted of the DATA frame that `tail` begins with
+    int least = 1;                     // bytes the socket must hold for it to be readable
     bool large = false;                // the last frame was: read no further than the next header
     bool slow = false;                 // it stalled in slots: its next frames are staged
 
@@ -91,6 +92,7 @@ struct Peer {
     std::size_t out_at = 0;
     std::uint64_t acked = 0;     // what the last ACK said
     bool ack_due = false;        // says it even if `acked` is up to date (the resume point)
+    bool owed = false;           // an ACK is put off until there is nothing else to do
     bool deaf = false;           // writing failed; what it sent may still be read
     bool subscribed = false;
     std::uint64_t held = 0;      // newest version it says it holds

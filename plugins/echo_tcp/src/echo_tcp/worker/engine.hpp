@@ -70,7 +70,7 @@ enum class Status {
 struct EngineConfig {
     bool original = false;             // the protocol of the first Echo: no resuming, no weights
     std::uint64_t block_bytes = 0;     // samples of one frame
-    std::uint64_t window_bytes = 0;    // samples kept, at least 4 blocks
+    std::uint64_t window_bytes = 0;    // samples kept, at least 3 blocks
     std::uint64_t window_samples = 0;  // samples kept
     std::uint32_t silence_ms = 20000;  // a peer that owes an answer for longer is gone
 };
@@ -143,9 +143,9 @@ private:
     static constexpr std::uint64_t copy_without_lock = 32u << 10;
     static constexpr std::size_t read_bytes = 64u << 10;
     static constexpr int patience_ms = 5;  // of a caller with a full socket
-    // Acknowledged at once by more than this, the link is in full flow; see anybody_waits().
+    // Acknowledged at once by more than this, the link is in full flow; see callers_do_it().
     static constexpr std::uint64_t full_flow_samples = 32, full_flow_bytes = 64u << 10;
-    static constexpr long linger_ns = 100'000;
+    static constexpr long linger_ns = 1'000'000;
 
     // Threads waiting for one kind of thing. Waking costs a system call and a context switch even
     // for nothing, so it happens only once `least`, the smallest number waited for, is reached.
@@ -178,7 +178,12 @@ private:
     // engine_io.hpp
     void write_due(Lock& lock, By by);
     void await_turn(Lock& lock);
-    bool wait_writable(Lock& lock, int fd);
+    bool offer(Lock& lock, int& error);
+    bool wait_writable(Lock& lock);
+    void read_now(Lock& lock);
+    template <class Ready>
+    bool work_for_room(Lock& lock, std::int64_t slice_ns, Ready ready);
+    bool callers_do_it(bool look = true) noexcept;
     bool compose(By by);
     bool composed() const noexcept { return next_piece_ < pieces_.size(); }
     void wrote(std::size_t n);
@@ -247,8 +252,10 @@ private:
     std::uint64_t received_ = 0;  // bytes not yet counted
     int wake_fd_;
     bool stop_ = false;
+    bool reading_ = false;             // a thread reads from the socket and owns incoming_, buffer_, received_
+    bool working_ = false;             // a caller waits for room by doing the I/O thread's work
+    bool lingering_ = false;           // the I/O thread leaves the socket to the callers
     bool in_full_flow_ = false;
-    bool left_to_callers_ = false;     // it did not write although something may be due
     std::uint64_t appended_seen_ = 0;  // window_.appended() when it looked last
     std::thread thread_;
 };

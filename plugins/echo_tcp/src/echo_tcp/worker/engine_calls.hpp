@@ -65,6 +65,7 @@ Status Engine::await(Lock& lock, Gate& gate, std::uint64_t number, std::int64_t 
     if (!ready() && !over() && slice_ns > 0) {
         gate.least = gate.waiting ? std::min(gate.least, number) : number;
         ++gate.waiting;
+        if (lingering_) wake();
         gate.changed.wait_for(lock, std::chrono::nanoseconds(slice_ns),
                               [&] { return ready() || over(); });
         --gate.waiting;
@@ -109,7 +110,8 @@ inline Status Engine::put(const void* const* leaves, std::uint64_t n, std::int64
         // A full window wants to be sent, whatever was going to fill its last block.
         flush_to_ = window_.appended();
         write_due(lock, By::caller);
-        Status status = await(lock, room_, n, slice_ns, false, ready);
+        Status status = Status::ok;
+        if (!work_for_room(lock, slice_ns, ready)) status = await(lock, room_, n, slice_ns, false, ready);
         counters_.blocked_ns += now_ns() - since;
         if (status != Status::ok) return status;
     }

@@ -7,24 +7,31 @@ namespace echo_tcp::worker {
 
 // ------------------------------------------------------------------------------------- writing
 
+// Offers what is composed to the socket, without the mutex. False when it takes nothing: `error` says why.
+inline bool Engine::offer(Lock& lock, int& error) {
+    msghdr message{};
+    message.msg_iov = &pieces_[next_piece_];
+    message.msg_iovlen = std::min<std::size_t>(pieces_.size() - next_piece_, IOV_MAX);
+    const int fd = fd_;
+    lock.unlock();
+    const ssize_t n = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    error = errno;
+    lock.lock();
+    if (n >= 0) wrote(static_cast<std::size_t>(n));
+    return n >= 0;
+}
+
 // Writes what is due until nothing is, the socket is full, or the link is gone.
 inline void Engine::write_due(Lock& lock, By by) {
     if (by == By::caller) await_turn(lock);
     if (writing_ || blocked_ || link_ == Link::down) return;
     writing_ = true;
     while (link_ != Link::down && (composed() || compose(by))) {
-        msghdr message{};
-        message.msg_iov = &pieces_[next_piece_];
-        message.msg_iovlen = std::min<std::size_t>(pieces_.size() - next_piece_, IOV_MAX);
-        const int fd = fd_;
-        lock.unlock();
-        ssize_t n = ::sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-        const int error = errno;
-        lock.lock();
-        if (n >= 0) {
-            wrote(static_cast<std::size_t>(n));
+        int error;
+        if (offer(lock, error)) {
+            if (by == By::caller && in_full_flow_) read_now(lock);
         } else if (error == EAGAIN) {
-            if (by == By::caller && wait_writable(lock, fd)) continue;
+            if (by == By::caller && wait_writable(lock)) continue;
             blocked_ = true;
             if (by == By::caller) wake();
             break;
@@ -57,12 +64,59 @@ inline void Engine::await_turn(Lock& lock) {
 // A learner that reads makes room within moments. Waiting for it here instead of leaving the rest
 // to the I/O thread saves two context switches, and keeps the caller from filling memory that has
 // long left the caches when it is sent at last.
-inline bool Engine::wait_writable(Lock& lock, int fd) {
+inline bool Engine::wait_writable(Lock& lock) {
+    pollfd socket{fd_, POLLOUT, 0};
     lock.unlock();
-    pollfd socket{fd, POLLOUT, 0};
     const int n = ::poll(&socket, 1, patience_ms);
     lock.lock();
     return n > 0;
+}
+
+// Reads what has arrived, unless another thread is at it.
+inline void Engine::read_now(Lock& lock) {
+    if (reading_ || link_ == Link::down || fresh_) return;
+    reading_ = true;
+    const int fd = fd_;
+    lock.unlock();
+    std::string gone;
+    const char* wrong = read_some(fd, gone);
+    lock.lock();
+    reading_ = false;
+    counters_.bytes_received += std::exchange(received_, 0);
+    if (link_ != Link::down) {
+        if (!wrong) wrong = digest();
+        if (wrong) {
+            break_off(wrong);
+        } else if (!gone.empty()) {
+            lose(gone);
+        }
+    }
+    if (fd_is_lost_) wake();  // the I/O thread closes it now
+}
+
+// A caller whose sample finds no room does the I/O thread's work while it waits: room comes with an
+// acknowledgement, and to be woken for that by another thread would cost two context switches. False
+// when it should leave the rest to that thread: somebody else is at work, or the learner takes long.
+template <class Ready>
+bool Engine::work_for_room(Lock& lock, std::int64_t slice_ns, Ready ready) {
+    if (slice_ns < patience_ms * 1'000'000) return ready();
+    const std::uint64_t until = now_ns() + patience_ms * 1'000'000;
+    while (!ready()) {
+        if (appending_ || working_ || reading_ || writing_ || closing_ || failed_) return false;
+        if (link_ != Link::up || fresh_) return false;
+        pollfd socket{fd_, static_cast<short>(blocked_ ? POLLIN | POLLOUT : POLLIN), 0};
+        working_ = true;
+        lock.unlock();
+        const int n = ::poll(&socket, 1, patience_ms);
+        lock.lock();
+        working_ = false;
+        if (n <= 0) return false;
+        if (socket.revents & POLLOUT) blocked_ = false;
+        if (socket.revents & (POLLIN | POLLERR | POLLHUP)) read_now(lock);
+        write_due(lock, By::caller);
+        if (now_ns() > until) return ready();
+    }
+    return true;
 }
 
 // Chooses the next message, or answers that none is due.
@@ -122,8 +176,6 @@ inline void Engine::offer_room() {
 
 // --------------------------------------------------------------------------------- the I/O thread
 
-// In full flow nobody is in a hurry for an acknowledgement: the next ones come together, and the
-// frame that waits for them grows. A system call and two context switches fewer for each.
 inline bool Engine::anybody_waits() const noexcept {
     return room_.waiting || ack_gate_.waiting || flush_gate_.waiting || answer_gate_.waiting ||
            held_gate_.waiting;
@@ -133,53 +185,53 @@ inline void Engine::run() {
     ::pthread_setname_np(::pthread_self(), "echo-tcp");
     Lock lock(mutex_);
     while (!stop_) {
-        if (fd_is_lost_ && !writing_) end_link();
+        if (fd_is_lost_ && !writing_ && !reading_) end_link();
         if (fresh_) {
             begin_link();
             write_due(lock, By::io_thread);  // what waited for a link, such as SUBSCRIBE
         }
+        if (callers_do_it()) {
+            lingering_ = true;
+            lock.unlock();
+            pollfd woken{wake_fd_, POLLIN, 0};
+            const timespec time{0, linger_ns};
+            ::ppoll(&woken, 1, &time, nullptr);
+            lock.lock();
+            lingering_ = false;
+            if (!woken.revents) continue;
+        }
         const int fd = link_ == Link::down ? -1 : fd_;
         const short wanted = blocked_ ? POLLIN | POLLOUT : POLLIN;
         pollfd polled[2] = {{wake_fd_, POLLIN, 0}, {fd, wanted, 0}};
-        const bool linger = std::exchange(in_full_flow_, false) && !anybody_waits();
-        const bool look_again = std::exchange(left_to_callers_, false);
         lock.unlock();
-        if (linger) {
-            const timespec time{0, linger_ns};
-            ::ppoll(polled, 1, &time, nullptr);
-        }
-
         // Callers send without waking this thread, so it looks for silence now and then.
         const int wait_ms = fd >= 0 ? static_cast<int>(config_.silence_ms / 4 + 1) : -1;
-        const int n = ::poll(polled, 2, look_again ? 0 : wait_ms);
-        const short happened = n > 0 ? polled[1].revents : 0;
+        const int n = ::poll(polled, 2, wait_ms);
         if (polled[0].revents) {
             std::uint64_t count;
             [[maybe_unused]] ssize_t got = ::read(wake_fd_, &count, sizeof count);
         }
-        std::string gone;
-        const char* wrong = nullptr;
-        if (happened & (POLLIN | POLLHUP | POLLERR)) wrong = read_some(fd, gone);
-        if (n == 0 && !look_again && silent(fd, config_.silence_ms)) gone = "it fell silent";
-
+        const bool fell_silent = n == 0 && silent(fd, config_.silence_ms);
         lock.lock();
         if (link_ == Link::down || fd < 0) continue;
-        counters_.bytes_received += std::exchange(received_, 0);
+        const short happened = n > 0 ? polled[1].revents : 0;
         if (happened & POLLOUT) blocked_ = false;
-        if (!wrong) wrong = digest();
-        if (wrong) {
-            break_off(wrong);
-        } else if (!gone.empty()) {
-            lose(gone);
-        }
-        // In full flow the callers are here anyway and write themselves; this thread looks after
-        // what they leave. Were both to write, the callers would fill the window meanwhile, and
-        // every byte of it would be out of the caches when its turn comes.
-        const std::uint64_t appended = window_.appended();
-        left_to_callers_ = in_full_flow_ && appended != std::exchange(appended_seen_, appended) &&
-                           !blocked_ && outbox_.empty() && !anybody_waits();
-        if (!left_to_callers_) write_due(lock, By::io_thread);
+        if (happened & (POLLIN | POLLHUP | POLLERR)) read_now(lock);
+        if (fell_silent) lose("it fell silent");
+        if (!callers_do_it(false)) write_due(lock, By::io_thread);
     }
+}
+
+// In full flow the callers are here anyway: they write themselves, and read the acknowledgements when
+// they do. Were this thread to do it, it would be woken for each of them, and the callers would fill the
+// window meanwhile, every byte of which would be out of the caches when its turn comes. What they leave
+// lying, it finds within linger_ns of their last sample.
+inline bool Engine::callers_do_it(bool look) noexcept {
+    const std::uint64_t appended = window_.appended();
+    const bool active = appended != appended_seen_ || working_;
+    if (look) appended_seen_ = appended;
+    return in_full_flow_ && active && link_ == Link::up && !(blocked_ && !working_) && outbox_.empty() &&
+           !anybody_waits() && !fd_is_lost_;
 }
 
 inline void Engine::begin_link() {

@@ -36,7 +36,7 @@ public:
         : layout_(layout),
           max_samples_(std::max<std::uint64_t>(max_samples, 1)),
           max_blocks_(std::max<std::uint64_t>(
-              max_bytes / std::max<std::uint64_t>(layout.block_bytes(), 1), 4)) {}
+              max_bytes / std::max<std::uint64_t>(layout.block_bytes(), 1), 3)) {}
     Window(const Window&) = delete;
     Window& operator=(const Window&) = delete;
     ~Window() {
