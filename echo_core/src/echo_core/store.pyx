@@ -24,8 +24,8 @@ _log = logging.getLogger("echo")
 
 cdef enum:
     INLINE_LEAVES = 64          # samples with more leaves take their pointers from the heap
-    MAIN_SLICE_NS = 80000000    # longest sleep of the main thread, which alone sees signals
-    SLICE_NS = 1000000000       # longest sleep of any other: every wake-up costs an idle process
+    MAIN_SLICE_NS = 80000000    # first sleep of the main thread: a signal ends it at once, unless it came just before the sleep began
+    SLICE_NS = 1000000000       # longest sleep of any thread: every wake-up costs an idle process
     GIL_BYTES = 32768           # copies larger than this are done without the GIL: it costs 46 ns to give away and take back
 
 cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
@@ -54,7 +54,8 @@ cdef int64_t deadline_of(object timeout) except -2:
     return now_ns() + <int64_t>(seconds * 1e9)
 
 
-cdef int64_t longest_sleep():
+cdef int64_t first_sleep():
+    """Of a wait's slices; each is twice as long as the one before, up to SLICE_NS."""
     return MAIN_SLICE_NS if get_ident() == main_thread().ident else SLICE_NS
 
 
@@ -243,7 +244,7 @@ cdef class Store:
     cdef int wait_claim(self, uint32_t wanted, echo_run* run, object timeout, str caller) except -1:
         if self.ring == NULL or self.generation != generation:
             self.refuse()
-        cdef int64_t deadline = deadline_of(timeout), began = now_ns(), longest = longest_sleep()
+        cdef int64_t deadline = deadline_of(timeout), began = now_ns(), longest = first_sleep()
         cdef int status
         cdef bint told = False
         self.ring.writer.waits()
@@ -261,6 +262,7 @@ cdef class Store:
             if status == ECHO_CLOSED:
                 raise ClosedError(f"{caller}: the server is closed and takes no more samples")
             PyErr_CheckSignals()
+            longest = min(2 * longest, <int64_t>SLICE_NS)
             if deadline >= 0 and now_ns() >= deadline:
                 raise EchoTimeoutError(f"{caller} waited {timeout:g} s for space: {self._who_blocks_writers()}")
             if not told and now_ns() - began > PATIENCE_NS:
@@ -308,7 +310,7 @@ cdef class Store:
     cdef int wait_batch(self, object timeout) except -2:
         """A batch's buffer, or -1 once closed."""
         cdef int64_t deadline = deadline_of(timeout), began = now_ns(), hoarded_since = -1, now
-        cdef int64_t longest = min(longest_sleep(), max(self.lease_timeout_ns // 4, 1000000))
+        cdef int64_t most = min(<int64_t>SLICE_NS, max(self.lease_timeout_ns // 4, 1000000)), longest = min(first_sleep(), most)
         cdef int buffer
         cdef bint closed, told = False
         self.ring.learner.waits()
@@ -326,6 +328,7 @@ cdef class Store:
                 self.ring.learner.runs()
                 return buffer
             PyErr_CheckSignals()
+            longest = min(2 * longest, most)
             now = now_ns()
             if self.ring.leased() < self.ring.buffers():
                 hoarded_since = -1
