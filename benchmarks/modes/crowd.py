@@ -20,6 +20,9 @@ from benchmarks.processes import Crew, allow_open_files
 #: Connections get their turns in rounds; a share is only fair over several of them.
 ROUNDS = 4.0
 
+#: Seconds that hundreds of workers may take to begin.
+AWAKE = 15.0
+
 #: Samples per second that the learner takes.
 TAKEN = 20_000
 
@@ -54,11 +57,14 @@ def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
 
     report.phase("connect", 20.0)
     with Crew(jobs, report.fail) as crew:
-        # What fills the connections' buffers first says nothing about turns.
+        # What fills the connections' buffers first says nothing about turns, nor do workers that have not begun.
         settle = pace.warmup + pace.seconds
-        report.phase("warm-up", settle)
+        report.phase("warm-up", settle + AWAKE)
         crew.go()
-        count(settle)
+        served, _ = count(settle)
+        patience = perf_counter() + AWAKE
+        while not served.all() and perf_counter() < patience:
+            served += count(settle)[0]
         seconds = ROUNDS * pace.seconds
         report.phase("measure", seconds)
         counts, elapsed = count(seconds)

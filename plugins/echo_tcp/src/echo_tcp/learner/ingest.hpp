@@ -50,7 +50,9 @@ public:
     Step turn(Peer &p, bool may_claim, bool contended) {
         may_claim_ = may_claim;
         contended_ = contended;
-        if (p.share == 0) p.share = share_;
+        // A frame that is taken whole may be more than a share: what it is more, its worker's next turns pay for.
+        if (!contended_ || p.share <= 0) p.share = contended_ ? p.share + std::int64_t(share_) : std::int64_t(share_);
+        if (p.share <= 0 && !p.landing) return Step::share;
         const std::uint64_t before = p.session->committed, bytes = p.figures->bytes.get();
         Step step = resume(p);
         if (step == Step::drained) step = read(p);
@@ -258,7 +260,8 @@ private:
         const std::size_t stride = header_bytes + h.length;
         Block block{at, stride, std::uint32_t(header_bytes), h.count, 1};
         // Zero-size samples without headers do not exist: listen() refuses them.
-        const std::uint64_t wanted = contended_ ? std::min(most_block, p.share) : most_block;
+        const std::uint64_t left = std::uint64_t(std::max<std::int64_t>(p.share, 0));
+        const std::uint64_t wanted = contended_ ? std::min(most_block, left) : most_block;
         const std::uint64_t most = std::min<std::uint64_t>(have / stride, 1 + wanted / h.count);
         if (p.echo1) {
             block.frames = std::uint32_t(most);
@@ -275,7 +278,7 @@ private:
             skip = std::min(total, session.committed + 1 - h.seq);
             totals_.duplicates.add(skip);
         }
-        const std::uint64_t most_now = contended_ ? std::min(total - skip, p.share) : total - skip;
+        const std::uint64_t most_now = contended_ ? std::min(total - skip, left) : total - skip;
         const std::uint64_t n = may_claim_ ? store_.insert(block, skip, most_now) : 0;
         committed(p, n);
         const std::uint64_t frames = (skip + n) / h.count;
@@ -293,7 +296,7 @@ private:
             p.discard = h.length - have;
             return Step::drained;
         }
-        if (!may_claim_ || (contended_ && p.share == 0)) return no_space(p);
+        if (!may_claim_ || (contended_ && p.share <= 0)) return no_space(p);
         auto landing = std::make_unique<Landing>(store_, h.length);
         std::uint32_t wanted = h.count - std::uint32_t(known);
         if (known != 0) landing->use_memory(Landing::Where::dropped, std::uint32_t(known));
@@ -371,11 +374,11 @@ private:
         p.session->inserted += n;
         p.figures->samples.set(p.session->inserted);
         totals_.samples.add(n);
-        if (contended_) p.share -= std::min(n, p.share);
+        if (contended_) p.share -= std::int64_t(n);
     }
     Step no_space(const Peer &p) const {
         if (store_.closed()) return Step::ended;
-        return contended_ && p.share == 0 ? Step::share : Step::space;
+        return contended_ && p.share <= 0 ? Step::share : Step::space;
     }
     Step broken(Peer &p, std::string why) {
         p.reason = std::move(why);

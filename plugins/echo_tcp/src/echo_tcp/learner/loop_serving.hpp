@@ -195,9 +195,9 @@ inline void Loop::serve_parked() {
         Peer &p = *parked_.front();
         parked_.pop_front();
         const std::uint64_t before = totals.samples.get(), since = p.figures->parked_at.get();
-        if (serve_waiting(p, true) != Step::space) continue;
-        if (totals.samples.get() == before) p.figures->parked_at.set(since);
-        break;  // the store is full
+        const Step step = serve_waiting(p, true);
+        if (p.parked && totals.samples.get() == before) p.figures->parked_at.set(since);
+        if (step == Step::space) break;  // the store is full
     }
     if (parked_.empty()) {
         in_turns_ = false;

@@ -81,7 +81,7 @@ struct Peer {
 
     // ---- waiting --------------------------------------------------------------------------------
     bool parked = false;     // in a queue for space; not read meanwhile
-    std::uint64_t share = 0;   // samples it may still insert before it is the next one's turn
+    std::int64_t share = 0;  // samples it may still insert before it is the next one's turn; below 0: in debt
     bool hung_up = false;    // the socket is dead and out of epoll, but what it brought is whole
     std::uint64_t queued = 0;  // samples of it in the store's gauge of waiting samples
     std::uint32_t asked = 0;   // CONTROL requests without an answer yet

@@ -146,6 +146,8 @@ private:
     // Acknowledged at once by more than this, the link is in full flow; see callers_do_it().
     static constexpr std::uint64_t full_flow_samples = 32, full_flow_bytes = 64u << 10;
     static constexpr long linger_ns = 1'000'000;
+    static constexpr std::uint64_t few_bytes = 32u << 10;  // of samples in a frame, at first
+    static constexpr std::uint64_t prompt_ns = 10'000'000, unhurried_ns = 50'000'000;  // acknowledgements
 
     // Threads waiting for one kind of thing. Waking costs a system call and a context switch even
     // for nothing, so it happens only once `least`, the smallest number waited for, is reached.
@@ -185,6 +187,10 @@ private:
     bool work_for_room(Lock& lock, std::int64_t slice_ns, Ready ready);
     bool callers_do_it(bool look = true) noexcept;
     bool compose(By by);
+    std::uint32_t few_rows() const noexcept {
+        const std::uint64_t rows = few_bytes / std::max<std::uint64_t>(1, layout_.sample_bytes());
+        return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(rows, 1, layout_.capacity()));
+    }
     bool composed() const noexcept { return next_piece_ < pieces_.size(); }
     void wrote(std::size_t n);
     void offer_room();
@@ -224,6 +230,7 @@ private:
     std::byte* pinned_ = nullptr;  // the block pieces_ point into
     FrameHeader header_{};
     std::deque<Flight> flights_;
+    std::uint32_t most_rows_ = few_rows();  // of the next frame
     std::uint64_t flush_to_ = 0;  // samples somebody wants sent without waiting for more
     std::uint64_t written_ = 0;   // samples the socket has taken whole
     // The learner numbers samples by what it got from this client id, perhaps in a former life.

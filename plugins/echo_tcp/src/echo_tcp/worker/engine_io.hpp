@@ -136,6 +136,7 @@ inline bool Engine::compose(By by) {
     const std::size_t most_flights = by == By::io_thread ? 1 : 0;
     bool due = rows.to_end || flights_.size() <= most_flights || flush_to_ > window_.sent();
     if (!rows.count || !due) return false;
+    rows.count = std::min(rows.count, most_rows_);
     if (!config_.original) {
         header_ = make_header(Kind::data, rows.first + number_shift_,
                               rows.count * layout_.sample_bytes(), rows.count);
@@ -328,9 +329,18 @@ inline const char* Engine::acknowledge(std::uint64_t number) {
     if (number < window_.acked()) return "it took an acknowledgement back";
     if (number > window_.sent()) return "it acknowledged samples that were not sent";
     const std::uint64_t now = flights_.empty() ? 0 : now_ns();
+    std::uint64_t took = 0;  // the newest of them
     while (!flights_.empty() && flights_.front().last <= number) {
-        rtt_.record(now - flights_.front().since_ns);
+        took = now - flights_.front().since_ns;
+        rtt_.record(took);
         flights_.pop_front();
+    }
+    // Where the learner is in no hurry, large frames gain nothing, and the store is shared out among its workers
+    // frame by frame. So they grow only as long as acknowledgements come quickly.
+    if (took > unhurried_ns) {
+        most_rows_ = few_rows();
+    } else if (took != 0 && took < prompt_ns) {
+        most_rows_ = std::min(2 * most_rows_, layout_.capacity());
     }
     in_full_flow_ = number - window_.acked() >= full_flow_samples ||
                     (number - window_.acked()) * layout_.sample_bytes() >= full_flow_bytes;
