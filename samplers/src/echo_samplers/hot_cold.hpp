@@ -63,7 +63,9 @@ public:
                 break;
             case Weighting::rank: {
                 const auto above = static_cast<double>(sorted_.end() - std::upper_bound(sorted_.begin(), sorted_.end(), score));
-                const double rank = sorted_.empty() ? 1.0 : 1.0 + above * count_ / static_cast<double>(sorted_.size());
+                // Between two of the scores known, in the middle of those that are not.
+                const double each = sorted_.empty() ? 1.0 : std::max(1.0, count_ / static_cast<double>(sorted_.size()));
+                const double rank = 1.0 + above * each + (each - 1.0) / 2;
                 weight = std::pow(rank, -options.alpha);
                 break;
             }

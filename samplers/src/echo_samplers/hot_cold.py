@@ -47,7 +47,7 @@ class HotCold(NativeSampler):
 
     Quantiles, median and ranks come from up to 1024 scores, taken anew once an eighth of the samples (at
     least 16) has changed, which for the last three weightings makes all weights anew, in O(N); so ranks
-    are as fine as N / 1024. Between, weights stay on the scale they were made with, and the
+    are as fine as N / 1024, and the best share theirs. Between, weights stay on the scale they were made with, and the
     probabilities are those of the weights as they are. Other costs are O(n log N); 59 bytes per sample.
     """
 

@@ -88,8 +88,10 @@ class TrajectoryScore:
         average = flat.mean(axis=0) if self.average is None else self.average
         if update and self.average is not None:
             average = self.decay * self.average + (1 - self.decay) * flat.mean(axis=0)
-        distance = np.square(flat - average).sum(axis=1)
-        scores = _checked(distance + self.alpha * reward.reshape(len(flat), -1).sum(axis=1), "score")
+        with np.errstate(invalid="ignore", over="ignore"):  # told by `_checked`, with the sample it is in
+            distance = np.square(flat - average).sum(axis=1)
+            scores = distance + self.alpha * reward.reshape(len(flat), -1).sum(axis=1)
+        _checked(scores, "score")
         if update:
             self.average = average
         return scores
