@@ -19,16 +19,17 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from .errors import DuplicateKeyError, UnknownKeyError
 from .fields import build_options
 
-__all__ = ["Keys", "Priorities", "Sampler", "check_keys", "check_priorities"]
+__all__ = ["Keys", "Priorities", "Sampler", "check_held", "check_keys", "check_new", "check_priorities"]
 
 Keys = npt.NDArray[np.uint64]
 Priorities = npt.NDArray[np.float64]
@@ -206,6 +207,41 @@ def check_keys(keys: npt.ArrayLike) -> Keys:
     if array.dtype.kind == "i" and (array < 0).any():
         raise ValueError(f"key {array[array < 0][0]} is negative; keys go from 0 to 2**64 - 1")
     return np.ascontiguousarray(array, dtype=np.uint64)
+
+
+def check_new(keys: npt.ArrayLike, held: Container[int]) -> list[int]:
+    """`keys` as a list, where they may be inserted beside those `held`.
+
+    Raises:
+        DuplicateKeyError: one is held or occurs twice; names the first.
+        TypeError, ValueError: as `check_keys`.
+    """
+    new: list[int] = check_keys(keys).tolist()
+    seen: set[int] = set()
+    for key in new:
+        if key in held or key in seen:
+            where = "is held already" if key in held else "occurs twice"
+            raise DuplicateKeyError(f"key {key} {where}; every sample needs a key of its own")
+        seen.add(key)
+    return new
+
+
+def check_held(keys: npt.ArrayLike, held: Container[int], once: bool = False) -> list[int]:
+    """`keys` as a list, where all are `held`; with `once`, for `delete`, none may occur twice.
+
+    Raises:
+        UnknownKeyError: one is not held, or occurs twice; names the first.
+        TypeError, ValueError: as `check_keys`.
+    """
+    found: list[int] = check_keys(keys).tolist()
+    seen: set[int] = set()
+    for key in found:
+        if key not in held:
+            raise UnknownKeyError(f"key {key} is not held; it was never inserted or is deleted")
+        if once and key in seen:
+            raise UnknownKeyError(f"key {key} occurs twice; it can be deleted only once")
+        seen.add(key)
+    return found
 
 
 def check_priorities(priorities: npt.ArrayLike, keys: Keys) -> Priorities:

@@ -9,8 +9,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from echo_core.errors import DuplicateKeyError, UnknownKeyError
-from echo_core.sampler import Keys, Priorities, Sampler, check_keys, check_priorities
+from echo_core.sampler import Keys, Priorities, Sampler, check_held, check_keys, check_new, check_priorities
 
 __all__ = ["Fifo"]
 
@@ -82,30 +81,17 @@ class _AnyKeys:
         self._order: OrderedDict[int, None] = OrderedDict()
 
     def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
-        keys = check_keys(keys)
+        new = check_new(keys, self._order)
         if priorities is not None:
-            check_priorities(priorities, keys)
-        new = keys.tolist()
-        seen: set[int] = set()
-        for key in new:
-            if key in self._order or key in seen:
-                where = "is held already" if key in self._order else "occurs twice"
-                raise DuplicateKeyError(f"key {key} {where}; every sample needs a key of its own")
-            seen.add(key)
+            check_priorities(priorities, check_keys(keys))
         self._order.update(dict.fromkeys(new))
 
     def delete(self, keys: Keys) -> None:
-        gone = self._held(keys)
-        seen: set[int] = set()
-        for key in gone:
-            if key in seen:
-                raise UnknownKeyError(f"key {key} occurs twice; it can be deleted only once")
-            seen.add(key)
-        for key in gone:
+        for key in check_held(keys, self._order, once=True):
             del self._order[key]
 
     def update(self, keys: Keys, priorities: Priorities) -> None:
-        self._held(keys)
+        check_held(keys, self._order)
         check_priorities(priorities, check_keys(keys))
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
@@ -128,10 +114,3 @@ class _AnyKeys:
         if len(order) != len(keys):
             raise ValueError(f"array 'keys' holds a key twice; this is no state of a {name}")
         self._order = order
-
-    def _held(self, keys: Keys) -> list[int]:
-        held: list[int] = check_keys(keys).tolist()
-        for key in held:
-            if key not in self._order:
-                raise UnknownKeyError(f"key {key} is not held; it was never inserted or is deleted")
-        return held
