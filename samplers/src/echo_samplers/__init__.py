@@ -18,4 +18,7 @@ _SAMPLERS = {
 @hookimpl
 def echo_samplers() -> list[SamplerInfo]:
     """The samplers of this distribution."""
-    return [SamplerInfo(name=name, factory=f"echo_samplers.{factory}", api=1, summary=summary) for name, (factory, summary) in _SAMPLERS.items()]
+    return [
+        SamplerInfo(name=name, factory=f"echo_samplers.{factory}", api=1, summary=summary)
+        for name, (factory, summary) in _SAMPLERS.items()
+    ]
