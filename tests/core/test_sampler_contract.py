@@ -143,6 +143,7 @@ class Ghosts(Proportional):
         (Forgets, "test_a_restored_sampler_answers_as_the_original"),
         (Lies, "test_the_probabilities_are_true"),
         (Lies, "test_a_batch_is_drawn_like_single_keys"),
+        (Lies, "test_a_history_leaves_the_distribution_true"),
         (OwnDice, "test_equal_samplers_and_seeds_draw_equal_keys"),
         (HalfDone, "test_a_call_that_raises_has_changed_nothing"),
         (Ghosts, "test_deleted_keys_are_never_drawn"),

@@ -19,16 +19,17 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from .errors import DuplicateKeyError, UnknownKeyError
 from .fields import build_options
 
-__all__ = ["Keys", "Priorities", "Sampler", "check_keys", "check_priorities"]
+__all__ = ["Keys", "Priorities", "Sampler", "check_held", "check_keys", "check_new", "check_priorities"]
 
 Keys = npt.NDArray[np.uint64]
 Priorities = npt.NDArray[np.float64]
@@ -41,15 +42,22 @@ class Sampler(ABC):
         storage: what the table underneath has to be. `"stream"`: every sample comes out exactly
             once and in order of arrival, so the store hands out the very buffers that the writers
             filled and asks the sampler nothing. `"replay"`: samples stay, and come out as often as
-            they are drawn. A stream sampler still implements everything below.
+            they are drawn. A stream sampler still implements everything below, and one whose
+            `Options` have `capacity: int | None = None` serves replay tables as well: built with a
+            capacity, its `storage` is `"replay"`.
         replacement: True when one call of `sample` may return a key more than once; then n may be
             larger than `len(self)`. False when its keys differ; then n is at most `len(self)`.
+        evicts: True when `victims` says which samples a full table should give up. A table whose
+            remover has the same name as such a sampler asks the sampler, and keeps no second one.
         Options: a frozen standard-library dataclass, checked by `build_options`. A replay sampler
             has a field `capacity: int`, the number of samples its table holds.
+
+    The first two depend on the options in some samplers: ask the instance, where there is one.
     """
 
-    storage: ClassVar[Literal["stream", "replay"]]
-    replacement: ClassVar[bool] = True
+    storage: Literal["stream", "replay"]
+    replacement: bool = True
+    evicts: ClassVar[bool] = False
 
     @dataclass(frozen=True)
     class Options:
@@ -88,6 +96,8 @@ class Sampler(ABC):
 
         Raises:
             DuplicateKeyError: a key is held already or occurs twice; names the first such key.
+            ValueError: the key of a replay sampler is not below its capacity (a sampler that can
+                hold any key need not look).
         """
 
     @abstractmethod
@@ -128,7 +138,10 @@ class Sampler(ABC):
 
         Returns:
             `(keys, probabilities)`, both of shape (n,) and new: the keys in the order drawn, and
-            with which probability (0 < p <= 1) each was drawn in its turn.
+            the probability (0 < p <= 1) of each under the distribution the batch was drawn from:
+            averaged over the turns of a batch, and not given what the other turns drew. Weights
+            of 1 / (len(self) * p) make the mean of a batch an unbiased estimate, then. A sampler
+            that draws nothing at random says 1.
 
         Raises:
             ValueError: n is less than 1, or more than there is to draw (with replacement: the
@@ -155,6 +168,16 @@ class Sampler(ABC):
         Raises:
             ValueError: an array is missing, superfluous or inconsistent; names it.
         """
+
+    def victims(self, n: int) -> Keys:
+        """The n keys that a full table gives up first, least valuable first; changes nothing.
+
+        Only of a sampler that `evicts`. n is from 1 to `len(self)`. Cost: O(n log N).
+
+        Raises:
+            ValueError: n is less than 1 or more than are held; names both numbers.
+        """
+        raise NotImplementedError(f"{type(self).__name__} leaves it to a remover which sample goes")
 
     def native(self) -> object | None:
         """A PyCapsule of include/echo_sampler.h, by which a table reaches a compiled replay sampler
@@ -184,6 +207,41 @@ def check_keys(keys: npt.ArrayLike) -> Keys:
     if array.dtype.kind == "i" and (array < 0).any():
         raise ValueError(f"key {array[array < 0][0]} is negative; keys go from 0 to 2**64 - 1")
     return np.ascontiguousarray(array, dtype=np.uint64)
+
+
+def check_new(keys: npt.ArrayLike, held: Container[int]) -> list[int]:
+    """`keys` as a list, where they may be inserted beside those `held`.
+
+    Raises:
+        DuplicateKeyError: one is held or occurs twice; names the first.
+        TypeError, ValueError: as `check_keys`.
+    """
+    new: list[int] = check_keys(keys).tolist()
+    seen: set[int] = set()
+    for key in new:
+        if key in held or key in seen:
+            where = "is held already" if key in held else "occurs twice"
+            raise DuplicateKeyError(f"key {key} {where}; every sample needs a key of its own")
+        seen.add(key)
+    return new
+
+
+def check_held(keys: npt.ArrayLike, held: Container[int], once: bool = False) -> list[int]:
+    """`keys` as a list, where all are `held`; with `once`, for `delete`, none may occur twice.
+
+    Raises:
+        UnknownKeyError: one is not held, or occurs twice; names the first.
+        TypeError, ValueError: as `check_keys`.
+    """
+    found: list[int] = check_keys(keys).tolist()
+    seen: set[int] = set()
+    for key in found:
+        if key not in held:
+            raise UnknownKeyError(f"key {key} is not held; it was never inserted or is deleted")
+        if once and key in seen:
+            raise UnknownKeyError(f"key {key} occurs twice; it can be deleted only once")
+        seen.add(key)
+    return found
 
 
 def check_priorities(priorities: npt.ArrayLike, keys: Keys) -> Priorities:

@@ -11,11 +11,12 @@ import pytest
 
 from .. import plugins
 from ..errors import ConfigError, DuplicateKeyError, EchoError, UnknownKeyError
-from ..sampler import Keys, Priorities, Sampler
+from ..sampler import Keys, Sampler
+from .native_door import NativeDoor
 
 __all__ = ["SamplerContract"]
 
-TOP = 2**64 - 1  # the largest key
+CAPACITY = 1000  # of a replay sampler here, at least; its keys are below
 
 
 def keys(*values: int) -> Keys:
@@ -31,10 +32,15 @@ class SamplerContract(ABC):
 
     DRAWS = 20_000  # for measuring a distribution
 
+    @property
+    def top(self) -> int:
+        """The largest key there can be: of a stream any number, of a replay table a row."""
+        return 2**64 - 1 if self.sampler().storage == "stream" else CAPACITY - 1
+
     @abstractmethod
     def sampler(self, **options: Any) -> Sampler:
         """A new, empty sampler. Options that it needs (a replay sampler's `capacity`: at least
-        1000) it gets here; `options` go on top."""
+        CAPACITY) it gets here; `options` go on top."""
 
     def expected(self, order: Sequence[int], priorities: Sequence[float]) -> list[int] | None:
         """The keys that sampling all must give, in order, when `order` were inserted in this
@@ -72,6 +78,17 @@ class SamplerContract(ABC):
         assert len(found) == len(sampler)
         return found
 
+    def held_keys(self, sampler: Sampler) -> list[int]:
+        """All that it holds, without touching it."""
+        twin = self.sampler()
+        twin.restore(sampler.state())
+        held: list[int] = []
+        while len(twin):
+            drawn = np.unique(twin.sample(1 if twin.replacement else len(twin), np.random.default_rng(len(twin)))[0])
+            twin.delete(drawn)
+            held += drawn.tolist()
+        return sorted(held)
+
     # ---- what it is -----------------------------------------------------------------------
 
     def test_it_is_found_by_its_name(self) -> None:
@@ -92,12 +109,12 @@ class SamplerContract(ABC):
     def test_it_says_what_it_is(self) -> None:
         sampler = self.sampler()
         assert sampler.storage in ("stream", "replay")
-        assert isinstance(type(sampler).replacement, bool)
+        assert isinstance(sampler.replacement, bool)
         if sampler.storage == "stream":
             assert sampler.capacity is None
-            assert not type(sampler).replacement, "a stream gives every sample once"
+            assert not sampler.replacement, "a stream gives every sample once"
         else:
-            assert isinstance(sampler.capacity, int) and sampler.capacity >= 1000
+            assert isinstance(sampler.capacity, int) and sampler.capacity >= CAPACITY
 
     def test_options_are_checked(self) -> None:
         with pytest.raises(ConfigError, match="no_such_option"):
@@ -106,16 +123,16 @@ class SamplerContract(ABC):
     # ---- drawing --------------------------------------------------------------------------
 
     def test_a_draw_is_keys_and_probabilities(self) -> None:
-        sampler = self.filled(5, 3, 9, 0, TOP)
+        sampler = self.filled(5, 3, 9, 0, self.top)
         rng = np.random.default_rng(0)
         drawn, probabilities = sampler.sample(3, rng)
         assert (drawn.dtype, drawn.shape) == (np.uint64, (3,))
         assert (probabilities.dtype, probabilities.shape) == (np.float64, (3,))
-        assert set(drawn.tolist()) <= {5, 3, 9, 0, TOP}
+        assert set(drawn.tolist()) <= {5, 3, 9, 0, self.top}
         assert ((probabilities > 0) & (probabilities <= 1)).all()
         drawn[...] = 77
         probabilities[...] = 77
-        assert set(sampler.sample(3, rng)[0].tolist()) <= {5, 3, 9, 0, TOP}
+        assert set(sampler.sample(3, rng)[0].tolist()) <= {5, 3, 9, 0, self.top}
 
     def test_a_draw_changes_no_contents(self) -> None:
         sampler = self.filled(1, 2, 3, 4)
@@ -133,7 +150,7 @@ class SamplerContract(ABC):
                 out += sampler.sample(5, rng)[0].tolist()
                 sampler.update(keys(turn, turn + 50), np.array([3.0, 0.5]))
                 sampler.delete(keys(turn + 20))
-                sampler.insert(keys(1000 + turn))
+                sampler.insert(keys(900 + turn))
             return out
 
         assert play(1) == play(1)
@@ -154,20 +171,20 @@ class SamplerContract(ABC):
 
     def test_nothing_cannot_be_drawn_from(self) -> None:
         for sampler in (self.sampler(), self.filled()):
-            with pytest.raises(ValueError, match="1.*0"):
+            with pytest.raises(ValueError, match=r"1.*0"):
                 sampler.sample(1, np.random.default_rng(0))
 
     def test_more_than_there_is(self) -> None:
         sampler = self.filled(1, 2, 3)
-        if type(sampler).replacement:
+        if sampler.replacement:
             assert set(self.drawn(sampler, 50)) <= {1, 2, 3}
         else:
-            with pytest.raises(ValueError, match="4.*3"):
+            with pytest.raises(ValueError, match=r"4.*3"):
                 sampler.sample(4, np.random.default_rng(0))
             assert sorted(self.drawn(sampler, 3)) == [1, 2, 3]
 
     def test_without_replacement_no_key_comes_twice(self) -> None:
-        if type(self.sampler()).replacement:
+        if self.sampler().replacement:
             pytest.skip("draws with replacement")
         sampler = self.filled(*range(60))
         for seed in range(20):
@@ -175,7 +192,7 @@ class SamplerContract(ABC):
             assert len(set(drawn)) == 40
 
     def test_the_order_is_the_promised_one(self) -> None:
-        order = [7, 3, TOP, 12, 0, 5]
+        order = [7, 3, self.top, 12, 0, 5]
         priorities = [3.0, 1.0, 4.0, 1.5, 9.0, 2.0]
         wanted = self.expected(order, priorities)
         if wanted is None:
@@ -213,7 +230,7 @@ class SamplerContract(ABC):
         """How often each key is in batches agrees with the probabilities said of their draws."""
         order = list(range(8))
         priorities = [1.0 + key for key in order]
-        if self.expected(order, priorities) is not None or not type(self.sampler()).replacement:
+        if self.expected(order, priorities) is not None or not self.sampler().replacement:
             pytest.skip("its draws depend on each other")
         sampler, rng = self.filled(*order, priorities=priorities), np.random.default_rng(5)
         counts, turns, n = np.zeros(8), self.DRAWS // 16, 16
@@ -224,6 +241,35 @@ class SamplerContract(ABC):
             said[drawn.astype(np.int64)] = probabilities
         deviation = np.sqrt(turns * n * np.maximum(said * (1 - said), 1e-4))
         assert (abs(counts - said * turns * n) <= 6 * deviation).all(), (counts, said * turns * n)
+
+    def test_a_history_leaves_the_distribution_true(self) -> None:
+        """After inserts, deletions and updates, keys come as often as it says (chi-square), the
+        probabilities of all keys are those of one distribution, and weights of 1 / (N p) make the
+        mean over batches that of the contents: no key is left out, none counts twice."""
+        if self.expected(range(3), [1.0] * 3) is not None:
+            pytest.skip("does not draw at random")
+        sampler, rng = self.played(), np.random.default_rng(7)
+        sampler.update(keys(*range(1, 40, 3)), 0.25 + rng.random(13))
+        held, n = len(sampler), 10
+        truth = {key: (key * 37 % 11) / 10 for key in self.held_keys(sampler)}
+        counts, said, means = dict.fromkeys(truth, 0), dict.fromkeys(truth, 0.0), []
+        for _ in range(self.DRAWS // n):
+            drawn, probabilities = sampler.sample(n, rng)
+            for key, probability in zip(drawn.tolist(), probabilities.tolist(), strict=True):
+                assert said[key] in (0.0, probability), f"key {key} has two probabilities"
+                counts[key] += 1
+                said[key] = probability
+            means.append(np.mean([truth[key] for key in drawn.tolist()] / (held * probabilities)))
+        draws = self.DRAWS // n * n
+        unseen = sum(1 for probability in said.values() if probability == 0)
+        total = sum(said.values())
+        assert total <= 1 + 1e-9 and (unseen or total >= 1 - 1e-9), f"the probabilities sum to {total}"
+        often = [key for key in truth if said[key] * draws >= 10]
+        statistic = sum((counts[key] - said[key] * draws) ** 2 / (said[key] * draws) for key in often)
+        assert statistic <= len(often) + 6 * (2 * len(often)) ** 0.5, f"chi-square {statistic:.0f} of {len(often)} keys"
+        if unseen == 0:
+            error, deviation = np.mean(means) - np.mean(list(truth.values())), np.std(means) / len(means) ** 0.5
+            assert abs(error) <= 6 * deviation, f"the weighted mean is off by {error:.4f}, {error / deviation:.0f} deviations"
 
     # ---- inserting and deleting -----------------------------------------------------------
 
@@ -249,12 +295,13 @@ class SamplerContract(ABC):
             assert all(key % 2 for key in self.drawn(sampler, 20, seed))
 
     def test_keys_may_come_in_any_order_and_size(self) -> None:
-        given = [TOP, 0, 1 << 63, 17, 1 << 32, TOP - 1]
+        top = self.top
+        given = [top, 0, top // 2, 17, top // 3, top - 1]
         sampler = self.filled(*given)
         assert len(sampler) == len(given)
         assert sorted(self.held(sampler, given)) == sorted(given)
-        sampler.delete(keys(1 << 63, 0))
-        assert set(self.drawn(sampler, 4)) <= {TOP, 17, 1 << 32, TOP - 1}
+        sampler.delete(keys(top // 2, 0))
+        assert set(self.drawn(sampler, 4)) <= {top, 17, top // 3, top - 1}
 
     def test_empty_calls_do_nothing(self) -> None:
         sampler = self.filled(4)
@@ -282,6 +329,38 @@ class SamplerContract(ABC):
         sampler.delete(np.arange(0, 900, 3, dtype=np.uint64))
         assert len(sampler) == 600
 
+    def test_a_full_table_and_its_rows_once_more(self) -> None:
+        sampler, rng = self.sampler(), np.random.default_rng(4)
+        rows = sampler.capacity
+        if rows is None:
+            pytest.skip("a stream has no capacity")
+        sampler.insert(np.arange(rows, dtype=np.uint64))
+        assert len(sampler) == rows
+        for turn in range(20):
+            drawn = np.unique(sampler.sample(50, rng)[0])
+            assert drawn.max() < rows
+            sampler.delete(drawn)
+            assert len(sampler) == rows - len(drawn)
+            sampler.insert(drawn[::-1].copy(), None if turn % 2 else rng.random(len(drawn)))
+            assert len(sampler) == rows
+        with pytest.raises(DuplicateKeyError):
+            sampler.insert(keys(rows - 1))
+
+    def test_victims_are_held_and_named_in_one_order(self) -> None:
+        sampler = self.played()
+        if not sampler.evicts:
+            with pytest.raises(NotImplementedError, match="remover"):
+                sampler.victims(1)
+            return
+        every = sampler.victims(len(sampler))
+        assert every.dtype == np.uint64
+        assert sorted(every.tolist()) == self.held_keys(sampler)
+        for n in range(1, len(sampler)):
+            assert sampler.victims(n).tolist() == every[:n].tolist()
+        for n in (0, len(sampler) + 1):
+            with pytest.raises(ValueError, match=f"{n}.*{len(sampler)}"):
+                sampler.victims(n)
+
     # ---- what is refused, with nothing changed --------------------------------------------
 
     @pytest.mark.parametrize(
@@ -289,7 +368,7 @@ class SamplerContract(ABC):
         [
             (lambda s: s.insert(keys(4, 2)), DuplicateKeyError, "key 2"),
             (lambda s: s.insert(keys(4, 5, 4)), DuplicateKeyError, "key 4"),
-            (lambda s: s.insert(keys(4, TOP)), DuplicateKeyError, f"key {TOP}"),
+            (lambda s: s.insert(keys(4, 999)), DuplicateKeyError, "key 999"),
             (lambda s: s.delete(keys(1, 8)), UnknownKeyError, "key 8"),
             (lambda s: s.delete(keys(1, 1)), UnknownKeyError, "key 1"),
             (lambda s: s.update(keys(1, 8), np.ones(2)), UnknownKeyError, "key 8"),
@@ -304,7 +383,7 @@ class SamplerContract(ABC):
     def test_a_call_that_raises_has_changed_nothing(
         self, call: Any, error: type[Exception], said: str
     ) -> None:
-        sampler, twin = self.filled(1, 2, 3, TOP), self.filled(1, 2, 3, TOP)
+        sampler, twin = self.filled(1, 2, 3, 999), self.filled(1, 2, 3, 999)
         with pytest.raises(error) as caught:
             call(sampler)
         assert said in str(caught.value)
@@ -325,12 +404,50 @@ class SamplerContract(ABC):
             assert self.drawn(once, 5, seed) == self.drawn(twice, 5, seed)
 
     def test_updates_keep_the_order_of_arrival(self) -> None:
-        order = [7, 3, 12, 5]
-        if self.expected(order, [1.0] * 4) != order:
-            pytest.skip("order of arrival is not what it draws by")
-        sampler = self.filled(*order)
+        """What is drawn in an order is drawn by the new priorities, and by arrival where it was."""
+        order, updated = [7, 3, 12, 5, 8], [0.0, 1.0, 1.0, 9.0, 1.0]
+        wanted = self.expected(order, updated)
+        if wanted is None:
+            pytest.skip("draws at random")
+        sampler = self.filled(*order, priorities=[1.0] * 5)
         sampler.update(keys(5, 7), np.array([9.0, 0.0]))
-        assert self.drawn(sampler, 4) == order
+        assert self.drawn(sampler, 5) == wanted
+
+    # ---- the native door ------------------------------------------------------------------
+
+    def test_both_doors_lead_to_the_same_contents(self) -> None:
+        """A history played alternately through Python and through the capsule of `native()`
+        gives what Python alone gives, and the capsule outlives the sampler."""
+        sampler, twin = self.played(), self.played()
+        capsule = sampler.native()
+        if capsule is None:
+            pytest.skip("has no native door")
+        door = NativeDoor(capsule)
+        for turn in range(40):
+            either: Any = door if turn % 2 else sampler
+            new = np.arange(200 + 3 * turn, 203 + 3 * turn, dtype=np.uint64)
+            given = None if turn % 3 else np.array([0.5, 2.0, turn + 1.0])
+            for one in (either, twin):
+                one.insert(new, given)
+                one.update(new[1:], np.array([3.0, 0.5 + turn]))
+                if turn % 4 == 3:
+                    one.delete(new[:1])
+            mine = either.sample(7, np.random.default_rng(turn))
+            theirs = twin.sample(7, np.random.default_rng(turn))
+            assert mine[0].tolist() == theirs[0].tolist()
+            assert mine[1].tolist() == theirs[1].tolist()
+            assert len(door) == len(sampler) == len(twin)
+        assert (door.victims is not None) == sampler.evicts
+        if door.victims is not None:
+            assert door.victims(9).tolist() == sampler.victims(9).tolist()
+            assert len(door.victims(len(sampler) + 1)) == 0
+        assert (door.priorities(new[1:]) >= 0).all()
+        with pytest.raises(ValueError, match="not enough"):
+            NativeDoor(self.sampler().native()).sample(1, np.random.default_rng(0))
+        held = len(sampler)
+        del sampler
+        assert len(door) == held
+        assert len(door.sample(5, np.random.default_rng(0))[0]) == 5
 
     # ---- checkpoints ----------------------------------------------------------------------
 
@@ -338,7 +455,7 @@ class SamplerContract(ABC):
         """One with a history."""
         sampler = self.filled(*range(40), priorities=[1.0 + key % 5 for key in range(40)])
         sampler.delete(keys(*range(0, 40, 3)))
-        sampler.insert(keys(100, TOP, 101))
+        sampler.insert(keys(100, self.top, 101))
         sampler.update(keys(1, 100), np.array([7.5, 0.5]))
         return sampler
 
@@ -346,7 +463,7 @@ class SamplerContract(ABC):
         original = self.played()
         state = original.state()
         again = self.sampler()
-        again.insert(keys(5000, 5001))
+        again.insert(keys(500, 501))
         again.restore({name: array.copy() for name, array in state.items()})
         assert len(again) == len(original)
         for step in range(20):
@@ -376,7 +493,7 @@ class SamplerContract(ABC):
         for array in state.values():
             array[...] = 0
         assert len(sampler) == len(self.played())
-        assert set(self.drawn(sampler, 10)) <= {*range(40), 100, 101, TOP}
+        assert set(self.drawn(sampler, 10)) <= {*range(40), 100, 101, self.top}
 
     def test_an_empty_state_is_a_state(self) -> None:
         sampler = self.filled(1, 2)
