@@ -6,7 +6,6 @@ as much as the insert itself.
 """
 import logging
 import os
-from threading import get_ident, main_thread
 
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
@@ -17,15 +16,20 @@ from libcpp.vector cimport vector
 from echo_core.pytree cimport Flattener
 from echo_core.ring cimport ECHO_CLOSED, ECHO_OK, Counters, Ring, echo_run, now_ns
 from echo_core.sample cimport Lease, Sample, new_lease, new_sample, snapshot
+from echo_core.waits cimport deadline_of, longest_sleep, slice_of
 
 from echo_core.errors import ClosedError, EchoTimeoutError, ForkError, LeaseError
+from echo_core.waits import available_memory
+
+cdef extern from "door.hpp" namespace "echo" nogil:
+    cdef cppclass Door:
+        void release()
+    void* open_door(Ring*)
 
 _log = logging.getLogger("echo")
 
 cdef enum:
     INLINE_LEAVES = 64          # samples with more leaves take their pointers from the heap
-    MAIN_SLICE_NS = 80000000    # longest sleep of the main thread, which alone sees signals
-    SLICE_NS = 1000000000       # longest sleep of any other: every wake-up costs an idle process
     GIL_BYTES = 32768           # copies larger than this are done without the GIL: it costs 46 ns to give away and take back
 
 cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
@@ -42,40 +46,8 @@ def _forked():
 os.register_at_fork(after_in_child=_forked)
 
 
-cdef int64_t deadline_of(object timeout) except -2:
-    """The now_ns() at which a wait ends; -1 for never (None and infinity)."""
-    if timeout is None:
-        return -1
-    cdef double seconds = timeout
-    if seconds != seconds or seconds < 0:
-        raise ValueError(f"timeout must be a number of seconds >= 0 or None, not {timeout!r}")
-    if seconds > 1e9:
-        return -1
-    return now_ns() + <int64_t>(seconds * 1e9)
-
-
-cdef int64_t longest_sleep():
-    return MAIN_SLICE_NS if get_ident() == main_thread().ident else SLICE_NS
-
-
-cdef inline int64_t slice_of(int64_t deadline, int64_t longest) noexcept nogil:
-    cdef int64_t left
-    if deadline < 0:
-        return longest
-    left = deadline - now_ns()
-    return 0 if left < 0 else left if left < longest else longest
-
-
 cdef void release_capsule(object capsule) noexcept:
-    (<Ring*>PyCapsule_GetPointer(capsule, "echo_core.store")).release()
-
-
-def _available_memory() -> int:
-    with open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    (<Door*>PyCapsule_GetPointer(capsule, "echo_core.store")).release()
 
 
 cdef class Store:
@@ -100,7 +72,7 @@ cdef class Store:
         for leaf in spec.leaves:
             sizes.push_back(leaf.nbytes)
         total = Ring.storage_bytes(sizes, batch_size, num_buffers)
-        free = _available_memory()
+        free = available_memory()
         if total > free:
             raise MemoryError(
                 f"{num_buffers} buffers of {batch_size} samples of {spec.sample_bytes:,} bytes need {total:,} bytes; "
@@ -405,9 +377,9 @@ cdef class Store:
 
     def _native(self):
         """PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the store's memory alive."""
-        self.opened().retain()
+        cdef void* door = open_door(self.opened())
         try:
-            return PyCapsule_New(self.ring, "echo_core.store", release_capsule)
+            return PyCapsule_New(door, "echo_core.store", release_capsule)
         except BaseException:
-            self.ring.release()
+            (<Door*>door).release()
             raise
