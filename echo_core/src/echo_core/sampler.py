@@ -41,15 +41,22 @@ class Sampler(ABC):
         storage: what the table underneath has to be. `"stream"`: every sample comes out exactly
             once and in order of arrival, so the store hands out the very buffers that the writers
             filled and asks the sampler nothing. `"replay"`: samples stay, and come out as often as
-            they are drawn. A stream sampler still implements everything below.
+            they are drawn. A stream sampler still implements everything below, and one whose
+            `Options` have `capacity: int | None = None` serves replay tables as well: built with a
+            capacity, its `storage` is `"replay"`.
         replacement: True when one call of `sample` may return a key more than once; then n may be
             larger than `len(self)`. False when its keys differ; then n is at most `len(self)`.
+        evicts: True when `victims` says which samples a full table should give up. A table whose
+            remover has the same name as such a sampler asks the sampler, and keeps no second one.
         Options: a frozen standard-library dataclass, checked by `build_options`. A replay sampler
             has a field `capacity: int`, the number of samples its table holds.
+
+    The first two depend on the options in some samplers: ask the instance, where there is one.
     """
 
-    storage: ClassVar[Literal["stream", "replay"]]
-    replacement: ClassVar[bool] = True
+    storage: Literal["stream", "replay"]
+    replacement: bool = True
+    evicts: ClassVar[bool] = False
 
     @dataclass(frozen=True)
     class Options:
@@ -88,6 +95,8 @@ class Sampler(ABC):
 
         Raises:
             DuplicateKeyError: a key is held already or occurs twice; names the first such key.
+            ValueError: the key of a replay sampler is not below its capacity (a sampler that can
+                hold any key need not look).
         """
 
     @abstractmethod
@@ -128,7 +137,10 @@ class Sampler(ABC):
 
         Returns:
             `(keys, probabilities)`, both of shape (n,) and new: the keys in the order drawn, and
-            with which probability (0 < p <= 1) each was drawn in its turn.
+            the probability (0 < p <= 1) of each under the distribution the batch was drawn from:
+            averaged over the turns of a batch, and not given what the other turns drew. Weights
+            of 1 / (len(self) * p) make the mean of a batch an unbiased estimate, then. A sampler
+            that draws nothing at random says 1.
 
         Raises:
             ValueError: n is less than 1, or more than there is to draw (with replacement: the
@@ -155,6 +167,16 @@ class Sampler(ABC):
         Raises:
             ValueError: an array is missing, superfluous or inconsistent; names it.
         """
+
+    def victims(self, n: int) -> Keys:
+        """The n keys that a full table gives up first, least valuable first; changes nothing.
+
+        Only of a sampler that `evicts`. n is from 1 to `len(self)`. Cost: O(n log N).
+
+        Raises:
+            ValueError: n is less than 1 or more than are held; names both numbers.
+        """
+        raise NotImplementedError(f"{type(self).__name__} leaves it to a remover which sample goes")
 
     def native(self) -> object | None:
         """A PyCapsule of include/echo_sampler.h, by which a table reaches a compiled replay sampler
