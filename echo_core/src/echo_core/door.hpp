@@ -73,8 +73,8 @@ private:
 
 // An echo_store, as plugins hold it. One reference is the caller's.
 template <class Store>
-void *open_door(Store *store) {
-    return static_cast<Door *>(new DoorTo<Store>(store));
+Door *open_door(Store *store) {
+    return new DoorTo<Store>(store);
 }
 
 }  // namespace echo

@@ -29,6 +29,7 @@ __all__ = [
     "SecurityError",
     "SpecError",
     "UnknownKeyError",
+    "UnknownTableError",
     "did_you_mean",
     "nearest",
 ]
@@ -54,6 +55,12 @@ class UnknownKeyError(EchoError, KeyError):
     """A sampler was asked about a key it does not hold; the message names the key."""
 
     __str__ = Exception.__str__  # KeyError would show the message in quotes
+
+
+class UnknownTableError(EchoError, KeyError):
+    """A table was named that the server does not have; the message lists those it has."""
+
+    __str__ = Exception.__str__
 
 
 class DuplicateKeyError(EchoError, ValueError):

@@ -4,6 +4,7 @@ from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic
 from libcpp.vector cimport vector
 
+from echo_core.door cimport Door
 from echo_core.pytree cimport Flattener
 from echo_core.ring cimport Histogram, echo_run
 
@@ -106,6 +107,7 @@ cdef class BatchLease:
 
 cdef class ReplayTable:
     cdef Table* table
+    cdef Door* door
     cdef Flattener flattener
     cdef uint32_t leaves
     cdef size_t sample_bytes

@@ -13,6 +13,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.math cimport INFINITY
 from libc.string cimport memcpy
 
+from echo_core.door cimport Door, open_door
 from echo_core.pytree cimport Flattener
 from echo_core.ring cimport ECHO_CLOSED, ECHO_OK, HistogramSnapshot, echo_run, now_ns
 from echo_core.sample cimport Sample, drawn_sample, snapshot
@@ -22,11 +23,6 @@ from echo_core.errors import ClosedError, ConfigError, EchoError, EchoTimeoutErr
 from echo_core.sampler import check_keys, check_priorities
 from echo_core.spec import Spec
 from echo_core.waits import available_memory
-
-cdef extern from "door.hpp" namespace "echo" nogil:
-    cdef cppclass Door:
-        void release()
-    void* open_door(Table*)
 
 _log = logging.getLogger("echo")
 
@@ -226,8 +222,11 @@ cdef class ReplayTable:
         limits.samples_per_insert, limits.min_diff, limits.max_diff, limits.min_size = limiter.numbers()
         self.native_sampler = native_of(sampler, "sampler", capsules)
         self.python = self.native_sampler == NULL
-        if remover is not None:
+        if remover is sampler:
+            removing = self.native_sampler
+        elif remover is not None:
             removing = native_of(remover, "remover", capsules)
+        if remover is not None:
             if removing == NULL:
                 raise ConfigError(
                     f"table {name!r}: remover {type(remover).__name__} is written in Python, and writers must not wait for that; "
@@ -246,11 +245,14 @@ cdef class ReplayTable:
         self.table = new Table(
             sizes, capacity, batch_size, limits, max_times_sampled, self.native_sampler, bool(sampler.replacement), removing,
             <bitgen_t*>PyCapsule_GetPointer(generator, "BitGenerator"), descriptor)
+        self.door = open_door(self.table)
 
     def __dealloc__(self):
         if self.table != NULL:
             self.table.detach()
             self.table.release()
+        if self.door != NULL:
+            self.door.release()
 
     cdef Table* opened(self) except NULL:
         if self.table == NULL:
@@ -764,18 +766,23 @@ cdef class ReplayTable:
     def histograms(self) -> dict:
         return {"copy": snapshot(self.opened().copy.snapshot()), "ingest_round": snapshot(self.opened().ingest_round.snapshot())}
 
+    def reset_histograms(self) -> None:
+        """Start the latency histograms anew."""
+        self.opened().copy.reset()
+        self.table.ingest_round.reset()
+
     def count_workers(self, workers) -> None:
         (&self.opened().connections).store(<int64_t>workers)
 
     def native(self):
         """PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the table's memory and its samplers alive."""
-        cdef void* door = open_door(self.opened())
+        self.opened()
+        self.door.retain()
         try:
-            capsule = PyCapsule_New(door, "echo_core.store", release_capsule)
+            return PyCapsule_New(self.door, "echo_core.store", release_capsule)
         except BaseException:
-            (<Door*>door).release()
+            self.door.release()
             raise
-        return capsule
 
     def close(self) -> None:
         if self.table != NULL:

@@ -27,7 +27,8 @@ class Table:
         example: a pytree of numpy arrays: one sample of this table.
         capacity: items it holds at most.
         sampler: which items make the next batch: a sampler's name, `{"type": name, ...}`, or a `Sampler` of the same capacity.
-        remover: which item goes when it is full: "fifo" (the oldest), or a sampler whose next draw goes.
+        remover: which item goes when it is full: "fifo" (the oldest), or a sampler whose next draw goes. The name of a
+            sampler that `evicts` itself, such as "hot_cold" for both: that one decides.
         rate_limiter: when inserts and samples wait; None is `MinSize(1)`.
         max_times_sampled: an item goes after so many samples; 0 keeps it. None takes 1 with `Queue` and `Stack`, otherwise 0.
         max_bytes: of the items, beside `capacity`: whichever is reached first.
@@ -74,6 +75,13 @@ class Table:
             raise ConfigError(f"table {name!r}: beta must be from 0 to 1, not {beta!r}")
         self.sampler, self.remover, self.beta, self.seed, self.storage = sampler, remover, beta, seed, storage
 
+    @property
+    def sampler_name(self) -> str | None:
+        """The sampler's plugin, None where it was given as an object."""
+        if isinstance(self.sampler, Mapping):
+            return self.sampler.get("type")
+        return self.sampler if isinstance(self.sampler, str) else None
+
     def make(self, batch_size: int, host: plugins.PluginHost | None = None) -> ReplayTable:
         """The table itself, for batches of `batch_size`.
 
@@ -88,7 +96,11 @@ class Table:
                 f"table {self.name!r}: sampler {type(sampler).__name__} is for {sampler.capacity or 'a stream of'} samples, "
                 f"the table holds {self.capacity}; give them the same capacity"
             )
-        remover = None if self.remover == "fifo" else make_sampler(self.remover, host, self.capacity)
+        remover: Sampler | None = None
+        if isinstance(self.remover, str) and self.remover == self.sampler_name and sampler.evicts:
+            remover = sampler
+        elif self.remover != "fifo":
+            remover = make_sampler(self.remover, host, self.capacity)
         reason = self.limiter.refusal(batch_size, self.capacity, sampler.replacement)
         uses = self.max_times_sampled
         if reason is None and uses:

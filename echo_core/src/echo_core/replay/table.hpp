@@ -59,11 +59,11 @@ class Table {
 public:
     static constexpr uint64_t kMaxCapacity = (1u << 31) - 1;
 
-    // sampler: NULL for one of Python's. remover: NULL evicts the oldest. They, and `random`, must outlive the table. fd: see Rows.
+    // sampler: NULL for one of Python's. remover: NULL evicts the oldest, the sampler itself evicts its victims(). They, and `random`, must outlive the table. fd: see Rows.
     Table(const std::vector<uint64_t> &leaf_bytes, uint64_t capacity, uint64_t batch_size, const Limits &limits, uint32_t max_times_sampled,
           const echo_sampler *sampler, bool replacement, const echo_sampler *remover, bitgen_t *random, int fd)
         : capacity_(uint32_t(capacity)), batch_size_(batch_size), max_times_(max_times_sampled), replacement_(replacement), sampler_(sampler),
-          remover_(remover), random_(random), rows_(leaf_bytes, capacity, fd), batches_(leaf_bytes), arrivals_(uint32_t(capacity)),
+          remover_(remover == sampler ? nullptr : remover), victims_(remover && remover == sampler), random_(random), rows_(leaf_bytes, capacity, fd), batches_(leaf_bytes), arrivals_(uint32_t(capacity)),
           limiter_(limits), row_bits_(capacity <= kWide ? 16 : 32) {
         for (uint64_t bytes : leaf_bytes) sample_bytes_ += bytes;
         generation_ = std::make_unique<std::atomic<uint32_t>[]>(capacity);
@@ -256,6 +256,7 @@ private:
     const uint32_t max_times_;
     const bool replacement_;
     const echo_sampler *const sampler_, *const remover_;
+    const bool victims_;  // the sampler says what goes
     bitgen_t *const random_;
     Rows rows_;
     Batches batches_;
@@ -294,7 +295,9 @@ private:
 // ---- writers -----------------------------------------------------------------------------------------------------------------
 
 inline bool Table::victim(uint32_t *row) {
-    if (!remover_) {
+    if (victims_) {
+        if (sampler_->victims(sampler_->state, 1, row) == 0) return false;
+    } else if (!remover_) {
         *row = arrivals_.oldest();
     } else {
         double probability;
@@ -412,6 +415,7 @@ inline bool Table::can_claim() {
     if (paused_ || held_ || limiter_.room(1, size_) == 0) return false;
     if (arrivals_.used() < capacity_) return true;
     if (detached_) return true;
+    if (victims_) return sampler_->count(sampler_->state) > 0;
     if (remover_) return remover_->count(remover_->state) > 0;
     const uint32_t oldest = arrivals_.oldest();
     return live(oldest) && !leaving(oldest);
@@ -507,10 +511,10 @@ inline Answer Table::draw(Batch *batch) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_.load(std::memory_order_relaxed)) return kClosed;
     if (!can_sample_locked(uint32_t(batch->n))) return kWait;
-    const Answer answer = draw_locked(batch, 0, uint32_t(batch->n));
-    if (answer != kDrawn) return answer;
     limiter_.samples += int64_t(batch->n);
     ++batches_drawn_;
+    const Answer answer = draw_locked(batch, 0, uint32_t(batch->n));
+    if (answer != kDrawn) return answer;
     for (uint32_t i = 0; i < batch->n; ++i) __builtin_prefetch(&generation_[batch->rows[i]]);
     for (uint32_t i = 0; i < batch->n; ++i) label(batch, i);
     return kDrawn;
@@ -573,6 +577,13 @@ inline Answer Table::sample(Batch *batch) {
         if (turn < kPolite || answer != kDrawn) continue;
         copy_rows(batch);  // writers wait: none can claim, and what was drawn is committed
         break;
+    }
+    if (answer == kNothing) {
+        // What was drawn is gone (deleted, or sampled as often as it may be) and nothing is left to draw instead: the batch was none.
+        std::lock_guard<std::mutex> lock(mutex_);
+        limiter_.samples -= int64_t(batch->n);
+        --batches_drawn_;
+        if (!can_sample_locked(uint32_t(batch->n))) answer = kWait;
     }
     finish(batch);
     return answer;
