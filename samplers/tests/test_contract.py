@@ -1,195 +1,130 @@
-"""Fifo against the words of the sampler contract, and against the simplest possible model."""
+"""The samplers of this distribution keep the contract of `echo_core.sampler`."""
 
 from __future__ import annotations
 
-import pickle
-from importlib.metadata import PackageNotFoundError, distribution
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
-from echo_core.errors import ConfigError, DuplicateKeyError, UnknownKeyError
 from echo_core.sampler import Sampler
-from echo_samplers import echo_samplers
+from echo_core.testing import SamplerContract
 from echo_samplers.fifo import Fifo
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-
-RNG = np.random.default_rng(0)
-
-
-def keys(*values: int) -> np.ndarray:
-    return np.array(values, np.uint64)
+from echo_samplers.heaps import MaxHeap, MinHeap
+from echo_samplers.hot_cold import HotCold
+from echo_samplers.lifo import Lifo
+from echo_samplers.prioritized import Prioritized
+from echo_samplers.uniform import Uniform
 
 
-def filled(*values: int) -> Fifo:
-    fifo = Fifo()
-    fifo.insert(keys(*values))
-    return fifo
+class TestFifo(SamplerContract):
+    def sampler(self, **options: Any) -> Sampler:
+        return Fifo(**options)
 
 
-def held(fifo: Fifo) -> list[int]:
-    return fifo.sample(len(fifo), RNG)[0].tolist() if len(fifo) else []
+class TestFifoOfATable(SamplerContract):
+    def sampler(self, **options: Any) -> Sampler:
+        return Fifo(**{"capacity": 1000, **options})
+
+    def expected(self, order: Sequence[int], priorities: Sequence[float]) -> list[int]:
+        return list(order)
 
 
-def test_the_oldest_come_first_with_certainty() -> None:
-    fifo = filled(5, 3, 9)
-    drawn, probabilities = fifo.sample(2, RNG)
-    assert drawn.dtype == np.uint64
-    assert drawn.tolist() == [5, 3]
-    assert probabilities.dtype == np.float64
-    assert probabilities.tolist() == [1.0, 1.0]
-    assert fifo.sample(2, RNG)[0].tolist() == [5, 3], "drawing changes nothing"
-    fifo.delete(drawn)
-    assert held(fifo) == [9]
+class TestLifo(SamplerContract):
+    def sampler(self, **options: Any) -> Sampler:
+        return Lifo(**{"capacity": 1000, **options})
+
+    def expected(self, order: Sequence[int], priorities: Sequence[float]) -> list[int]:
+        return list(order)[::-1]
 
 
-def test_randomness_is_left_alone() -> None:
-    rng = np.random.default_rng(1)
-    before = rng.bit_generator.state
-    filled(1, 2).sample(2, rng)
-    assert rng.bit_generator.state == before
+class TestMinHeap(SamplerContract):
+    sign = 1
+
+    def sampler(self, **options: Any) -> Sampler:
+        return MinHeap(**{"capacity": 1000, **options})
+
+    def expected(self, order: Sequence[int], priorities: Sequence[float]) -> list[int]:
+        ranked = sorted(range(len(order)), key=lambda i: self.sign * priorities[i])  # stable: ties by arrival
+        return [order[i] for i in ranked]
 
 
-def test_keys_of_64_bits_survive() -> None:
-    top = 2**64 - 1
-    fifo = filled(top, 2**63, 0)
-    assert held(fifo) == [top, 2**63, 0]
-    assert fifo.state()["keys"].tolist() == [top, 2**63, 0]
+class TestMaxHeap(TestMinHeap):
+    sign = -1
+
+    def sampler(self, **options: Any) -> Sampler:
+        return MaxHeap(**{"capacity": 1000, **options})
 
 
-def test_empty_calls() -> None:
-    fifo = filled()
-    fifo.insert(keys())
-    fifo.delete(keys())
-    fifo.update(keys(), np.empty(0))
-    assert len(fifo) == 0
+class TestUniform(SamplerContract):
+    def sampler(self, **options: Any) -> Sampler:
+        return Uniform(**{"capacity": 1000, **options})
+
+    def probabilities(self, priorities: Sequence[float]) -> Sequence[float]:
+        return [1 / len(priorities)] * len(priorities)
 
 
-@pytest.mark.parametrize("n", [0, -1, 4])
-def test_more_or_less_than_there_is(n: int) -> None:
-    with pytest.raises(ValueError, match=f"{n} keys asked for, from 1 to 3"):
-        filled(1, 2, 3).sample(n, RNG)
+class TestUniformWithoutReplacement(TestUniform):
+    def sampler(self, **options: Any) -> Sampler:
+        return Uniform(**{"capacity": 1000, "replacement": False, **options})
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "said"),
-    [
-        (lambda f: f.insert(keys(4, 2)), DuplicateKeyError, "key 2 is held already"),
-        (lambda f: f.insert(keys(4, 5, 4)), DuplicateKeyError, "key 4 occurs twice"),
-        (lambda f: f.delete(keys(1, 8)), UnknownKeyError, "key 8 is not held"),
-        (lambda f: f.delete(keys(1, 1)), UnknownKeyError, "key 1 occurs twice"),
-        (lambda f: f.update(keys(1, 8), np.ones(2)), UnknownKeyError, "key 8 is not held"),
-        (lambda f: f.update(keys(1), np.ones(2)), ValueError, "1 keys need priorities"),
-        (lambda f: f.update(keys(1), [np.nan]), ValueError, "nan of key 1"),
-        (lambda f: f.insert(keys(4), [-1.0]), ValueError, "-1.0 of key 4"),
-        (lambda f: f.insert(np.array([4.0])), TypeError, "float64"),
-        (lambda f: f.insert(np.array([4, -4])), ValueError, "key -4 is negative"),
-        (lambda f: f.insert(np.array([[4]])), ValueError, "one dimension"),
-        (lambda f: f.restore({}), ValueError, "'keys'"),
-        (lambda f: f.restore({"keys": keys(1), "x": keys()}), ValueError, "'x'"),
-        (lambda f: f.restore({"keys": keys(1, 1)}), ValueError, "twice"),
-    ],
-)
-def test_a_call_that_raises_has_changed_nothing(call, error: type[Exception], said: str) -> None:
-    fifo = filled(1, 2, 3)
-    with pytest.raises(error) as caught:
-        call(fifo)
-    assert said in str(caught.value)
-    assert held(fifo) == [1, 2, 3]
+class TestPrioritized(SamplerContract):
+    fixed: dict[str, Any] = {"alpha": 0.7, "eps": 0.01}
+
+    def sampler(self, **options: Any) -> Sampler:
+        return Prioritized(**{"capacity": 1000, **self.fixed, **options})
+
+    def probabilities(self, priorities: Sequence[float]) -> Sequence[float]:
+        weights = (np.array(priorities) + self.fixed["eps"]) ** self.fixed["alpha"]
+        return (weights / weights.sum()).tolist()
 
 
-def test_errors_are_also_the_builtin_ones() -> None:
-    with pytest.raises(KeyError) as unknown:
-        filled().delete(keys(7))
-    assert not str(unknown.value).startswith("'")
-    assert str(pickle.loads(pickle.dumps(unknown.value))) == str(unknown.value)
+class TestStratified(TestPrioritized):
+    fixed = {"alpha": 0.5, "eps": 0.0, "stratified": True}
 
 
-def test_updating_checks_and_keeps_the_order() -> None:
-    fifo = filled(1, 2, 3)
-    fifo.update(keys(3, 3, 1), np.array([9.0, 8.0, 0.0]))
-    assert held(fifo) == [1, 2, 3]
+class TestHotCold(SamplerContract):
+    fixed: dict[str, Any] = {}
+
+    def sampler(self, **options: Any) -> Sampler:
+        return HotCold(**{"capacity": 1000, "hot_capacity": 12, "age_threshold": 30, **self.fixed, **options})
 
 
-def test_state_is_a_copy_of_plain_arrays() -> None:
-    fifo = filled(4, 1)
-    state = fifo.state()
-    fifo.delete(keys(4))
-    again = Fifo()
-    again.insert(keys(77))
-    again.restore(state)
-    assert held(again) == [4, 1]
-    assert all(array.dtype != object for array in state.values())
+class TestHotColdOfTwo(TestHotCold):
+    """Small enough for the kit's six samples to be in both strata."""
+
+    fixed = {"hot_capacity": 2, "age_threshold": None, "alpha": 1.0, "eps": 0.0, "hot_ratio": 0.6}
+
+    def probabilities(self, priorities: Sequence[float]) -> Sequence[float]:
+        scores = np.array(priorities)
+        hot = np.isin(np.arange(len(scores)), np.argsort(scores)[-2:])
+        return np.where(hot, 0.6 * scores / scores[hot].sum(), 0.4 * scores / scores[~hot].sum()).tolist()
 
 
-def test_no_options() -> None:
-    with pytest.raises(ConfigError, match=r"Fifo\.capacity: unknown key"):
-        Fifo(capacity=3)
-    assert Fifo().capacity is None
-    assert (Fifo.storage, Fifo.replacement) == ("stream", False)
+class TestHotColdBySoftmax(TestHotCold):
+    fixed = {"weighting": "softmax", "temperature": 2.0}
 
 
-def test_its_description_names_it() -> None:
-    (info,) = echo_samplers()
-    module, _, name = info.factory.partition(":")
-    assert (info.name, info.api) == ("fifo", 1)
-    assert (module, name) == (Fifo.__module__, Fifo.__name__)
-    assert issubclass(Fifo, Sampler)
+class TestHotColdByRank(TestHotCold):
+    fixed = {"weighting": "rank"}
 
 
-def test_the_installed_distribution_offers_it() -> None:
-    try:
-        installed = distribution("echo-samplers")
-    except PackageNotFoundError:
-        pytest.skip("echo-samplers is on the path but not installed")
-    from echo_core.plugins import sampler_class
-
-    assert "fifo" in {entry.name for entry in installed.entry_points}
-    assert sampler_class("fifo") is Fifo
+class TestHotColdRobust(TestHotCold):
+    fixed = {"weighting": "robust"}
 
 
-class AgainstAList(RuleBasedStateMachine):
-    """A list in order of arrival says what a Fifo must say."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fifo = Fifo()
-        self.model: list[int] = []
-        self.next = 0
-
-    @rule(n=st.integers(0, 9))
-    def insert(self, n: int) -> None:
-        new = list(range(self.next, self.next + n))
-        self.next += n
-        self.fifo.insert(keys(*new))
-        self.model += new
-
-    @precondition(lambda self: self.model)
-    @rule(data=st.data())
-    def delete(self, data: st.DataObject) -> None:
-        gone = data.draw(st.lists(st.sampled_from(self.model), unique=True))
-        self.fifo.delete(keys(*gone))
-        self.model = [key for key in self.model if key not in gone]
-
-    @precondition(lambda self: self.model)
-    @rule(data=st.data())
-    def draw_and_delete(self, data: st.DataObject) -> None:
-        n = data.draw(st.integers(1, len(self.model)))
-        drawn, _ = self.fifo.sample(n, RNG)
-        assert drawn.tolist() == self.model[:n]
-        self.fifo.delete(drawn)
-        self.model = self.model[n:]
-
-    @rule()
-    def checkpoint(self) -> None:
-        state = self.fifo.state()
-        self.fifo = Fifo()
-        self.fifo.restore(state)
-
-    @invariant()
-    def same(self) -> None:
-        assert len(self.fifo) == len(self.model)
-        assert held(self.fifo) == self.model
-
-
-TestAgainstAList = AgainstAList.TestCase
+@pytest.mark.parametrize("cls", [Fifo, Lifo, MinHeap, MaxHeap, Uniform, Prioritized, HotCold])
+@pytest.mark.parametrize("capacity", [1, 2, 15, 16, 17, 255, 257, 4097])
+def test_a_table_of_any_size_can_be_filled_and_emptied(cls: type[Sampler], capacity: int) -> None:
+    sampler, rng = cls(capacity=capacity), np.random.default_rng(0)
+    sampler.insert(np.arange(capacity, dtype=np.uint64), rng.random(capacity))
+    assert len(sampler) == capacity
+    seen = set(sampler.sample(capacity, rng)[0].tolist())
+    assert max(seen) < capacity
+    with pytest.raises(ValueError, match=f"key {capacity} is not a row"):
+        sampler.insert(np.array([capacity], np.uint64))
+    sampler.delete(np.arange(capacity, dtype=np.uint64))
+    assert len(sampler) == 0
+    with pytest.raises(ValueError, match="1 keys asked for, 0 are held"):
+        sampler.sample(1, rng)

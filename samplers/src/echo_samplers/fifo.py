@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -15,7 +16,11 @@ __all__ = ["Fifo"]
 
 
 class Fifo(Sampler):
-    """The n keys of a batch are the n that arrived first, with probability 1; no options.
+    """The n keys of a batch are the n that arrived first, with probability 1.
+
+    Without options it is the sampler of a stream, whose keys are any numbers. With a `capacity` it
+    serves a replay table, as its sampler or its remover: natively, with rows as keys and 8 bytes
+    per sample.
 
     Every cost is O(n), whatever is held. Priorities are checked and ignored.
     """
@@ -23,8 +28,55 @@ class Fifo(Sampler):
     storage = "stream"
     replacement = False
 
+    @dataclass(frozen=True)
+    class Options:
+        """Options of `fifo`.
+
+        Attributes:
+            capacity: how many samples the replay table holds; None for a stream.
+        """
+
+        capacity: int | None = None
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self._keys: Any = _AnyKeys()
+        if self.options.capacity is not None:
+            from . import _native
+            from .native import make
+
+            self._keys = make("Fifo", lambda: _native.ordered(self.options.capacity, False))
+            self.storage = "replay"
+
+    def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
+        self._keys.insert(keys, priorities)
+
+    def delete(self, keys: Keys) -> None:
+        self._keys.delete(keys)
+
+    def update(self, keys: Keys, priorities: Priorities) -> None:
+        self._keys.update(keys, priorities)
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
+        return self._keys.sample(n, rng)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+        return self._keys.state()
+
+    def restore(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        self._keys.restore(state, "Fifo")
+
+    def native(self) -> object | None:
+        return None if self.storage == "stream" else self._keys.native()
+
+
+class _AnyKeys:
+    """Keys that are any numbers, in order of arrival."""
+
+    def __init__(self) -> None:
         # Not a dict: finding its oldest key walks over every key deleted before it, so that
         # draining a long queue from the front would take quadratic time.
         self._order: OrderedDict[int, None] = OrderedDict()
@@ -68,13 +120,13 @@ class Fifo(Sampler):
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
         return {"keys": np.fromiter(self._order, dtype=np.uint64, count=len(self._order))}
 
-    def restore(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    def restore(self, state: Mapping[str, np.ndarray[Any, Any]], name: str) -> None:
         if set(state) != {"keys"}:
-            raise ValueError(f"the state of a Fifo is one array 'keys', not {sorted(state)}")
+            raise ValueError(f"the state of a {name} is one array 'keys', not {sorted(state)}")
         keys = check_keys(state["keys"]).tolist()
         order = OrderedDict.fromkeys(keys)
         if len(order) != len(keys):
-            raise ValueError("array 'keys' holds a key twice; this is no state of a Fifo")
+            raise ValueError(f"array 'keys' holds a key twice; this is no state of a {name}")
         self._order = order
 
     def _held(self, keys: Keys) -> list[int]:

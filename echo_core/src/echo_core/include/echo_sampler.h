@@ -38,7 +38,7 @@ typedef struct echo_sampler {
      * not enough to draw from: fewer than n without replacement, none with it, or none whose priority lets it be drawn. */
     size_t (*sample)(void *state, bitgen_t *random, size_t n, uint32_t *keys, double *probabilities);
     size_t (*count)(const void *state);
-    /* The priority of each key as last given, in the precision the sampler keeps (float32 or better); 1 where it has none. */
+    /* The priority of each key as last given, in the precision the sampler keeps; 1 where it has none. */
     void (*priorities)(const void *state, const uint32_t *keys, double *priorities, size_t n);
     /* The n keys to give up first when the table is full, as Sampler.victims(); returns n, or 0 when fewer are held. NULL in a sampler that
      * leaves this to a remover. */

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any
 if "pytest" in sys.modules:
     # So that a failed `assert` in here shows its values. Other processes of a test import only
     # `echo_core.testing.workers`, and start without pytest.
-    parts = ("clauses", "processes", "rig", "sampler", "samples", "transport")
+    parts = ("clauses", "native_door", "processes", "rig", "sampler", "samples", "transport")
     sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{part}" for part in parts))
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import pytest
 from .. import plugins
 from ..errors import ConfigError, DuplicateKeyError, EchoError, UnknownKeyError
 from ..sampler import Keys, Priorities, Sampler
+from .native_door import NativeDoor
 
 __all__ = ["SamplerContract"]
 
@@ -76,6 +77,17 @@ class SamplerContract(ABC):
             found.append(key)
         assert len(found) == len(sampler)
         return found
+
+    def held_keys(self, sampler: Sampler) -> list[int]:
+        """All that it holds, without touching it."""
+        twin = self.sampler()
+        twin.restore(sampler.state())
+        held: list[int] = []
+        while len(twin):
+            drawn = np.unique(twin.sample(1 if twin.replacement else len(twin), np.random.default_rng(len(twin)))[0])
+            twin.delete(drawn)
+            held += drawn.tolist()
+        return sorted(held)
 
     # ---- what it is -----------------------------------------------------------------------
 
@@ -230,6 +242,35 @@ class SamplerContract(ABC):
         deviation = np.sqrt(turns * n * np.maximum(said * (1 - said), 1e-4))
         assert (abs(counts - said * turns * n) <= 6 * deviation).all(), (counts, said * turns * n)
 
+    def test_a_history_leaves_the_distribution_true(self) -> None:
+        """After inserts, deletions and updates, keys come as often as it says (chi-square), the
+        probabilities of all keys are those of one distribution, and weights of 1 / (N p) make the
+        mean over batches that of the contents: no key is left out, none counts twice."""
+        if self.expected(range(3), [1.0] * 3) is not None:
+            pytest.skip("does not draw at random")
+        sampler, rng = self.played(), np.random.default_rng(7)
+        sampler.update(keys(*range(1, 40, 3)), 0.25 + rng.random(13))
+        held, n = len(sampler), 10
+        truth = {key: (key * 37 % 11) / 10 for key in self.held_keys(sampler)}
+        counts, said, means = dict.fromkeys(truth, 0), dict.fromkeys(truth, 0.0), []
+        for _ in range(self.DRAWS // n):
+            drawn, probabilities = sampler.sample(n, rng)
+            for key, probability in zip(drawn.tolist(), probabilities.tolist(), strict=True):
+                assert said[key] in (0.0, probability), f"key {key} has two probabilities"
+                counts[key] += 1
+                said[key] = probability
+            means.append(np.mean([truth[key] for key in drawn.tolist()] / (held * probabilities)))
+        draws = self.DRAWS // n * n
+        unseen = sum(1 for probability in said.values() if probability == 0)
+        total = sum(said.values())
+        assert total <= 1 + 1e-9 and (unseen or total >= 1 - 1e-9), f"the probabilities sum to {total}"
+        often = [key for key in truth if said[key] * draws >= 10]
+        statistic = sum((counts[key] - said[key] * draws) ** 2 / (said[key] * draws) for key in often)
+        assert statistic <= len(often) + 6 * (2 * len(often)) ** 0.5, f"chi-square {statistic:.0f} of {len(often)} keys"
+        if unseen == 0:
+            error, deviation = np.mean(means) - np.mean(list(truth.values())), np.std(means) / len(means) ** 0.5
+            assert abs(error) <= 6 * deviation, f"the weighted mean is off by {error:.4f}, {error / deviation:.0f} deviations"
+
     # ---- inserting and deleting -----------------------------------------------------------
 
     def test_everything_comes_out_exactly_once(self) -> None:
@@ -288,6 +329,38 @@ class SamplerContract(ABC):
         sampler.delete(np.arange(0, 900, 3, dtype=np.uint64))
         assert len(sampler) == 600
 
+    def test_a_full_table_and_its_rows_once_more(self) -> None:
+        sampler, rng = self.sampler(), np.random.default_rng(4)
+        rows = sampler.capacity
+        if rows is None:
+            pytest.skip("a stream has no capacity")
+        sampler.insert(np.arange(rows, dtype=np.uint64))
+        assert len(sampler) == rows
+        for turn in range(20):
+            drawn = np.unique(sampler.sample(50, rng)[0])
+            assert drawn.max() < rows
+            sampler.delete(drawn)
+            assert len(sampler) == rows - len(drawn)
+            sampler.insert(drawn[::-1].copy(), None if turn % 2 else rng.random(len(drawn)))
+            assert len(sampler) == rows
+        with pytest.raises(DuplicateKeyError):
+            sampler.insert(keys(rows - 1))
+
+    def test_victims_are_held_and_named_in_one_order(self) -> None:
+        sampler = self.played()
+        if not sampler.evicts:
+            with pytest.raises(NotImplementedError, match="remover"):
+                sampler.victims(1)
+            return
+        every = sampler.victims(len(sampler))
+        assert every.dtype == np.uint64
+        assert sorted(every.tolist()) == self.held_keys(sampler)
+        for n in range(1, len(sampler)):
+            assert sampler.victims(n).tolist() == every[:n].tolist()
+        for n in (0, len(sampler) + 1):
+            with pytest.raises(ValueError, match=f"{n}.*{len(sampler)}"):
+                sampler.victims(n)
+
     # ---- what is refused, with nothing changed --------------------------------------------
 
     @pytest.mark.parametrize(
@@ -331,12 +404,50 @@ class SamplerContract(ABC):
             assert self.drawn(once, 5, seed) == self.drawn(twice, 5, seed)
 
     def test_updates_keep_the_order_of_arrival(self) -> None:
-        order = [7, 3, 12, 5]
-        if self.expected(order, [1.0] * 4) != order:
-            pytest.skip("order of arrival is not what it draws by")
-        sampler = self.filled(*order)
+        """What is drawn in an order is drawn by the new priorities, and by arrival where it was."""
+        order, updated = [7, 3, 12, 5, 8], [0.0, 1.0, 1.0, 9.0, 1.0]
+        wanted = self.expected(order, updated)
+        if wanted is None:
+            pytest.skip("draws at random")
+        sampler = self.filled(*order, priorities=[1.0] * 5)
         sampler.update(keys(5, 7), np.array([9.0, 0.0]))
-        assert self.drawn(sampler, 4) == order
+        assert self.drawn(sampler, 5) == wanted
+
+    # ---- the native door ------------------------------------------------------------------
+
+    def test_both_doors_lead_to_the_same_contents(self) -> None:
+        """A history played alternately through Python and through the capsule of `native()`
+        gives what Python alone gives, and the capsule outlives the sampler."""
+        sampler, twin = self.played(), self.played()
+        capsule = sampler.native()
+        if capsule is None:
+            pytest.skip("has no native door")
+        door = NativeDoor(capsule)
+        for turn in range(40):
+            either: Any = door if turn % 2 else sampler
+            new = np.arange(200 + 3 * turn, 203 + 3 * turn, dtype=np.uint64)
+            given = None if turn % 3 else np.array([0.5, 2.0, turn + 1.0])
+            for one in (either, twin):
+                one.insert(new, given)
+                one.update(new[1:], np.array([3.0, 0.5 + turn]))
+                if turn % 4 == 3:
+                    one.delete(new[:1])
+            mine = either.sample(7, np.random.default_rng(turn))
+            theirs = twin.sample(7, np.random.default_rng(turn))
+            assert mine[0].tolist() == theirs[0].tolist()
+            assert mine[1].tolist() == theirs[1].tolist()
+            assert len(door) == len(sampler) == len(twin)
+        assert (door.victims is not None) == sampler.evicts
+        if door.victims is not None:
+            assert door.victims(9).tolist() == sampler.victims(9).tolist()
+            assert len(door.victims(len(sampler) + 1)) == 0
+        assert (door.priorities(new[1:]) >= 0).all()
+        with pytest.raises(ValueError, match="not enough"):
+            NativeDoor(self.sampler().native()).sample(1, np.random.default_rng(0))
+        held = len(sampler)
+        del sampler
+        assert len(door) == held
+        assert len(door.sample(5, np.random.default_rng(0))[0]) == 5
 
     # ---- checkpoints ----------------------------------------------------------------------
 

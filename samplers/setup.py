@@ -1,0 +1,24 @@
+"""Builds the native samplers; everything else is in pyproject.toml."""
+
+from pathlib import Path
+
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+import echo_core
+
+package = Path("src/echo_samplers")
+capi = Path(echo_core.get_include())
+extension = Extension(
+    "echo_samplers._native",
+    [str(package / "_native.pyx")],
+    language="c++",
+    depends=[str(path) for path in sorted(package.glob("*.hpp"))] + [str(capi / "echo_sampler.h")],
+    include_dirs=[str(package), str(capi), numpy.get_include()],
+    # No contraction: a seed draws the same keys whether or not the machine has fused multiply-add. No errno: it is what keeps
+    # the square root of a weight from being one instruction. CXXFLAGS come after these: a sanitizer build only adds to them.
+    extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-psabi", "-ffp-contract=off", "-fno-math-errno"],
+    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
+)
+setup(ext_modules=cythonize([extension], include_path=["src", str(capi.parent.parent)], build_dir="build/cython"))

@@ -1,0 +1,124 @@
+"""Stratified replay: a share of every batch from a hot stratum, the rest from a cold one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from echo_core.sampler import Keys
+
+from . import _native
+from .native import NativeSampler
+
+__all__ = ["HotCold"]
+
+WEIGHTINGS = ("proportional", "softmax", "rank", "robust")  # in the order of hot_cold.hpp
+
+
+class HotCold(NativeSampler):
+    """Hot samples are new or score highly; a batch takes `hot_ratio` of its keys from them.
+
+    What moves between the strata (a score is a priority, as `insert` and `update` give it):
+
+    * New samples are hot. Without a score they get the largest given so far, at first 1.
+    * A hot sample cools when the hot stratum is over its capacity and its score is the lowest (of equal
+      ones the oldest); when it has been hot for more than `age_threshold` inserts; and when an
+      update lowers its score below the `demote_below` quantile of all scores.
+    * A cold sample becomes hot when an update raises its score to the `promote_above` quantile of all
+      scores, and there is room or it beats the lowest hot one, which then cools.
+    * `victims` gives up cold samples before hot ones, and of each stratum the lowest scores first.
+
+    What is drawn: within a stratum a sample of score s has weight
+
+    * `"proportional"`: (s + eps)**alpha
+    * `"softmax"`: exp((s - highest) / temperature), of which exp(-80) is the least. Over raw squared
+      distances this collapses to a few samples; `effective_sample_size` tells.
+    * `"rank"`: (1 + how many score higher)**-alpha (the rank-based variant of Schaul et al. 2016)
+    * `"robust"`: exp(clip((s - median) / deviation, -5, 5) / temperature), with the interquartile
+      range / 1.349 as deviation.
+
+    and its probability is hot_ratio * weight / sum of the hot weights, or 1 - hot_ratio times the same of
+    the cold ones; where one stratum has nothing to draw, all comes from the other. The number of hot
+    keys in a batch is n * hot_ratio, rounded up or down at random so that this holds on average
+    too: a mean over batches with weights 1 / (N * probability) is unbiased.
+
+    Quantiles, median and ranks come from up to 1024 scores, taken anew once an eighth of the samples (at
+    least 16) has changed, which for the last three weightings makes all weights anew, in O(N); so ranks
+    are as fine as N / 1024. Between, weights stay on the scale they were made with, and the
+    probabilities are those of the weights as they are. Other costs are O(n log N); 59 bytes per sample.
+    """
+
+    evicts = True
+
+    @dataclass(frozen=True)
+    class Options:
+        """Options of `hot_cold`.
+
+        Attributes:
+            capacity: how many samples the table holds.
+            hot_capacity: how many of them can be hot; by default a fifth. The cold stratum has the
+                others, and what the hot one leaves free.
+            hot_ratio: the share of a batch that is hot, between 0 and 1.
+            age_threshold: for how many inserts a sample stays hot; None for any number.
+            weighting: how a score becomes a weight; see `HotCold`.
+            alpha: exponent of `"proportional"` and `"rank"`.
+            eps: added to the scores by `"proportional"`.
+            temperature: of `"softmax"` and `"robust"`; in units of the score, and of its deviation.
+            promote_above: quantile of all scores, from 0 to 1.
+            demote_below: quantile of all scores, at most `promote_above`.
+        """
+
+        capacity: int
+        hot_capacity: int | None = None
+        hot_ratio: float = 0.7
+        age_threshold: int | None = None
+        weighting: Literal["proportional", "softmax", "rank", "robust"] = "proportional"
+        alpha: float = 0.6
+        eps: float = 1e-6
+        temperature: float = 1.0
+        promote_above: float = 0.8
+        demote_below: float = 0.5
+
+        def __post_init__(self) -> None:
+            if self.hot_capacity is not None and not 1 <= self.hot_capacity <= self.capacity:
+                raise ValueError(f"hot_capacity must be from 1 to the capacity of {self.capacity}, not {self.hot_capacity}")
+            if not 0 < self.hot_ratio < 1:
+                raise ValueError(f"hot_ratio must be between 0 and 1, not {self.hot_ratio}: the other stratum would never be drawn")
+            if self.age_threshold is not None and self.age_threshold < 1:
+                raise ValueError(f"age_threshold must be at least 1, not {self.age_threshold}; leave it out for no limit")
+            for name in ("alpha", "eps"):
+                value = getattr(self, name)
+                if not (math.isfinite(value) and 0 <= value <= 1e6):
+                    raise ValueError(f"{name} must be from 0 to 1e6, not {value}")
+            if not (math.isfinite(self.temperature) and self.temperature > 0):
+                raise ValueError(f"temperature must be positive, not {self.temperature}")
+            if not 0 <= self.demote_below <= self.promote_above <= 1:
+                raise ValueError(
+                    "demote_below and promote_above must be quantiles, 0 <= demote_below <= promote_above <= 1, not "
+                    f"{self.demote_below} and {self.promote_above}"
+                )
+
+    def _make(self) -> _native.Rows:
+        options = self.options
+        return _native.hot_cold(
+            options.capacity,
+            options.hot_capacity or max(1, options.capacity // 5),
+            options.hot_ratio,
+            options.age_threshold or 0,
+            WEIGHTINGS.index(options.weighting),
+            options.alpha,
+            options.eps,
+            options.temperature,
+            options.promote_above,
+            options.demote_below,
+        )
+
+    def victims(self, n: int) -> Keys:
+        return self._rows.victims(n)
+
+    def hot(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """bool of shape (n,): which of n held keys are hot. Raises UnknownKeyError."""
+        return self._rows.hot(keys)

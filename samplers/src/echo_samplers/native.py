@@ -1,0 +1,88 @@
+"""What the native samplers share: Python's door to the rows of a replay table."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from echo_core.errors import ConfigError
+from echo_core.sampler import Keys, Priorities, Sampler
+
+from . import _native
+
+__all__ = ["NativeSampler", "make"]
+
+
+class NativeSampler(Sampler):
+    """Base of the samplers whose contents lie in native memory; its keys are the rows of one table.
+
+    Memory is taken for `capacity` rows but used only as they fill up. Keys not below the capacity
+    are a ValueError in `insert` and an UnknownKeyError elsewhere.
+    """
+
+    storage = "replay"
+
+    @dataclass(frozen=True)
+    class Options:
+        """Options of a sampler that needs no others.
+
+        Attributes:
+            capacity: how many samples the table holds.
+        """
+
+        capacity: int
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._rows = make(type(self).__name__, self._make)
+
+    @abstractmethod
+    def _make(self) -> _native.Rows:
+        """The native sampler for `self.options`."""
+
+    def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
+        self._rows.insert(keys, priorities)
+
+    def delete(self, keys: Keys) -> None:
+        self._rows.delete(keys)
+
+    def update(self, keys: Keys, priorities: Priorities) -> None:
+        self._rows.update(keys, priorities)
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
+        return self._rows.sample(n, rng)
+
+    def priorities(self, keys: Keys) -> Priorities:
+        """float64 of shape (n,): the priorities of n held keys, in the precision kept; 1 where a
+        sampler has none. Raises UnknownKeyError."""
+        return self._rows.priorities(keys)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        return self._rows.state()
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._rows.restore(state, type(self).__name__)
+
+    def native(self) -> object:
+        return self._rows.native()
+
+
+def make(name: str, factory: Any) -> _native.Rows:
+    """Call `factory`, with errors that name the sampler.
+
+    Raises:
+        ConfigError: the capacity is not one, or there is no memory for it.
+    """
+    try:
+        return factory()
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    except MemoryError:
+        raise ConfigError(f"{name}: no memory for so many samples; choose a smaller capacity") from None

@@ -1,0 +1,124 @@
+// Prioritized experience replay, proportional variant (Schaul et al. 2016). 5.2 bytes per row.
+#pragma once
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+
+#include "sum_tree.hpp"
+
+namespace echo_samplers {
+
+// A priority as float32 can hold it: positive stays positive, large stays finite.
+inline float narrow(double priority) {
+    if (priority <= 0) return 0;
+    return static_cast<float>(std::clamp(priority, static_cast<double>(FLT_MIN), static_cast<double>(FLT_MAX)));
+}
+
+// (priority + eps) ** alpha as a weight: 0 only when both are 0.
+inline float power_weight(float priority, float eps, float alpha) {
+    const float sum = std::min(priority + eps, FLT_MAX);
+    if (!(sum > 0)) return 0;
+    const float weight = alpha == 1 ? sum : alpha == 0.5f ? std::sqrt(sum) : std::pow(sum, alpha);
+    return std::clamp(weight, FLT_MIN, FLT_MAX);
+}
+
+class Prioritized final : public RowSampler {
+public:
+    Prioritized(uint64_t capacity, double alpha, double eps, bool stratified)
+        : RowSampler(capacity), tree_(capacity), held_((capacity + 63) / 64), alpha_(static_cast<float>(alpha)),
+          eps_(static_cast<float>(eps)), stratified_(stratified) {}
+
+    void insert(const Row *keys, const double *priorities, size_t n) override {
+        for (size_t i = 0; i < n; ++i) held_[keys[i] / 64] |= uint64_t{1} << (keys[i] % 64);
+        count_ += n;
+        set(keys, priorities, n);
+    }
+    void update(const Row *keys, const double *priorities, size_t n) override { set(keys, priorities, n); }
+    void remove(const Row *keys, size_t n) override {
+        const float weights[kChunk] = {};
+        for (size_t i = 0; i < n; ++i) held_[keys[i] / 64] &= ~(uint64_t{1} << (keys[i] % 64));
+        for (size_t begin = 0; begin < n; begin += kChunk) tree_.set(keys + begin, weights, std::min(kChunk, n - begin));
+        count_ -= n;
+    }
+    size_t sample(bitgen_t *random, size_t n, Row *keys, double *probabilities) override {
+        if (!(tree_.total() > 0)) return 0;
+        tree_.draw(random, stratified_, n, keys, probabilities);
+        return n;
+    }
+    size_t count() const override { return count_; }
+    bool held(Row key) const override { return held_[key / 64] >> (key % 64) & 1; }
+    // Only the weight is kept, so this is what has that weight: to about seven digits, and 1 for all when alpha is 0.
+    double priority(Row key) const override { return unweigh(tree_.weight(key), alpha_, eps_); }
+
+    std::string members() const override { return "keys weights numbers"; }
+    void save(State &state) const override {
+        state.keys.reserve(count_);
+        state.weights.reserve(count_);
+        for (Row row = 0; state.keys.size() < count_; ++row) {
+            if (!held(row)) continue;
+            state.keys.push_back(row);
+            state.weights.push_back(tree_.weight(row));
+        }
+        state.numbers = {maximum_, alpha_, eps_};
+    }
+    std::string check(const State &state) const override {
+        if (state.weights.size() != state.keys.size()) return "'weights' has another length than 'keys'";
+        for (double weight : state.weights)
+            if (!(weight >= 0 && weight <= FLT_MAX)) return "'weights' holds one that is negative or not finite";
+        if (state.numbers.size() != 3) return "'numbers' must be the largest priority so far, alpha and eps";
+        for (double number : state.numbers)
+            if (!(number >= 0 && number <= FLT_MAX)) return "'numbers' holds one that is negative or not finite";
+        return {};
+    }
+    void load(const State &state) override {
+        held_.clear();
+        tree_.clear();
+        count_ = state.keys.size();
+        maximum_ = static_cast<float>(state.numbers[0]);
+        const auto alpha = static_cast<float>(state.numbers[1]), eps = static_cast<float>(state.numbers[2]);
+        std::vector<float> weights;
+        weights.reserve(count_);
+        for (double saved : state.weights) {
+            auto weight = static_cast<float>(saved);
+            // Saved with other options: the weights are made anew, from the priorities they stood for.
+            if (alpha != alpha_ || eps != eps_) weight = power_weight(narrow(unweigh(weight, alpha, eps)), eps_, alpha_);
+            weights.push_back(weight);
+        }
+        for (Row key : state.keys) held_[key / 64] |= uint64_t{1} << (key % 64);
+        tree_.set(state.keys.data(), weights.data(), count_);
+    }
+
+private:
+    static constexpr size_t kChunk = 256;
+
+    static double unweigh(double weight, double alpha, double eps) {
+        if (weight == 0) return 0;
+        return alpha == 0 ? 1 : std::max(0.0, std::pow(weight, 1 / alpha) - eps);
+    }
+
+    void set(const Row *keys, const double *priorities, size_t n) {
+        float weights[kChunk];
+        for (size_t begin = 0; begin < n; begin += kChunk) {
+            const size_t size = std::min(kChunk, n - begin);
+            if (!priorities) {
+                if (begin == 0) std::fill(weights, weights + size, power_weight(maximum_, eps_, alpha_));
+            } else {
+                for (size_t i = 0; i < size; ++i) weights[i] = narrow(priorities[begin + i]);
+                for (size_t i = 0; i < size; ++i) maximum_ = std::max(maximum_, weights[i]);
+                for (size_t i = 0; i < size; ++i) weights[i] = power_weight(weights[i], eps_, alpha_);
+            }
+            tree_.set(keys + begin, weights, size);
+        }
+    }
+
+    SumTree tree_;
+    Array<uint64_t> held_;  // one bit per row: a weight of 0 does not tell a sample that may not be drawn from none
+    const float alpha_;
+    const float eps_;
+    const bool stratified_;
+    float maximum_ = 1.0f;  // the largest priority so far, as given: transformed when used, and only then
+    size_t count_ = 0;
+};
+
+}  // namespace echo_samplers
