@@ -21,18 +21,13 @@ if TYPE_CHECKING:
     from .spec import Spec
     from .transport import Peer
 
-__all__ = ["MAX_KEYS", "OPERATIONS", "Operation", "batch_bytes", "join", "max_rows", "split"]
+__all__ = ["MAX_KEYS", "OPERATIONS", "Operation", "join", "max_rows", "split"]
 
 Operation = Callable[["Server", "Peer", dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
 
 ROOM = 4096  # bytes of a message that are left for its JSON
 MAX_KEYS = (MAX_CONTROL_BYTES - ROOM) // 16  # keys with their priorities in one message
-DRAWN = 20  # bytes of an item's key (u64), probability (f64) and weight (f32)
-
-
-def batch_bytes(spec: Spec, n: int) -> int:
-    """Bytes of n items and what is known of their draws."""
-    return n * (spec.sample_bytes + DRAWN)
+DRAWN = 16  # bytes of an item's key (u64) and probability (f64)
 
 
 def max_rows(spec: Spec) -> int:
@@ -102,7 +97,8 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     leaves = optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
     info = sample.info
     figures = {"store_size": info.store_size, "inserted": info.inserted, "sampled": info.sampled, "redrawn": info.redrawn}
-    return figures, join(sample.keys, sample.probabilities, sample.weights, *leaves)
+    figures["beta"] = table.beta if beta is None else beta
+    return figures, join(sample.keys, sample.probabilities, *leaves)
 
 
 def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
