@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 # submodule never pulls in the others.
 _HOME = {
     "Address": "address",
+    "CheckpointError": "errors",
     "Client": "client",
     "ClosedError": "errors",
     "ConfigError": "errors",

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 __all__ = [
     "AddressError",
+    "CheckpointError",
     "ClosedError",
     "ConfigError",
     "ConnectionClosedError",
@@ -55,6 +56,10 @@ class UnknownKeyError(EchoError, KeyError):
     """A sampler was asked about a key it does not hold; the message names the key."""
 
     __str__ = Exception.__str__  # KeyError would show the message in quotes
+
+
+class CheckpointError(EchoError, ValueError):
+    """A checkpoint is missing, damaged or of another table; the message names the file or what differs."""
 
 
 class UnknownTableError(EchoError, KeyError):

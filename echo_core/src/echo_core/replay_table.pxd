@@ -131,5 +131,6 @@ cdef class ReplayTable:
     cdef int draw_through_python(self, Batch* batch) except -1
     cdef int catch_up(self) except -1
     cdef bint _draw(self, Batch* batch, uint32_t first, uint64_t n) except -1
+    cdef object put(self, object sample, object timeout, object priority)
     cdef object wrap(self, Batch* batch, double beta)
     cpdef object draw(self, object n=*, object timeout=*, object beta=*)

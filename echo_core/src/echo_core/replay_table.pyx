@@ -280,6 +280,9 @@ cdef class ReplayTable:
             SpecError, ValueError: the sample or its priority is refused; nothing was inserted.
             EchoTimeoutError: no space in time, saying who waits for whom. ClosedError: the server is closed.
         """
+        return self.put(sample, timeout, priority)
+
+    cdef object put(self, object sample, object timeout, object priority):
         cdef const void* inline_data[INLINE_LEAVES]
         cdef vector[const void*] heap_data
         cdef const void** data = inline_data
@@ -551,12 +554,12 @@ cdef class ReplayTable:
     cdef bint _draw(self, Batch* batch, uint32_t first, uint64_t n) except -1:
         cdef uint64_t[::1] rows
         cdef double[::1] probabilities
-        cdef uint64_t i
+        cdef Py_ssize_t i
         if len(self.sampler) < (1 if self.sampler.replacement else n):
             return False
         drawn, chances = self.sampler.sample(n, self.rng)
         rows, probabilities = drawn, chances
-        for i in range(n):
+        for i in range(<Py_ssize_t>n):
             if rows[i] >= self.table.capacity():
                 raise EchoError(f"sampler {type(self.sampler).__name__} drew key {rows[i]}, which it was never given")
             batch.rows[first + i] = <uint32_t>rows[i]
@@ -706,6 +709,84 @@ cdef class ReplayTable:
     def priority_histogram(self, bins=32):
         """`numpy.histogram` of all priorities: `(counts, edges)`."""
         return np.histogram(self._items(True)[2], bins)
+
+    # ---- checkpoints: see checkpoint.py --------------------------------------------------------------------------------------
+
+    def snapshot(self, most=64 << 20) -> dict:
+        """The table at one moment: writers wait only while this is copied.
+
+        Args:
+            most: bytes of items that are copied with it; a larger table's are not, and its writers do not wait for them.
+
+        Returns:
+            `batch`: the items as a pytree, oldest first, or None;
+            figures `inserts`, `samples`, `random` (the generator's state); arrays `keys` and `rows` of the items, oldest first,
+            `generations`, `high` and `times` of every row; `sampler` and `remover`: their states.
+        """
+        cdef size_t capacity = self.opened().capacity()
+        cdef uint32_t[::1] g, h, t
+        arrays = [np.empty(capacity, np.uint32) for _ in range(3)]
+        g, h, t = arrays
+        with self.lock:
+            with nogil:
+                self.table.pause()
+            try:
+                if self.python:
+                    self.catch_up()
+                self.table.columns(&g[0], &h[0], &t[0])
+                keys, rows, _ = self._items(False)
+                counters = self.counters()
+                batch = self.peek(keys)[0] if 0 < len(keys) * self.sample_bytes <= most else None
+                return {
+                    "batch": batch,
+                    "inserts": counters["inserts"], "samples": counters["samples"], "random": self.rng.bit_generator.state,
+                    "keys": keys.copy(), "rows": rows.copy(), "generations": arrays[0], "high": arrays[1], "times": arrays[2],
+                    "sampler": self.sampler.state(),
+                    "remover": {} if self.remover is None or self.remover is self.sampler else self.remover.state(),
+                }
+            finally:
+                self.table.resume()
+
+    def restore_snapshot(self, snapshot, leaves, gone) -> None:
+        """Become what `snapshot()` told of; only of a new table.
+
+        Args:
+            leaves: for each leaf the items' bytes, shape `(n, *leaf.shape)`, in the snapshot's order without `gone`.
+            gone: rows whose items were overwritten before their bytes were copied.
+        """
+        cdef uint32_t[::1] r, g, h, t
+        cdef const uint8_t[::1] data
+        cdef size_t i, n, size
+        cdef uint32_t leaf
+        if self.opened().counters().inserts:
+            raise ValueError(f"table {self.name!r} was written to already; restore into a new one")
+        rows = np.ascontiguousarray(snapshot["rows"][~np.isin(snapshot["rows"], gone)], np.uint32)
+        columns = [np.ascontiguousarray(snapshot[name], np.uint32) for name in ("generations", "high", "times")]
+        g, h, t = columns
+        n = rows.size
+        r = rows if n else np.zeros(1, np.uint32)
+        with self.lock:
+            with nogil:
+                self.table.pause()
+            try:
+                for leaf in range(self.leaves):
+                    size = self.table.leaf_bytes(leaf)
+                    if size == 0 or n == 0:
+                        continue
+                    data = leaves[leaf].reshape(-1).view(np.uint8)
+                    for i in range(n):
+                        memcpy(self.table.rows().at(leaf, r[i]), &data[i * size], size)
+                self.sampler.restore(snapshot["sampler"])
+                if len(gone):
+                    self.sampler.delete(gone.astype(np.uint64))
+                if self.remover is not None and self.remover is not self.sampler:
+                    self.remover.restore(snapshot["remover"])
+                    if len(gone):
+                        self.remover.delete(gone.astype(np.uint64))
+                self.rng.bit_generator.state = snapshot["random"]
+                self.table.restore(&r[0], <uint32_t>n, &g[0], &h[0], &t[0], snapshot["inserts"], snapshot["samples"])
+            finally:
+                self.table.resume()
 
     # ---- who waits for whom -------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import optree
 
-from . import metrics, plugins, security
+from . import checkpoint, metrics, plugins, security
 from .address import Address
 from .errors import ClosedError, ConfigError, EchoError
 from .operations import OPERATIONS, Operation
@@ -112,6 +112,7 @@ class Server(Store):
         self._listeners: list[Listener] = []
         self._peers: dict[int, Peer] = {}
         self._life = threading.Lock()  # held while transports open: their callbacks must not need it
+        self._checkpointing = threading.Lock()
         self._publishing = threading.Lock()  # versions reach the listeners in order
         self._lock = threading.Lock()  # of _peers; held for moments only
         self._weights: PackedWeights | None = None
@@ -209,6 +210,34 @@ class Server(Store):
                 sample = sample.with_batch(optree.tree_map(np.copy, sample.batch))
             yield sample
             del sample  # give the buffer back before waiting for the next batch
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, path: str | os.PathLike[str]) -> str:
+        """Write the replay tables to the directory `path` while workers write and learners sample; the directory of this checkpoint.
+
+        Contents, priorities, limiter counts and the samplers' random states are those of one moment of each table. The checkpoint before
+        stays until this one is whole.
+
+        Raises:
+            OSError: the disk is full, or not writable. ValueError: this server streams.
+        """
+        self.table()
+        with self._checkpointing:
+            return str(checkpoint.save(self.tables, path))
+
+    def restore(self, path: str | os.PathLike[str]) -> Server:
+        """Fill the tables of this new server from the newest checkpoint in `path`, before `start()`; returns the server itself.
+
+        Keys of before stay valid, and those given out after the checkpoint name nothing.
+
+        Raises:
+            CheckpointError: none there, a damaged file, naming it, or other tables, specs, samplers or limiters than those written.
+        """
+        self.table()
+        with self._checkpointing:
+            checkpoint.load(self.tables, path)
+        return self
 
     # ---- weights ----------------------------------------------------------------------------------------------------------
 

@@ -168,7 +168,7 @@ cdef class Store:
         cdef list keep = []
         if self.ring == NULL or self.generation != generation or table is not None or priority is not None:
             self._check_process()
-            return self.table_of(table).submit(sample, timeout, priority)
+            return self.table_of(table).put(sample, timeout, priority)
         if self.leaves > INLINE_LEAVES:
             heap_data.resize(self.leaves)
             data = heap_data.data()
