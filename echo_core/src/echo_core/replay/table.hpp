@@ -227,7 +227,7 @@ private:
         return key;
     }
     bool victim(uint32_t *row);
-    void evict(uint32_t row);
+    void evict(const uint32_t *rows, uint32_t n);
     // Takes rows out of sampler, remover and count; their generations and places stay.
     void forget(const uint32_t *rows, size_t n);
     bool can_claim();
@@ -307,10 +307,10 @@ inline bool Table::victim(uint32_t *row) {
     return live(*row) && !leaving(*row);
 }
 
-inline void Table::evict(uint32_t row) {
-    forget(&row, 1);
-    ++evicted_;
-    advance(row, std::memory_order_relaxed);
+inline void Table::evict(const uint32_t *rows, uint32_t n) {
+    forget(rows, n);
+    evicted_ += n;
+    for (uint32_t i = 0; i < n; ++i) advance(rows[i], std::memory_order_relaxed);
 }
 
 inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
@@ -320,11 +320,19 @@ inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
     uint32_t first = 0, n = allowed ? arrivals_.take(allowed, &first) : 0;
     if (n == 0 && allowed) {
         uint32_t row;
-        while (n < allowed && victim(&row) && (n == 0 || row == first + n)) {
-            if (n == 0) first = row;
-            evict(row);
+        if (!remover_ && !victims_) {
+            // The oldest, as far as they lie side by side: the sampler is told of them all at once.
+            while (n < allowed && victim(&row) && (n == 0 || row == first + n)) {
+                if (n == 0) first = row;
+                if (scratch_.size() <= n) scratch_.resize(2 * n + 64);
+                scratch_[n++] = row;
+                arrivals_.renew(row);
+            }
+            if (n) evict(scratch_.data(), n);
+        } else if (victim(&row)) {
+            evict(&row, 1);
             arrivals_.renew(row);
-            ++n;
+            first = row, n = 1;
         }
         // Rows are marked as not to be read before they are written: what a reader copies after the first write, it then throws away.
         std::atomic_thread_fence(std::memory_order_release);  // SYNC generation
