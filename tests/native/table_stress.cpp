@@ -112,16 +112,17 @@ struct Scenario {
 };
 
 constexpr uint64_t kFiller = 200;
+uint64_t filler_bytes = kFiller;  // bytes of the filler: few make rows small enough to be packed as records
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr replay::Limits kFree = {1, -kInf, kInf, 1};
 
 // A sample is its number, its writer, and a filler whose every byte repeats what the two give.
 void write_sample(Table &table, const echo_run &run, uint32_t i, uint64_t writer, uint64_t number) {
     char filler[kFiller];
-    std::memset(filler, int((number * 31 + writer) & 0xff), kFiller);
+    std::memset(filler, int((number * 31 + writer) & 0xff), filler_bytes);
     replay::copy_racing_out(table.leaf(run, 0) + i * 8, reinterpret_cast<const char *>(&number), 8);
     replay::copy_racing_out(table.leaf(run, 1) + i * 8, reinterpret_cast<const char *>(&writer), 8);
-    replay::copy_racing_out(table.leaf(run, 2) + i * kFiller, filler, kFiller);
+    replay::copy_racing_out(table.leaf(run, 2) + i * filler_bytes, filler, filler_bytes);
 }
 
 void check_batch(const Batch *batch) {
@@ -130,8 +131,8 @@ void check_batch(const Batch *batch) {
         std::memcpy(&number, batch->leaf[0] + i * 8, 8);
         std::memcpy(&writer, batch->leaf[1] + i * 8, 8);
         const char expected = char((number * 31 + writer) & 0xff);
-        for (uint64_t b = 0; b < kFiller; ++b)
-            if (batch->leaf[2][i * kFiller + b] != expected) forbidden("no batch has a torn row");
+        for (uint64_t b = 0; b < filler_bytes; ++b)
+            if (batch->leaf[2][i * filler_bytes + b] != expected) forbidden("no batch has a torn row");
         if (!(batch->probabilities[i] > 0 && batch->probabilities[i] <= 1)) forbidden("probabilities are from 0 to 1");
     }
 }
@@ -140,7 +141,7 @@ void play(const Scenario &s, double seconds) {
     Checked sampling(uint32_t(s.capacity), s.oldest_first), removing(uint32_t(s.capacity), false);
     const echo_sampler sampler = sampling.door(), other = removing.door();
     const echo_sampler *remover = s.remover == 0 ? nullptr : s.remover == 1 ? &other : &sampler;
-    Table *table = new Table({8, 8, kFiller}, s.capacity, s.batch, s.limits, s.max_times, &sampler, !s.oldest_first, remover, nullptr, -1);
+    Table *table = new Table({8, 8, filler_bytes}, s.capacity, s.batch, s.limits, s.max_times, &sampler, !s.oldest_first, remover, nullptr, -1);
     std::atomic<bool> stop{false};
     std::atomic<uint64_t> committed{0}, drawn{0}, batches{0};
     std::mutex seen_lock;
@@ -216,7 +217,7 @@ void play(const Scenario &s, double seconds) {
                     if (table->erase(&key, 1) != 0) forbidden("a deleted key is gone");
                 } else if (turn % 3 == 1) {
                     char filler[kFiller];
-                    std::memset(filler, int((number * 31 + writer) & 0xff), kFiller);
+                    std::memset(filler, int((number * 31 + writer) & 0xff), filler_bytes);
                     const char *const from[3] = {reinterpret_cast<const char *>(&number), reinterpret_cast<const char *>(&writer), filler};
                     if (s.max_times == 0) table->overwrite(&key, 1, from, &here);
                 } else if (turn % 61 == 2) {
@@ -274,6 +275,10 @@ int main(int argc, char **argv) {
         {"three samples, then gone", 2, 2, 128, 16, 4, false, 0, 3, kFree, true, false, 8},
         {"ratio of 4", 2, 1, 500, 25, 10, false, 0, 0, {4, 350, 450, 100}, false, true, 4},
     };
-    for (const Scenario &s : scenarios) play(s, seconds);
+    for (uint64_t filler : {kFiller, uint64_t(41)}) {
+        filler_bytes = filler;
+        std::printf("rows of %lu bytes\n", (unsigned long)(16 + filler));
+        for (const Scenario &s : scenarios) play(s, seconds);
+    }
     std::puts("no forbidden outcome");
 }

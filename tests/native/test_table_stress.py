@@ -13,7 +13,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 CXX = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
-SECONDS = os.environ.get("ECHO_SOAK_SECONDS", "0.5")  # for each scenario
+SECONDS = os.environ.get("ECHO_SOAK_SECONDS", "0.3")  # for each scenario
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="no C++ compiler (set CXX)")
 
@@ -52,7 +52,7 @@ def test_no_forbidden_outcome(flags: list[str], tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_rows_would_be_torn_without_the_second_look(tmp_path: Path) -> None:
     build(tmp_path / "stress", "-O2", "-DECHO_VERIFY_GENERATIONS=0")
-    for _ in range(10):  # writers have to be at a row just then
+    for _ in range(5):  # writers have to be at a row just then
         done = run(tmp_path / "stress", "0.5")
         if done.returncode:
             break

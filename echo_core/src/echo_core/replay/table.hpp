@@ -69,6 +69,13 @@ public:
         generation_ = std::make_unique<std::atomic<uint32_t>[]>(capacity);
         for (uint64_t row = 0; row < capacity; ++row) generation_[row].store(1, std::memory_order_relaxed);
         if (capacity <= kWide) high_ = std::make_unique<uint32_t[]>(capacity);
+        if (rows_.packed()) {
+            desks_ = std::make_unique<Desk[]>(kDesks);
+            uint64_t end = 0;
+            for (uint64_t bytes : leaf_bytes) desk_offset_.push_back(end), end += (bytes * kDeskRows + 63) & ~uint64_t(63);
+            desk_bytes_ = end;
+            for (uint32_t i = kDesks; i-- > 0;) free_desks_.push_back(i);
+        }
         if (max_times_) times_ = std::make_unique<uint32_t[]>(capacity);
         if (!sampler_) known_ = std::make_unique<uint32_t[]>(capacity);
     }
@@ -85,7 +92,7 @@ public:
         std::lock_guard<std::mutex> lock(mutex_);
         return claim_locked(wanted, out);
     }
-    char *leaf(const echo_run &run, uint32_t leaf) const { return rows_.at(leaf, run.slot); }
+    char *leaf(const echo_run &run, uint32_t leaf) const { return desks_ ? desk(run, leaf) : rows_.at(leaf, run.slot); }
     void commit(const echo_run &run) { commit(run, nullptr, nullptr); }
     // priorities: one for each row, or NULL; keys: room for one for each row, or NULL.
     void commit(const echo_run &run, const double *priorities, uint64_t *keys);
@@ -197,6 +204,21 @@ private:
     static constexpr uint64_t kWide = 1u << 16;  // up to here generations have 32 bits more, so that tiny tables do not run out of keys
     static constexpr int kPolite = 8;            // gathers that may find overwritten rows before writers are made to wait for one
 
+    // Where rows are records, writers fill arrays of their own, one for each leaf as the door promises, and commit() puts the rows together.
+    struct Desk {
+        std::unique_ptr<char[]> memory;
+        uint32_t first = 0, left = 0;  // the row it begins with; rows not committed or aborted yet
+    };
+    static constexpr uint32_t kDesks = 1024;
+    static constexpr uint32_t kDeskRows = 1024;
+    char *desk(const echo_run &run, uint32_t leaf) const {
+        const Desk &d = desks_[run.buffer];
+        return d.memory.get() + desk_offset_[leaf] + (run.slot - d.first) * rows_.leaf_bytes(leaf);
+    }
+    void leave_desk(const echo_run &run) {
+        if (desks_ && (desks_[run.buffer].left -= run.count) == 0) free_desks_.push_back(run.buffer);
+    }
+
     bool live(uint32_t row) const { return (generation_[row].load(std::memory_order_relaxed) & 1) == 0; }
     bool leaving(uint32_t row) const { return max_times_ && times_[row] >= max_times_; }
     uint64_t key_of(uint32_t row) const {
@@ -240,7 +262,7 @@ private:
         batch->generations[i] = generation_[batch->rows[i]].load(std::memory_order_relaxed);
     }
     void copy_rows(Batch *batch) const {
-        for (uint32_t leaf = 0; leaf < rows_.leaves(); ++leaf) rows_.gather(leaf, batch->rows, batch->n, batch->leaf[leaf]);
+        rows_.gather(batch->rows, batch->n, batch->leaf.data());
     }
     // copy_rows(), and again if items were changed in place meanwhile: those keep their generations.
     void copy_steady(Batch *batch);
@@ -261,8 +283,11 @@ private:
     Rows rows_;
     Batches batches_;
     std::unique_ptr<std::atomic<uint32_t>[]> generation_;
+    std::unique_ptr<Desk[]> desks_;
+    std::vector<uint64_t> desk_offset_;
+    std::vector<uint32_t> free_desks_;   // under the mutex
     std::atomic<uint64_t> rewrites_{0};  // odd while an item is changed in place
-    uint64_t sample_bytes_ = 0;
+    uint64_t sample_bytes_ = 0, desk_bytes_ = 0;
     std::atomic<bool> closed_{false};
     std::atomic<uint32_t> references_{1};
 
@@ -316,7 +341,9 @@ inline void Table::evict(const uint32_t *rows, uint32_t n) {
 inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
     if (closed_.load(std::memory_order_relaxed)) return ECHO_CLOSED;
     if (paused_ || held_) return ++push_blocked_, ECHO_FULL;
-    const uint32_t allowed = uint32_t(limiter_.room(std::min<uint32_t>(wanted, capacity_), size_));
+    const uint32_t most = std::min<uint32_t>(wanted, desks_ ? std::min<uint32_t>(capacity_, kDeskRows) : capacity_);
+    if (desks_ && free_desks_.empty()) return ++push_blocked_, ECHO_FULL;
+    const uint32_t allowed = uint32_t(limiter_.room(most, size_));
     uint32_t first = 0, n = allowed ? arrivals_.take(allowed, &first) : 0;
     if (n == 0 && allowed) {
         uint32_t row;
@@ -343,12 +370,25 @@ inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
     }
     limiter_.pending += n;
     *out = {0, first, n, 0};
+    if (desks_) {
+        out->buffer = free_desks_.back();
+        Desk &d = desks_[out->buffer];
+        if (!d.memory) d.memory.reset(new char[desk_bytes_]);
+        free_desks_.pop_back();
+        d.first = first, d.left = n;
+    }
     return ECHO_OK;
 }
 
 inline void Table::commit(const echo_run &run, const double *priorities, uint64_t *keys) {
+    if (desks_) {
+        const char *from[kRecordLeaves];
+        for (uint32_t leaf = 0; leaf < rows_.leaves(); ++leaf) from[leaf] = desk(run, leaf);
+        rows_.scatter(run.slot, run.count, from);
+    }
     {
         std::lock_guard<std::mutex> lock(mutex_);
+        leave_desk(run);
         if (detached_) return;
         if (paused_) deferred_.push_back({run, priorities ? std::vector<double>(priorities, priorities + run.count) : std::vector<double>()});
         else commit_locked(run, priorities);
@@ -399,6 +439,7 @@ inline void Table::resume() {
 inline void Table::abort(const echo_run &run) {
     {
         std::lock_guard<std::mutex> lock(mutex_);
+        leave_desk(run);
         for (uint32_t i = run.count; i-- > 0;) arrivals_.erase(run.slot + i);
         limiter_.pending -= run.count;
         aborted_ += run.count;
@@ -420,7 +461,7 @@ inline void Table::forget(const uint32_t *rows, size_t n) {
 inline bool Table::can_claim() {
     if (closed()) return true;
     std::lock_guard<std::mutex> lock(mutex_);
-    if (paused_ || held_ || limiter_.room(1, size_) == 0) return false;
+    if (paused_ || held_ || limiter_.room(1, size_) == 0 || (desks_ && free_desks_.empty())) return false;
     if (arrivals_.used() < capacity_) return true;
     if (detached_) return true;
     if (victims_) return sampler_->count(sampler_->state) > 0;
