@@ -87,7 +87,7 @@ def test_another_spec_is_refused_by_its_leaf(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="filler"):
         other.restore(tmp_path)
     with pytest.raises(CheckpointError, match="other"):
-        Server(tables=[Table("other", EXAMPLE, capacity=200)], batch_size=4).restore(tmp_path)
+        Server(tables=[Table("other", EXAMPLE, capacity=200, sampler="uniform")], batch_size=4).restore(tmp_path)
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
         make().restore(tmp_path / "nothing")
 

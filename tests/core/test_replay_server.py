@@ -156,6 +156,24 @@ def test_a_full_queue_makes_workers_wait_until_it_is_sampled() -> None:
         assert server.stats()["table/default/blocked"] == "samples"
 
 
+def test_one_batch_out_of_several_tables() -> None:
+    tables = [Table(name, EXAMPLE, capacity=100, sampler="prioritized") for name in ("demo", "online")]
+    with Server(tables=[*tables, Table("other", OTHER, capacity=10, sampler="uniform")], batch_size=16) as server:
+        server.submit_batch(items(0, 50), table="demo")
+        server.submit_batch(items(1000, 1100), table="online")
+        batch, parts, weights = server.sample_mixture({"demo": 1, "online": 3}, timeout=5)
+        whole(batch)
+        assert (batch["number"][:4] < 50).all() and (batch["number"][4:] >= 1000).all() and weights.shape == (16,)
+        assert parts["online"].batch["number"].tolist() == batch["number"][4:].tolist()
+        for name, part in parts.items():
+            assert server.update_priorities(part.keys, np.full(len(part.keys), 2.0), table=name) == 0
+        assert len(server.sample_mixture({"demo": 0.001, "online": 1}, n=10).parts["demo"].keys) == 1
+        with pytest.raises(ConfigError, match="frame"):
+            server.sample_mixture({"demo": 1, "other": 1})
+        with pytest.raises(ConfigError, match="positive share"):
+            server.sample_mixture({"demo": 0, "online": 1})
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -334,9 +334,9 @@ def test_a_byte_budget() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="printable"):
-        Table("", EXAMPLE, capacity=1)
+        Table("", EXAMPLE, capacity=1, sampler="uniform")
     with pytest.raises(ConfigError, match="capacity"):
-        Table("t", EXAMPLE, capacity=0)
+        Table("t", EXAMPLE, capacity=0, sampler="uniform")
     with pytest.raises(ConfigError, match="waits for 20 items"):
         make(capacity=10, rate_limiter=MinSize(20))
     with pytest.raises(ConfigError, match="error buffer"):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import optree
 
-from . import checkpoint, metrics, plugins, security
+from . import checkpoint, metrics, mixture, plugins, security
 from .address import Address
 from .errors import ClosedError, ConfigError, EchoError
 from .operations import OPERATIONS, Operation
@@ -210,6 +210,24 @@ class Server(Store):
                 sample = sample.with_batch(optree.tree_map(np.copy, sample.batch))
             yield sample
             del sample  # give the buffer back before waiting for the next batch
+
+    def sample_mixture(
+        self, shares: Mapping[str, float], timeout: float | None = None, *, n: int | None = None, beta: float | None = None
+    ) -> mixture.MixedSample | None:
+        """One batch out of several replay tables of the same spec, such as `{"demonstrations": 0.5, "online": 0.5}`.
+
+        Args:
+            shares: how much of the batch each table gives, in proportion.
+            timeout, n, beta: as in `sample()`.
+
+        Returns:
+            `MixedSample(batch, parts, weights)`; None once the server is closed.
+
+        Raises:
+            ConfigError: specs differ, naming the leaf, or a share makes no sense. UnknownTableError: no such table. EchoTimeoutError.
+        """
+        tables = {name: self.table(name) for name in shares}
+        return mixture.draw(tables, mixture.shares_of(shares, self.batch_size if n is None else n), timeout, beta)
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------------
 

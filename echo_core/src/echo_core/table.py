@@ -17,6 +17,7 @@ __all__ = ["Table", "make_sampler"]
 
 MAX_CAPACITY = (1 << 31) - 1
 NAME_LIMIT = 64
+OLDEST = "fifo"  # the remover that tables have themselves: the oldest goes, and no sampler needs to be installed for it
 
 
 class Table:
@@ -46,8 +47,8 @@ class Table:
         example: Any,
         *,
         capacity: int,
-        sampler: Sampler | str | Mapping[str, Any] = "uniform",
-        remover: Sampler | str | Mapping[str, Any] = "fifo",
+        sampler: Sampler | str | Mapping[str, Any],
+        remover: Sampler | str | Mapping[str, Any] = OLDEST,
         rate_limiter: RateLimiter | None = None,
         max_times_sampled: int | None = None,
         max_bytes: int | None = None,
@@ -99,7 +100,7 @@ class Table:
         remover: Sampler | None = None
         if isinstance(self.remover, str) and self.remover == self.sampler_name and sampler.evicts:
             remover = sampler
-        elif self.remover != "fifo":
+        elif self.remover != OLDEST:
             remover = make_sampler(self.remover, host, self.capacity)
         reason = self.limiter.refusal(batch_size, self.capacity, sampler.replacement)
         uses = self.max_times_sampled

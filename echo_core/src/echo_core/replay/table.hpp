@@ -253,6 +253,7 @@ private:
     // Takes rows out of sampler, remover and count; their generations and places stay.
     void forget(const uint32_t *rows, size_t n);
     bool can_claim();
+    uint64_t update_some(const uint64_t *keys, const double *priorities, size_t n);
     void note(uint32_t row, bool inserted, double priority);
     void compact_log();
     Answer draw_locked(Batch *batch, uint32_t first, uint32_t n);
@@ -685,6 +686,13 @@ inline void Table::weigh(Batch *batch, double beta) const {
 // ---- by key ------------------------------------------------------------------------------------------------------------------
 
 inline uint64_t Table::update(const uint64_t *keys, const double *priorities, size_t n) {
+    constexpr size_t kChunk = 4096;  // writers and learners get their turn in between
+    uint64_t gone = 0;
+    for (size_t first = 0; first < n; first += kChunk) gone += update_some(keys + first, priorities + first, std::min(kChunk, n - first));
+    return gone;
+}
+
+inline uint64_t Table::update_some(const uint64_t *keys, const double *priorities, size_t n) {
     std::unique_lock<std::mutex> lock(mutex_);
     resumed_.wait(lock, [this] { return !paused_; });
     if (scratch_.size() < n) scratch_.resize(n);
