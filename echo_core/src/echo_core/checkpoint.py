@@ -153,7 +153,7 @@ def _save_items(
     keys, rows = snapshot["keys"], snapshot["rows"]
     leaves = table.spec.leaves
     paths = [folder / f"{index}.leaf.{i}" for i in range(len(leaves))]
-    handles = [open(path, "wb") for path in paths]
+    handles = [open(path, "wb") for path in paths]  # noqa: SIM115  (closed below, all of them)
     crcs, kept, gone = [0] * len(leaves), 0, [np.empty(0, np.uint32)]
     try:
         step = max(1, CHUNK_BYTES // max(1, table.spec.sample_bytes)) if snapshot["batch"] is None else len(keys)

@@ -165,7 +165,9 @@ class Client:
 
     # ---- looking, and the end ---------------------------------------------------------------------------------------------
 
-    def request(self, op: str, body: dict[str, Any] | None = None, blob: bytes = b"", timeout: float | None = None) -> tuple[dict[str, Any], bytes]:
+    def request(
+        self, op: str, body: dict[str, Any] | None = None, blob: bytes = b"", timeout: float | None = None
+    ) -> tuple[dict[str, Any], bytes]:
         """Ask the server for an operation by name, and wait for its answer `(body, blob)`. Raises EchoError with the server's words."""
         return self._connection.request(op, body or {}, blob, timeout)
 

@@ -24,7 +24,8 @@ class MixedSample(NamedTuple):
 
     Attributes:
         batch: leaves of shape `(n, *leaf.shape)`, the tables' rows one after another.
-        parts: for each table its `Sample`, whose batch is a view of the rows it gave; its keys are for `update_priorities(..., table=name)`.
+        parts: for each table its `Sample`, whose batch is a view of the rows it gave; its keys are for
+            `update_priorities(..., table=name)`.
         weights: float32 of shape (n,): those of the parts, one after another.
     """
 

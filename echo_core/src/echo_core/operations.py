@@ -46,7 +46,8 @@ def split(blob: bytes, *parts: tuple[Any, tuple[int, ...]]) -> list[np.ndarray]:
         raise ProtocolError(f"a message of {len(blob)} bytes where {sum(sizes)} belong; install the same echo-core at both ends")
     arrays, at = [], 0
     for (dtype, shape), size in zip(parts, sizes):
-        arrays.append(np.frombuffer(blob[at : at + size], np.uint8).copy().view(np.dtype(dtype)).reshape(shape) if size else np.empty(shape, dtype))
+        data = np.frombuffer(blob, np.uint8, size, at).copy() if size else np.empty(0, np.uint8)
+        arrays.append(data.view(np.dtype(dtype)).reshape(shape) if size else np.empty(shape, dtype))
         at += size
     return arrays
 

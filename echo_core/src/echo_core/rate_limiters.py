@@ -70,7 +70,8 @@ class RateLimiter:
         if stuck:
             return (
                 f"{self} lets inserts and samples differ by {high - low:g} at most, too little for batches of {n} and {r:g} samples per "
-                f"insert: writers and learner would wait for each other; widen the error buffer to at least {n + r:g} in all, or lower batch_size"
+                f"insert: writers and learner would wait for each other; widen the error buffer to at least {n + r:g} in all, or lower "
+                f"batch_size"
             )
         return None
 
@@ -106,7 +107,8 @@ class SampleToInsertRatio(RateLimiter):
             low, high = k * r - error_buffer, k * r + error_buffer
         super().__init__(r, k, low, high)
         if high - low < 2 * max(1.0, r):
-            raise ConfigError(f"{self}: the error buffer spans {high - low:g}, at least 2 * max(1, samples_per_insert) = {2 * max(1.0, r):g} is needed")
+            needed = 2 * max(1.0, r)
+            raise ConfigError(f"{self}: the error buffer spans {high - low:g}, at least 2 * max(1, samples_per_insert) = {needed:g} is needed")
         if low > k * r:
             raise ConfigError(f"{self}: min_diff {low:g} is above min_size_to_sample * samples_per_insert = {k * r:g}; lower it")
 

@@ -182,7 +182,9 @@ class OtherTables:
     def spec(self, name: str) -> Spec:
         if name not in self._specs:
             have = ", ".join(map(repr, self._specs)) or "none besides its own"
-            raise UnknownTableError(f"this client was given no example for table {name!r} (it has {have}): Client(..., tables={{{name!r}: example}})")
+            raise UnknownTableError(
+                f"this client was given no example for table {name!r} (it has {have}): Client(..., tables={{{name!r}: example}})"
+            )
         return self._specs[name]
 
     def connection(self, name: str) -> Connection:

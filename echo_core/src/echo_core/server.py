@@ -364,7 +364,9 @@ def _short_form(
     name = sampler if isinstance(sampler, str) else sampler.get("type") if isinstance(sampler, Mapping) else None
     if capacity is None:
         if name is not None and getattr(host.sampler_class(name), "storage", None) == "replay":
-            raise ConfigError(f"sampler {name!r} draws from a replay table, which needs a capacity: Server(..., sampler={name!r}, capacity=100_000)")
+            raise ConfigError(
+                f"sampler {name!r} draws from a replay table, which needs a capacity: Server(..., sampler={name!r}, capacity=100_000)"
+            )
         if len(given := [key for key, value in of_table.items() if value not in (None, "fifo")]):
             raise ConfigError(f"{' and '.join(given)} belong to a replay table, which needs a capacity and a replay sampler")
         return []

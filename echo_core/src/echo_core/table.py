@@ -87,7 +87,8 @@ class Table:
         """The table itself, for batches of `batch_size`.
 
         Raises:
-            PluginError: sampler or remover is not installed. MemoryError: it does not fit into memory. OSError: the storage does not onto disk.
+            PluginError: sampler or remover is not installed. MemoryError: it does not fit into memory.
+            OSError: the storage does not fit onto the disk, or its path is taken.
             ConfigError: no batch could ever be drawn.
         """
         host = host or plugins.default

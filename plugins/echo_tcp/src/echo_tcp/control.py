@@ -49,7 +49,8 @@ OUT_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 class Control:
     """Serves the listening sockets `listening` until `stop`.
 
-    `natives` are the loops of each table by its name, "" the server's own. `greeting` is what a client of the original protocol is told first; None speaks protocol 2.
+    `natives` are the loops of each table by its name; those of "" serve who names none, or the first.
+    `greeting` is what a client of the original protocol is told first; None speaks protocol 2.
     """
 
     def __init__(
@@ -351,7 +352,9 @@ class Control:
         self._natives[table].forget(key)
         self._sink.lost(peer, f"it broke the protocol: {reason}" if broken else reason)
 
-    def _answer(self, native: NativeLearner, key: int, peer: Peer, number: int, payload: bytes) -> None:
+    def _answer(
+        self, native: NativeLearner, key: int, peer: Peer, number: int, payload: bytes
+    ) -> None:
         """Requests are answered one after another, in this thread: an operation that takes long
         delays other requests and new connections, but no samples and no weights."""
         try:
