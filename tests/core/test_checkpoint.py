@@ -83,7 +83,8 @@ def test_another_table_is_refused_by_name(changes: dict, words: str, tmp_path: P
 def test_another_spec_is_refused_by_its_leaf(tmp_path: Path) -> None:
     server = make()
     server.checkpoint(tmp_path)
-    other = Server({"number": np.int64(0), "filler": np.zeros(6, np.float32)}, 16, sampler="prioritized", capacity=200, rate_limiter=MinSize(10))
+    wider = {"number": np.int64(0), "filler": np.zeros(6, np.float32)}
+    other = Server(wider, 16, sampler="prioritized", capacity=200, rate_limiter=MinSize(10))
     with pytest.raises(CheckpointError, match="filler"):
         other.restore(tmp_path)
     with pytest.raises(CheckpointError, match="other"):

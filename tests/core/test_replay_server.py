@@ -99,10 +99,8 @@ def test_workers_send_into_rows_and_a_remote_learner_samples() -> None:
             big = learner.sample(40_000, timeout=20, beta=1.0)
             whole(big.batch)
             assert big.info.store_size == 500 and big.weights.max() == 1 and big.weights.min() > 0
-            count = 0
-            for sample in learner.dataset_iter(128, prefetch=3):
+            for count, sample in enumerate(learner.dataset_iter(128, prefetch=3)):
                 whole(sample.batch)
-                count += 1
                 if count == 10:
                     break
             assert learner.update_priorities(big.keys, np.ones(40_000)) == 0
@@ -126,7 +124,7 @@ def test_several_tables() -> None:
             assert len(server.tables["replay"]) == len(server.tables["queue"]) == 40
             whole(server.sample(timeout=5).batch)
             got = [server.sample(timeout=5, table="queue").batch["number"].tolist() for _ in range(5)]
-            assert sum(got, []) == list(range(40))
+            assert [number for batch in got for number in batch] == list(range(40))
             with pytest.raises(EchoTimeoutError, match="queue"):
                 server.sample(timeout=0.01, table="queue")
             remote = client.sample(4)

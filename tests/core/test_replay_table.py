@@ -135,7 +135,7 @@ def test_items_are_changed_in_place() -> None:
     assert table.update_items(keys[[1, 4]], fresh).tolist() == [True, True]
     assert numbers(table) == [0, 50, 2, 3, 51, 5, 6, 7, 8, 9]
     assert table.keys().tolist() == keys.tolist()
-    with pytest.raises(SpecError, match="'nope'.*'filler', 'number'|'nope'"):
+    with pytest.raises(SpecError, match="no leaf 'nope'"):
         table.update_items(keys[:1], {"nope": np.zeros(1)})
     with pytest.raises(SpecError, match="filler"):
         table.update_items(keys[:1], {"filler": np.zeros((1, 5))})
@@ -164,7 +164,7 @@ def test_items_go_after_so_many_samples(sampler: str) -> None:
         table.sample(timeout=0)
 
 
-@pytest.mark.parametrize(("name", "limiter", "order"), [("fifo", Queue(8), [0, 1, 2, 3, 4, 5, 6, 7]), ("lifo", Stack(8), [7, 6, 5, 4, 3, 2, 1, 0])])
+@pytest.mark.parametrize(("name", "limiter", "order"), [("fifo", Queue(8), list(range(8))), ("lifo", Stack(8), list(range(8))[::-1])])
 def test_queue_and_stack(name: str, limiter: RateLimiter, order: list[int]) -> None:
     table = make(batch_size=1, capacity=8, sampler=name, rate_limiter=limiter)
     for i in range(8):

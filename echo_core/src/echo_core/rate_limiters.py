@@ -108,7 +108,7 @@ class SampleToInsertRatio(RateLimiter):
         super().__init__(r, k, low, high)
         if high - low < 2 * max(1.0, r):
             needed = 2 * max(1.0, r)
-            raise ConfigError(f"{self}: the error buffer spans {high - low:g}, at least 2 * max(1, samples_per_insert) = {needed:g} is needed")
+            raise ConfigError(f"{self}: the error buffer spans {high - low:g}, 2 * max(1, samples_per_insert) = {needed:g} is the least")
         if low > k * r:
             raise ConfigError(f"{self}: min_diff {low:g} is above min_size_to_sample * samples_per_insert = {k * r:g}; lower it")
 
