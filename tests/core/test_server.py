@@ -187,6 +187,7 @@ def test_the_original_options_are_accepted_with_a_word() -> None:
         ("fifoo", PluginError, "fifoo"),
         ({"capacity": 3}, ConfigError, "type"),
         ({"type": "fifo", "size": 3}, ConfigError, "size"),
+        ({"type": "fifo", "capacity": -3}, ConfigError, "capacity"),
     ],
 )
 def test_samplers_that_cannot_be(sampler: Any, error: type[Exception], said: str) -> None:

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../echo_core/src/echo_core/capi_table.hpp"
+#include "../../echo_core/src/echo_core/ring.hpp"
 
 #include <sys/eventfd.h>
 

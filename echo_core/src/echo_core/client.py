@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from . import plugins, security
 from .address import Address
 from .errors import ConfigError
+from .remote_table import OtherTables, RemoteSample, RemoteTable
 from .spec import Spec
 from .weights import Weights
+
+if TYPE_CHECKING:
+    from .transport import Connection
 
 __all__ = ["Client"]
 
@@ -23,6 +28,9 @@ class Client:
         timeout: default of every wait in seconds, and for how long an unreachable learner is tried again.
         token: the shared secret; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file. It is not pickled.
         auth: False connects without a token, to a server that asks for none.
+        table: the server's replay table that `example` is of, and where `send` puts samples; None is its first, or its stream.
+        tables: `{name: example}` of further tables that `send(..., table=name)` may name; each has a connection of its own, made when
+            it is first used.
         **options: the transport's own, such as `window_bytes`.
 
     Raises:
@@ -43,23 +51,30 @@ class Client:
         timeout: float = 30.0,
         token: str | bytes | None = None,
         auth: bool = True,
+        table: str | None = None,
+        tables: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self.address = Address.parse(address)
         self.spec = Spec.from_example(example)
         self._pickled = (type(self), str(self.address), example, {"name": name, "timeout": timeout, "auth": auth, **options})
+        if table is not None:
+            self._pickled[3]["table"] = options["table"] = table
+        if tables:
+            self._pickled[3]["tables"] = dict(tables)
         transport = plugins.transport_class(self.address.scheme)
-        self._connection = connection = transport.connect(
-            self.address,
-            self.spec,
-            name=name or "",
-            timeout=timeout,
-            token=security.find_token(token) if auth else None,
-            **options,
-        )
-        # Bound once: one more Python call per sample would cost a third of a send.
-        self.send = connection.send  # type: ignore[method-assign]
-        self.send_batch = connection.send_batch  # type: ignore[method-assign]
+
+        def connect(spec: Spec, **more: Any) -> Connection:
+            secret = security.find_token(token) if auth else None
+            return transport.connect(self.address, spec, name=name or "", timeout=timeout, token=secret, **options | more)
+
+        self._table, self._timeout = table, timeout
+        self._connection = connection = connect(self.spec)
+        self._others = OtherTables(connect, tables or {})
+        if not tables:
+            # Bound once: one more Python call per sample would cost a third of a send.
+            self.send = connection.send  # type: ignore[method-assign]
+            self.send_batch = connection.send_batch  # type: ignore[method-assign]
 
     @classmethod
     def from_config(cls, source: Any, example: Any = None, /, **overrides: Any) -> Client:
@@ -77,27 +92,58 @@ class Client:
 
     # ---- experience up ----------------------------------------------------------------------------------------------------
 
-    def send(self, sample: Any, timeout: float | None = None) -> None:
+    def send(self, sample: Any, timeout: float | None = None, *, table: str | None = None) -> None:
         """Take over one sample; its arrays may be changed at once. It is sent now if the link is idle, with others if it is busy.
 
         Raises:
             SpecError: it does not match, naming the leaf; nothing was taken.
             EchoTimeoutError: the window of unacknowledged samples stayed full, saying who waits for whom.
             ConnectionClosedError: the learner is gone for longer than `timeout`, or the client is closed.
+            UnknownTableError: `table` is none of `tables`.
         """
-        self._connection.send(sample, timeout)
+        (self._connection if table is None or table == self._table else self._others.connection(table)).send(sample, timeout)
 
-    def send_batch(self, samples: Any, timeout: float | None = None) -> None:
+    def send_batch(self, samples: Any, timeout: float | None = None, *, table: str | None = None) -> None:
         """Take over N samples at once: the same pytree with leaves of shape `(N, *leaf.shape)`. Raises as `send`."""
-        self._connection.send_batch(samples, timeout)
+        (self._connection if table is None or table == self._table else self._others.connection(table)).send_batch(samples, timeout)
 
     def flush(self, timeout: float | None = None) -> None:
         """Hand everything taken over to the network now."""
-        self._connection.flush(timeout)
+        for connection in (self._connection, *self._others.open()):
+            connection.flush(timeout)
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when everything taken over is committed in the learner's store."""
-        self._connection.wait(timeout)
+        for connection in (self._connection, *self._others.open()):
+            connection.wait(timeout)
+
+    # ---- the server's replay tables -----------------------------------------------------------------------------------------
+
+    def table(self, name: str | None = None) -> RemoteTable:
+        """A replay table of the server, to sample from and to change; None is that of `example`.
+
+        Raises:
+            UnknownTableError: neither this client's table nor one of its `tables`.
+        """
+        if name is None or name == self._table:
+            return RemoteTable(self._connection.request, self.spec, self._table, self._timeout)
+        return RemoteTable(self._connection.request, self._others.spec(name), name, self._timeout)
+
+    def sample(
+        self, n: int, timeout: float | None = None, *, table: str | None = None, beta: float | None = None
+    ) -> RemoteSample:
+        """Draw n items of a replay table, for a learner in another process than the server's; see `RemoteTable.sample`."""
+        return self.table(table).sample(n, timeout, beta)
+
+    def dataset_iter(
+        self, n: int, *, timeout: float | None = None, table: str | None = None, beta: float | None = None, prefetch: int = 2
+    ) -> Iterator[RemoteSample]:
+        """Batches of n, `prefetch` of them on the way while one is worked on; ends when the server is closed."""
+        return self.table(table).batches(n, timeout, beta, prefetch)
+
+    def update_priorities(self, keys: Any, priorities: Any, timeout: float | None = None, *, table: str | None = None) -> int:
+        """Give items new priorities; how many of them were gone. See `ReplayTable.update_priorities`."""
+        return self.table(table).update_priorities(keys, priorities, timeout)
 
     # ---- weights down -----------------------------------------------------------------------------------------------------
 
@@ -119,7 +165,9 @@ class Client:
 
     # ---- looking, and the end ---------------------------------------------------------------------------------------------
 
-    def request(self, op: str, body: dict[str, Any] | None = None, blob: bytes = b"", timeout: float | None = None) -> tuple[dict[str, Any], bytes]:
+    def request(
+        self, op: str, body: dict[str, Any] | None = None, blob: bytes = b"", timeout: float | None = None
+    ) -> tuple[dict[str, Any], bytes]:
         """Ask the server for an operation by name, and wait for its answer `(body, blob)`. Raises EchoError with the server's words."""
         return self._connection.request(op, body or {}, blob, timeout)
 
@@ -137,7 +185,10 @@ class Client:
         Raises:
             EchoTimeoutError, ConnectionClosedError: saying how many samples were not acknowledged; the client is closed all the same.
         """
-        self._connection.close(timeout)
+        try:
+            self._others.close(timeout)
+        finally:
+            self._connection.close(timeout)
 
     def __enter__(self) -> Client:
         return self

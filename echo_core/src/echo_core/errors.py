@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 __all__ = [
     "AddressError",
+    "CheckpointError",
     "ClosedError",
     "ConfigError",
     "ConnectionClosedError",
@@ -29,6 +30,7 @@ __all__ = [
     "SecurityError",
     "SpecError",
     "UnknownKeyError",
+    "UnknownTableError",
     "did_you_mean",
     "nearest",
 ]
@@ -54,6 +56,16 @@ class UnknownKeyError(EchoError, KeyError):
     """A sampler was asked about a key it does not hold; the message names the key."""
 
     __str__ = Exception.__str__  # KeyError would show the message in quotes
+
+
+class CheckpointError(EchoError, ValueError):
+    """A checkpoint is missing, damaged or of another table; the message names the file or what differs."""
+
+
+class UnknownTableError(EchoError, KeyError):
+    """A table was named that the server does not have; the message lists those it has."""
+
+    __str__ = Exception.__str__
 
 
 class DuplicateKeyError(EchoError, ValueError):

@@ -31,7 +31,7 @@ import re
 import secrets
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
@@ -218,7 +218,8 @@ class ServerHandshake(_Handshake):
 
     `tokens` empty: no authentication; several: a client may hold any of them (rotation).
     `roles` are those this learner serves. After an error, `refusal` is what to send before
-    hanging up. `peer` has client, role, base, name, pid, host and version from HELLO on.
+    hanging up. `peer` has client, role, base, name, pid, host and version from HELLO on, and from PROOF on table:
+    the one of `tables` whose spec the worker's must match, "" for `spec`.
     """
 
     other = "worker"
@@ -230,9 +231,11 @@ class ServerHandshake(_Handshake):
         incarnation: str = "",
         *,
         roles: Sequence[str] = ("worker",),
+        tables: Mapping[str, Spec] | None = None,
     ) -> None:
         super().__init__(spec)
         self.refusal = b""
+        self._tables = tables or {}
         self._tokens = tuple(tokens)
         self._incarnation = incarnation or secrets.token_hex(16)
         self._roles = roles
@@ -302,9 +305,27 @@ class ServerHandshake(_Handshake):
                 " ECHO_TOKEN_FILE",
             )
             raise SecurityError(f"{self._who()} was refused: its token is not this learner's")
+        self._choose_table(body)
         self._due = Message.SPEC
         mine = _mac(proven, LEARNER_LABEL, self._transcript.digest()) if proven else ""
-        return _pack(Message.WELCOME, {"mac": mine, "spec": self._spec_json})
+        welcome = {"mac": mine, "spec": self._spec_json}
+        if self.peer["table"]:
+            welcome["table"] = self.peer["table"]
+        return _pack(Message.WELCOME, welcome)
+
+    def _choose_table(self, body: dict[str, Any]) -> None:
+        """From here on the spec is that of the table the worker names, if it names one."""
+        name = body.get("table", "")
+        self.peer["table"] = name
+        if not name:
+            return
+        spec = self._tables.get(name) if isinstance(name, str) else None
+        if spec is None:
+            have = ", ".join(map(repr, self._tables)) or "none, it streams"
+            text = f"this learner has no table {_printable(name)!r} (it has {have})"
+            self.refuse("table", text)
+            raise ProtocolError(f"{self._who()} was refused: {text}")
+        self._spec, self._spec_json = spec, _spec_json(spec)
 
     def _compare(self, body: dict[str, Any]) -> bytes:
         difference = _difference(self._spec, self._field(body, "spec", dict), "worker")
@@ -340,8 +361,10 @@ class ClientHandshake(_Handshake):
         name: str = "",
         *,
         allow_unauthenticated: bool = False,
+        table: str = "",
     ) -> None:
         super().__init__(spec)
+        self._table = table
         self._token = token or None
         self._allow_unauthenticated = allow_unauthenticated
         self._difference: str | None = None
@@ -407,7 +430,7 @@ class ClientHandshake(_Handshake):
         mac = ""
         if auth == "token" and self._token:
             mac = _mac(self._token, WORKER_LABEL, self._transcript.digest())
-        return _pack(Message.PROOF, {"mac": mac})
+        return _pack(Message.PROOF, {"mac": mac, **({"table": self._table} if self._table else {})})
 
     def _welcome(self, body: dict[str, Any], before: bytes) -> bytes:
         mac = self._field(body, "mac", str)
@@ -418,6 +441,12 @@ class ClientHandshake(_Handshake):
                     "the learner could not prove that it holds this worker's token; check the"
                     " address, and ECHO_TOKEN or ECHO_TOKEN_FILE at both ends"
                 )
+        if self._table and body.get("table") != self._table:
+            raise HandshakeRefused(
+                f"the learner does not know tables, {self._table!r} among them; install the same"
+                " echo-core at both ends",
+                "table",
+            )
         self._difference = _difference(self._spec, self._field(body, "spec", dict), "learner")
         # Sent even when they differ: so the learner can report the same leaf on its side.
         self._due = Message.READY

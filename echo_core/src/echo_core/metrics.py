@@ -22,7 +22,8 @@ def server_stats(server: Server) -> dict[str, float | int | str]:
 
     `store/*` the counters of `SampleInfo`; `latency/<histogram>_{count,p50,p90,p99,max}_ns`; `weights/version` (0: none published),
     `weights/age_s`; `transport/<scheme>/*` what each listener counts; `worker/<name>/*` samples, bytes, weights_version, state,
-    state_s of each connected worker.
+    state_s of each connected worker; `table/<name>/*` of each replay table its counters, samples_per_insert, and whom its rate limiter
+    blocks now (`blocked`).
     """
     c = server._counters()
     out: dict[str, float | int | str] = {
@@ -40,6 +41,10 @@ def server_stats(server: Server) -> dict[str, float | int | str]:
         "store/queue_depth_max": c["queue_depth_max"],
         "store/active_connections": c["connections"],
     }
+    if server.tables:
+        out["store/capacity"] = sum(table.capacity for table in server.tables.values())
+    for table_name, table in server.tables.items():
+        out.update({f"table/{table_name}/{key}": value for key, value in table.stats().items()})
     for name, h in server._histograms().items():
         out[f"latency/{name}_count"] = h.count
         for figure in ("p50", "p90", "p99", "max"):

@@ -36,6 +36,7 @@ class ConnectOptions:
     client_id: str = ""  # 32 hex digits that outlive reconnects; "" draws a random one
     name: str = ""  # shown to people; "" is host:pid
     role: str = "worker"
+    table: str = ""  # the learner's replay table that the samples are for; "" is its first, or its stream
     window_bytes: int = 64 << 20  # samples are kept until acknowledged: at most so many bytes ...
     max_inflight_msgs: int = 65536  # ... and so many samples; at either bound `send` waits
     reconnect: bool = True  # False: a lost connection is final

@@ -150,17 +150,41 @@ cdef class Sample:
     Attributes:
         batch: the pytree of the example with leaves of shape `(batch_size, *leaf.shape)`: writable, zero-copy, valid for as long
             as anything refers to it.
-        info: `SampleInfo`.
+        info: `SampleInfo`; of a replay table `ReplayInfo`.
+        keys: of a replay table: uint64 of shape (n,), each item's own for good; what `update_priorities` takes. None of a stream.
+        probabilities: float64 of shape (n,): with which each item was drawn. None of a stream.
+        weights: float32 of shape (n,): (1 / (N p))^beta, the largest of the batch 1 (Schaul et al. 2016). None of a stream.
     """
 
     __match_args__ = ("batch", "info")
 
     def with_batch(self, batch) -> Sample:
-        """The same figures with another batch, such as a copy of this one's."""
+        """The same figures with another batch, such as a copy of this one's; it holds nothing of this one."""
         cdef Sample sample = Sample.__new__(Sample)
         sample.batch = batch
         sample.info = self.info
+        if self.lease is not None:
+            sample.info, sample.lease = self.info.copied(), self.lease.copied()
         return sample
+
+    @property
+    def keys(self):
+        return self.drawn("keys")
+
+    @property
+    def probabilities(self):
+        return self.drawn("probabilities")
+
+    @property
+    def weights(self):
+        return self.drawn("weights")
+
+    cdef object drawn(self, str name):
+        if self.lease is None:
+            return None
+        if self.arrays is None:
+            self.arrays = self.lease.drawn_arrays()
+        return self.arrays[name]
 
     def __iter__(self):
         yield self.batch
@@ -184,4 +208,13 @@ cdef Sample new_sample(Ring* ring, object batch):
     info.counters = ring.counters()
     sample.batch = batch
     sample.info = info
+    return sample
+
+
+cdef Sample drawn_sample(object batch, object info, object lease):
+    """A batch of a replay table; `lease.drawn_arrays()` tells what was drawn."""
+    cdef Sample sample = Sample.__new__(Sample)
+    sample.batch = batch
+    sample.info = info
+    sample.lease = lease
     return sample

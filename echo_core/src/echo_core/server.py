@@ -8,29 +8,30 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import optree
 
-from . import metrics, plugins, security
+from . import checkpoint, metrics, mixture, plugins, security
 from .address import Address
 from .errors import ClosedError, ConfigError, EchoError
+from .operations import OPERATIONS, Operation
+from .rate_limiters import RateLimiter
+from .replay_table import ReplayTable
 from .sample import Sample
 from .sampler import Sampler
 from .sink import Sink
 from .spec import Spec
 from .store import Store
+from .table import Table, make_sampler
 from .transport import Listener, Peer, Transport
 from .weights import PackedWeights, pack
 
 __all__ = ["Published", "Server"]
 
 _log = logging.getLogger("echo")
-
-
-Operation = Callable[["Server", Peer, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
 
 
 class Published(NamedTuple):
@@ -44,14 +45,19 @@ class Server(Store):
     """Assembles samples of many workers into batches for a learner.
 
     Args:
-        example: a pytree of numpy arrays: one sample. It fixes structure, shapes and dtypes for good.
+        example: a pytree of numpy arrays: one sample. It fixes structure, shapes and dtypes for good. None with `tables`.
         batch_size: samples per batch.
         transport: how workers reach this server: a `Transport`, an address such as `"tcp://127.0.0.1:0"` (port 0: any free one),
             a mapping `{"type": "tcp", "port": 0}`, several of these in a list, or None for use within one process.
-        sampler: name of an installed sampler, a mapping `{"type": "fifo"}`, or a `Sampler`.
+        sampler: name of an installed sampler, a mapping `{"type": "fifo"}`, or a `Sampler`. One that replays makes this a server of one
+            replay table, called "default".
         num_buffers: batch buffers (at least 2): one is being filled while others wait or are held by the learner.
         lease_timeout: seconds that `sample()` waits when batches still alive hold every buffer, before it raises LeaseError.
         token: secret shared with the workers; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file.
+        capacity: items of that table; may also stand in the sampler's mapping.
+        remover, rate_limiter, max_times_sampled, seed: of that table, see `Table`.
+        tables: several replay tables, each with an example of its own: `Server(tables=[Table(...), ...], batch_size=32)`. `sample()`,
+            `submit()` and their like mean the first of them unless told its name; workers name one in `send`.
         host: where plugins are looked up; None sees every installed one that ECHO_DISABLE_PLUGINS does not name.
 
     Raises:
@@ -64,19 +70,22 @@ class Server(Store):
 
     # What clients may ask for by `request()`. They are given the server: closures over it would be a reference cycle, and a dropped
     # server would live on, listening, until the garbage collector came by.
-    _operations: ClassVar[Mapping[str, Operation]] = {
-        "stats": lambda server, peer, body, blob: (server.stats(), b""),
-        "ping": lambda server, peer, body, blob: ({"time": time.time()}, blob),
-    }
+    _operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
 
     def __init__(
         self,
-        example: Any,
-        batch_size: int,
+        example: Any = None,
+        batch_size: int = 0,
         transport: Transport | str | Mapping[str, Any] | Iterable[Any] | None = None,
         sampler: Sampler | str | Mapping[str, Any] = "fifo",
         num_buffers: int = 3,
         *,
+        capacity: int | None = None,
+        remover: Any = "fifo",
+        rate_limiter: RateLimiter | None = None,
+        max_times_sampled: int | None = None,
+        seed: int | None = None,
+        tables: Iterable[Table] | None = None,
         lease_timeout: float = 10.0,
         token: str | bytes | None = None,
         host: plugins.PluginHost | None = None,
@@ -86,13 +95,24 @@ class Server(Store):
         if num_drainers is not None or producer_queue_size is not None:
             warnings.warn("num_drainers and producer_queue_size do nothing: Echo has no drainer threads and no queues", stacklevel=2)
         host = host or plugins.default
-        self.sampler = _sampler(sampler, host)
+        if tables is None:
+            of_table = {"remover": remover, "rate_limiter": rate_limiter, "max_times_sampled": max_times_sampled, "seed": seed}
+            tables = _short_form(example, sampler, capacity, of_table, host)
+        elif example is not None or sampler != "fifo" or capacity is not None:
+            raise ConfigError("with tables=[...], example, sampler and capacity belong into each Table(...)")
         self._transports = list(_transports(transport, host))
         self._token = token
-        self._open(Spec.from_example(example), batch_size, num_buffers, lease_timeout)
+        if tables:
+            made = _make_tables(tables, batch_size, host)
+            self._open_tables(made, batch_size)
+            self.sampler = next(iter(made.values())).sampler
+        else:
+            self.sampler = _sampler(sampler, host)
+            self._open(Spec.from_example(example), batch_size, num_buffers, lease_timeout)
         self._listeners: list[Listener] = []
         self._peers: dict[int, Peer] = {}
         self._life = threading.Lock()  # held while transports open: their callbacks must not need it
+        self._checkpointing = threading.Lock()
         self._publishing = threading.Lock()  # versions reach the listeners in order
         self._lock = threading.Lock()  # of _peers; held for moments only
         self._weights: PackedWeights | None = None
@@ -175,18 +195,67 @@ class Server(Store):
 
     # ---- batches ----------------------------------------------------------------------------------------------------------
 
-    def dataset_iter(self, *, copy: bool = False, timeout: float | None = None) -> Generator[Sample, None, None]:
+    def dataset_iter(
+        self, *, copy: bool = False, timeout: float | None = None, table: str | None = None, beta: float | None = None
+    ) -> Generator[Sample, None, None]:
         """Yield `Sample`s as batches become ready, until the server is closed.
 
         Args:
             copy: yield copies, so that batches may be hoarded without holding the store's buffers.
             timeout: seconds for each batch; None waits for ever. Raises as `sample()`.
+            table, beta: as in `sample()`.
         """
-        while (sample := self.sample(timeout)) is not None:
+        while (sample := self.sample(timeout, table=table, beta=beta)) is not None:
             if copy:
                 sample = sample.with_batch(optree.tree_map(np.copy, sample.batch))
             yield sample
             del sample  # give the buffer back before waiting for the next batch
+
+    def sample_mixture(
+        self, shares: Mapping[str, float], timeout: float | None = None, *, n: int | None = None, beta: float | None = None
+    ) -> mixture.MixedSample | None:
+        """One batch out of several replay tables of the same spec, such as `{"demonstrations": 0.5, "online": 0.5}`.
+
+        Args:
+            shares: how much of the batch each table gives, in proportion.
+            timeout, n, beta: as in `sample()`.
+
+        Returns:
+            `MixedSample(batch, parts, weights)`; None once the server is closed.
+
+        Raises:
+            ConfigError: specs differ, naming the leaf, or a share makes no sense. UnknownTableError: no such table. EchoTimeoutError.
+        """
+        tables = {name: self.table(name) for name in shares}
+        return mixture.draw(tables, mixture.shares_of(shares, self.batch_size if n is None else n), timeout, beta)
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------------
+
+    def checkpoint(self, path: str | os.PathLike[str]) -> str:
+        """Write the replay tables to the directory `path` while workers write and learners sample; the directory of this checkpoint.
+
+        Contents, priorities, limiter counts and the samplers' random states are those of one moment of each table. The checkpoint before
+        stays until this one is whole.
+
+        Raises:
+            OSError: the disk is full, or not writable. ValueError: this server streams.
+        """
+        self.table()
+        with self._checkpointing:
+            return str(checkpoint.save(self.tables, path))
+
+    def restore(self, path: str | os.PathLike[str]) -> Server:
+        """Fill the tables of this new server from the newest checkpoint in `path`, before `start()`; returns the server itself.
+
+        Keys of before stay valid, and those given out after the checkpoint name nothing.
+
+        Raises:
+            CheckpointError: none there, a damaged file, naming it, or other tables, specs, samplers or limiters than those written.
+        """
+        self.table()
+        with self._checkpointing:
+            checkpoint.load(self.tables, path)
+        return self
 
     # ---- weights ----------------------------------------------------------------------------------------------------------
 
@@ -273,21 +342,48 @@ class Server(Store):
 
 
 def _sampler(choice: Sampler | str | Mapping[str, Any], host: plugins.PluginHost) -> Sampler:
-    if isinstance(choice, Sampler):
-        sampler = choice
-    else:
-        options = {"type": choice} if isinstance(choice, str) else dict(choice)
-        try:
-            name = options.pop("type")
-        except KeyError:
-            raise ConfigError("the sampler's table needs a key 'type', such as {type = 'fifo'}") from None
-        sampler = host.sampler_class(name)(**options)
+    sampler = make_sampler(choice, host)
     if sampler.storage != "stream":
-        raise ConfigError(
-            f"sampler {type(sampler).__name__} draws from a replay table, which this version of echo-core does not have; "
-            f"use a streaming sampler such as 'fifo'"
-        )
+        raise ConfigError(f"sampler {type(sampler).__name__} draws from a replay table: give Server a capacity")
     return sampler
+
+
+def _short_form(
+    example: Any, sampler: Any, capacity: int | None, of_table: dict[str, Any], host: plugins.PluginHost
+) -> list[Table]:
+    """The one replay table that `Server(example, ...)` asks for; none for a stream."""
+    if isinstance(sampler, Sampler):
+        if sampler.storage == "stream" and capacity is None:
+            return []
+        capacity = sampler.capacity if capacity is None else capacity
+    elif isinstance(sampler, Mapping):
+        own = sampler.get("capacity")
+        if None not in (own, capacity) and own != capacity:
+            raise ConfigError(f"capacity is given twice: {own} with the sampler and {capacity} beside it; leave one out")
+        capacity = own if capacity is None else capacity
+    name = sampler if isinstance(sampler, str) else sampler.get("type") if isinstance(sampler, Mapping) else None
+    if capacity is None:
+        if name is not None and getattr(host.sampler_class(name), "storage", None) == "replay":
+            raise ConfigError(
+                f"sampler {name!r} draws from a replay table, which needs a capacity: Server(..., sampler={name!r}, capacity=100_000)"
+            )
+        if len(given := [key for key, value in of_table.items() if value not in (None, "fifo")]):
+            raise ConfigError(f"{' and '.join(given)} belong to a replay table, which needs a capacity and a replay sampler")
+        return []
+    return [Table("default", example, capacity=capacity, sampler=sampler, **of_table)]
+
+
+def _make_tables(tables: Iterable[Table], batch_size: int, host: plugins.PluginHost) -> dict[str, ReplayTable]:
+    if isinstance(batch_size, bool) or not hasattr(type(batch_size), "__index__") or not 1 <= batch_size < 1 << 24:
+        raise ValueError(f"batch_size must be a whole number from 1 to {(1 << 24) - 1}, not {batch_size!r}")
+    made: dict[str, ReplayTable] = {}
+    for table in tables:
+        if not isinstance(table, Table):
+            raise ConfigError(f"tables must be Table objects, not {table!r}")
+        if table.name in made:
+            raise ConfigError(f"two tables are called {table.name!r}; give each its own name")
+        made[table.name] = table.make(batch_size, host)
+    return made
 
 
 def _transports(choice: Any, host: plugins.PluginHost) -> Iterable[Transport]:

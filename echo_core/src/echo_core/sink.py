@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import secrets
 import weakref
@@ -32,6 +33,8 @@ class Sink:
         spec: the `Spec` that every sample must match.
         incarnation: 32 hex digits, new for every server: workers tell a restart from a dropped connection by it.
         native: PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the store's memory alive.
+        tables: the `Spec` of each replay table that clients may name in their handshake; empty for a stream. `spec`, `native` and
+            `claim` are those of the first.
     """
 
     def __init__(self, server: Server) -> None:
@@ -39,6 +42,8 @@ class Sink:
         self.spec: Spec = server.spec
         self.incarnation: str = secrets.token_hex(16)
         self.native: object = server._native()
+        self.tables: dict[str, Spec] = {name: table.spec for name, table in server.tables.items()}
+        self._name: str | None = None
 
     def _alive(self) -> Server:
         server = self._server()
@@ -63,7 +68,17 @@ class Sink:
         Raises:
             EchoTimeoutError: the store stayed full. ClosedError: it is closed.
         """
-        return claim(self._alive(), timeout)
+        server = self._alive()
+        return claim(server if self._name is None else server.table(self._name), timeout)
+
+    def table(self, name: str) -> Sink:
+        """The same server as a client sees it that named a table in its handshake; "" is the sink itself."""
+        if not name:
+            return self
+        sink = copy.copy(self)
+        sink._name, sink.spec = name, self.tables[name]
+        sink.native = self._alive().table(name).native()
+        return sink
 
     def connected(self, peer: Peer) -> None:
         """A client passed the handshake. The server keeps `peer` and shows it; the transport updates it in place."""

@@ -3,7 +3,9 @@
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint32_t
 
-from echo_core.ring cimport Ring, echo_run
+from echo_core.door cimport Door
+from echo_core.replay_table cimport ReplayTable
+from echo_core.ring cimport echo_run
 from echo_core.store cimport Store
 
 cdef enum:
@@ -23,16 +25,16 @@ cdef class Slot:
     Leaving the block uncommitted aborts: the slot is filled by the next writer. Not thread-safe: one slot, one thread.
     """
 
-    cdef Ring* ring
+    cdef Door* door
     cdef echo_run run
     cdef int state
     cdef Py_ssize_t views   # memoryviews of this slot still alive: they must not reach memory that is another's
 
     def __dealloc__(self):
-        if self.ring != NULL:
+        if self.door != NULL:
             if self.state == OPEN:  # every view is dead: each holds a reference to this slot
-                self.ring.abort(self.run)
-            self.ring.release()
+                self.door.abort(self.run)
+            self.door.release()
 
     def buffer(self, leaf: int) -> memoryview:
         """A writable view of the bytes of leaf number `leaf` (in `spec.leaves` order); uninitialised memory.
@@ -43,12 +45,12 @@ cdef class Slot:
         """
         if self.state != OPEN:
             raise ValueError("this slot was committed or aborted already; claim another")
-        if not 0 <= leaf < self.ring.leaf_count():
-            raise IndexError(f"leaf {leaf}: the spec has {self.ring.leaf_count()} leaves")
+        if not 0 <= leaf < self.door.leaf_count():
+            raise IndexError(f"leaf {leaf}: the spec has {self.door.leaf_count()} leaves")
         cdef LeafBytes bytes_ = LeafBytes.__new__(LeafBytes)
         bytes_.slot = self
-        bytes_.data = self.ring.leaf(self.run, leaf)
-        bytes_.size = self.ring.leaf_bytes(leaf)
+        bytes_.data = self.door.leaf(self.run, leaf)
+        bytes_.size = self.door.leaf_bytes(leaf)
         return memoryview(bytes_)
 
     def commit(self) -> None:
@@ -59,12 +61,12 @@ cdef class Slot:
             ValueError: committed or aborted already.
         """
         self._finish(COMMITTED)
-        self.ring.commit(self.run)
+        self.door.commit(self.run)
 
     def abort(self) -> None:
         """Give the slot back for the next writer. Raises like `commit`."""
         self._finish(ABORTED)
-        self.ring.abort(self.run)
+        self.door.abort(self.run)
 
     cdef int _finish(self, int state) except -1:
         if self.state != OPEN:
@@ -98,17 +100,26 @@ cdef class LeafBytes:
         self.slot.views -= 1
 
 
-def claim(Store store not None, timeout=30.0) -> Slot:
-    """Claim one slot of `store`, waiting up to `timeout` seconds (None: for ever).
+def claim(store not None, timeout=30.0) -> Slot:
+    """Claim one slot of a `Store` or a `ReplayTable`, waiting up to `timeout` seconds (None: for ever).
 
     Raises:
         EchoTimeoutError: the store stayed full. ClosedError: it is closed.
     """
     cdef Slot slot = Slot.__new__(Slot)
     cdef echo_run run
-    store.wait_claim(1, &run, timeout, "claim()")
-    store.ring.retain()
-    slot.ring = store.ring
+    cdef ReplayTable table
+    if isinstance(store, Store):
+        table = (<Store>store).replay
+    else:
+        table = <ReplayTable?>store
+    if table is None:
+        (<Store>store).wait_claim(1, &run, timeout, "claim()")
+        slot.door = (<Store>store).door
+    else:
+        table.wait_claim(1, &run, timeout, "claim()")
+        slot.door = table.door
+    slot.door.retain()
     slot.run = run
     slot.state = OPEN
     return slot

@@ -1,6 +1,8 @@
 from libc.stdint cimport int64_t, uint32_t
 
+from echo_core.door cimport Door
 from echo_core.pytree cimport Flattener
+from echo_core.replay_table cimport ReplayTable
 from echo_core.ring cimport Ring, echo_run
 
 cdef class Store:
@@ -10,10 +12,14 @@ cdef class Store:
     cdef size_t sample_bytes
     cdef int64_t lease_timeout_ns
     cdef int generation
+    cdef Door* door                 # of the ring
+    cdef ReplayTable replay         # the first of the tables; None in a stream
+    cdef readonly dict tables
     cdef readonly object spec
     cdef object __weakref__
     cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout) except -1
     cdef int refuse(self) except -1
+    cdef ReplayTable table_of(self, object name)
     cdef Ring* opened(self) except NULL
     cdef inline void copy(self, const void** data, Py_ssize_t first, const echo_run* run) noexcept nogil
     cdef int insert(self, const void** data, Py_ssize_t count, object borrowed, list keep, object timeout, str caller) except -1

@@ -6,7 +6,6 @@ as much as the insert itself.
 """
 import logging
 import os
-from threading import get_ident, main_thread
 
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
@@ -14,18 +13,20 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
+from echo_core.door cimport Door, open_door
 from echo_core.pytree cimport Flattener
+from echo_core.replay_table cimport ReplayTable
 from echo_core.ring cimport ECHO_CLOSED, ECHO_OK, Counters, Ring, echo_run, now_ns
 from echo_core.sample cimport Lease, Sample, new_lease, new_sample, snapshot
+from echo_core.waits cimport SLICE_NS, deadline_of, first_sleep, next_sleep, slice_of
 
-from echo_core.errors import ClosedError, EchoTimeoutError, ForkError, LeaseError
+from echo_core.errors import ClosedError, EchoTimeoutError, ForkError, LeaseError, UnknownTableError
+from echo_core.waits import available_memory
 
 _log = logging.getLogger("echo")
 
 cdef enum:
     INLINE_LEAVES = 64          # samples with more leaves take their pointers from the heap
-    MAIN_SLICE_NS = 80000000    # first sleep of the main thread: a signal ends it at once, unless it came just before the sleep began
-    SLICE_NS = 1000000000       # longest sleep of any thread: every wake-up costs an idle process
     GIL_BYTES = 32768           # copies larger than this are done without the GIL: it costs 46 ns to give away and take back
 
 cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
@@ -42,41 +43,8 @@ def _forked():
 os.register_at_fork(after_in_child=_forked)
 
 
-cdef int64_t deadline_of(object timeout) except -2:
-    """The now_ns() at which a wait ends; -1 for never (None and infinity)."""
-    if timeout is None:
-        return -1
-    cdef double seconds = timeout
-    if seconds != seconds or seconds < 0:
-        raise ValueError(f"timeout must be a number of seconds >= 0 or None, not {timeout!r}")
-    if seconds > 1e9:
-        return -1
-    return now_ns() + <int64_t>(seconds * 1e9)
-
-
-cdef int64_t first_sleep():
-    """Of a wait's slices; each is twice as long as the one before, up to SLICE_NS."""
-    return MAIN_SLICE_NS if get_ident() == main_thread().ident else SLICE_NS
-
-
-cdef inline int64_t slice_of(int64_t deadline, int64_t longest) noexcept nogil:
-    cdef int64_t left
-    if deadline < 0:
-        return longest
-    left = deadline - now_ns()
-    return 0 if left < 0 else left if left < longest else longest
-
-
 cdef void release_capsule(object capsule) noexcept:
-    (<Ring*>PyCapsule_GetPointer(capsule, "echo_core.store")).release()
-
-
-def _available_memory() -> int:
-    with open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    (<Door*>PyCapsule_GetPointer(capsule, "echo_core.store")).release()
 
 
 cdef class Store:
@@ -86,6 +54,8 @@ cdef class Store:
         if self.ring != NULL:
             self.ring.close()
             self.ring.release()
+        if self.door != NULL:
+            self.door.release()
 
     cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout) except -1:
         cdef vector[uint64_t] sizes
@@ -101,13 +71,15 @@ cdef class Store:
         for leaf in spec.leaves:
             sizes.push_back(leaf.nbytes)
         total = Ring.storage_bytes(sizes, batch_size, num_buffers)
-        free = _available_memory()
+        free = available_memory()
         if total > free:
             raise MemoryError(
                 f"{num_buffers} buffers of {batch_size} samples of {spec.sample_bytes:,} bytes need {total:,} bytes; "
                 f"{free:,} are available: lower batch_size or num_buffers"
             )
         self.ring = new Ring(sizes, batch_size, num_buffers)
+        self.door = open_door(self.ring)
+        self.tables = {}
         self.spec = spec
         self.flattener = spec.flattener
         self.leaves = len(spec.leaves)
@@ -116,12 +88,43 @@ cdef class Store:
         self.lease_timeout_ns = <int64_t>(lease_timeout * 1e9) if lease_timeout < 1e9 else INT64_MAX
         return 0
 
+    def _open_tables(self, tables, batch_size):
+        """Be a server of replay tables: a dict of `ReplayTable` by name, the first of which is meant where none is named."""
+        if self.ring != NULL or self.replay is not None:
+            raise RuntimeError("this store is open already")
+        self.tables = tables
+        self.replay = next(iter(tables.values()))
+        self.spec = self.replay.spec
+        self.generation = generation
+
+    cdef ReplayTable table_of(self, object name):
+        """The table called `name`; None means the first."""
+        if self.replay is None:
+            if self.ring == NULL:
+                self.refuse()
+            raise ValueError("this server streams: it has no replay tables, no keys and no priorities; give it a replay sampler and a capacity")
+        if name is None:
+            return self.replay
+        table = self.tables.get(name)
+        if table is None:
+            raise UnknownTableError(f"no table {name!r}; this server has {', '.join(map(repr, self.tables))}")
+        return table
+
+    def table(self, name=None):
+        """The `ReplayTable` called `name`; None means the first.
+
+        Raises:
+            UnknownTableError: there is none of this name. ValueError: this server streams.
+        """
+        self._check_process()
+        return self.table_of(name)
+
     def _open(self, spec, batch_size, num_buffers, lease_timeout):
         self.open(spec, batch_size, num_buffers, lease_timeout)
 
     cdef int refuse(self) except -1:
         """Say why this object cannot be used."""
-        if self.ring == NULL:
+        if self.ring == NULL and self.replay is None:
             raise RuntimeError("Server.__init__ was not called")
         raise ForkError(
             "this server was made before a fork and belongs to the parent process: what the child inserts or takes would never be seen "
@@ -134,7 +137,7 @@ cdef class Store:
         return self.ring
 
     def _check_process(self) -> None:
-        if self.ring == NULL or self.generation != generation:
+        if (self.ring == NULL and self.replay is None) or self.generation != generation:
             self.refuse()
 
     def _same_process(self) -> bool:
@@ -142,12 +145,17 @@ cdef class Store:
 
     # ---- writing ----------------------------------------------------------------------------------------------------------
 
-    def submit(self, sample, timeout=30.0):
+    def submit(self, sample, timeout=30.0, table=None, priority=None):
         """Insert one sample, from any thread of this process.
 
         Args:
             sample: a pytree that matches the spec.
             timeout: seconds to wait for space when every buffer is full; None waits for ever.
+            table: name of a replay table; None is the first.
+            priority: of the new item of a replay table; None lets the sampler choose.
+
+        Returns:
+            the item's key in a replay table (see `ReplayTable.submit`); None in a stream.
 
         Raises:
             SpecError: the sample does not match, naming the leaf; nothing was inserted.
@@ -158,8 +166,9 @@ cdef class Store:
         cdef vector[const void*] heap_data
         cdef const void** data = inline_data
         cdef list keep = []
-        if self.ring == NULL or self.generation != generation:
-            self.refuse()
+        if self.ring == NULL or self.generation != generation or table is not None or priority is not None:
+            self._check_process()
+            return self.table_of(table).put(sample, timeout, priority)
         if self.leaves > INLINE_LEAVES:
             heap_data.resize(self.leaves)
             data = heap_data.data()
@@ -170,15 +179,16 @@ cdef class Store:
             self.flattener.pointers(sample, data, keep)
             self.insert(data, 1, sample, keep, timeout, "submit()")
 
-    def submit_batch(self, samples, timeout=30.0):
+    def submit_batch(self, samples, timeout=30.0, table=None, priorities=None):
         """Insert N samples at once, as vectorised environments produce them.
 
         Args:
             samples: a pytree like the example whose leaves have one more leading axis: shape `(N, *leaf.shape)`, the same N for all.
             timeout: seconds to wait for space; None waits for ever.
+            table, priorities: as in `submit`, priorities of shape (N,).
 
         Returns:
-            N. On EchoTimeoutError or ClosedError the error's `inserted` attribute says how many of them were inserted, from the front.
+            N; of a replay table the items' keys, uint64 of shape (N,). On EchoTimeoutError or ClosedError the error's `inserted` attribute says how many of them were inserted, from the front.
 
         Raises:
             SpecError, EchoTimeoutError, ClosedError: as `submit`.
@@ -188,8 +198,9 @@ cdef class Store:
         cdef const void** data = inline_data
         cdef list keep = []
         cdef Py_ssize_t count
-        if self.ring == NULL or self.generation != generation:
-            self.refuse()
+        if self.ring == NULL or self.generation != generation or table is not None or priorities is not None:
+            self._check_process()
+            return self.table_of(table).submit_batch(samples, timeout, priorities)
         if self.leaves > INLINE_LEAVES:
             heap_data.resize(self.leaves)
             data = heap_data.data()
@@ -262,7 +273,7 @@ cdef class Store:
             if status == ECHO_CLOSED:
                 raise ClosedError(f"{caller}: the server is closed and takes no more samples")
             PyErr_CheckSignals()
-            longest = min(2 * longest, <int64_t>SLICE_NS)
+            longest = next_sleep(longest)
             if deadline >= 0 and now_ns() >= deadline:
                 raise EchoTimeoutError(f"{caller} waited {timeout:g} s for space: {self._who_blocks_writers()}")
             if not told and now_ns() - began > PATIENCE_NS:
@@ -271,11 +282,12 @@ cdef class Store:
 
     # ---- reading ----------------------------------------------------------------------------------------------------------
 
-    def sample(self, timeout=None):
+    def sample(self, timeout=None, *, table=None, n=None, beta=None):
         """The next batch: waits until `batch_size` samples are there.
 
         Args:
             timeout: seconds; None waits until there is one or the server is closed.
+            table, n, beta: of replay tables, see `ReplayTable.sample`; table None is the first.
 
         Returns:
             `Sample(batch, info)`: the batch's arrays have shape `(batch_size, *leaf.shape)`, are writable and zero-copy, and stay
@@ -292,8 +304,9 @@ cdef class Store:
         cdef uint32_t i
         cdef Lease lease
         cdef int buffer
-        if self.ring == NULL or self.generation != generation:
-            self.refuse()
+        if self.ring == NULL or self.generation != generation or table is not None:
+            self._check_process()
+            return self.table_of(table).draw(n, timeout, beta)
         buffer = self.ring.take()
         if buffer < 0:
             buffer = self.wait_batch(timeout)
@@ -306,6 +319,11 @@ cdef class Store:
         for i in range(self.leaves):
             data[i] = self.ring.batch_leaf(buffer, i)
         return new_sample(self.ring, self.flattener.arrays(data, self.ring.batch_size(), lease))
+
+    def update_priorities(self, keys, priorities, table=None) -> int:
+        """Give items of a replay table new priorities; how many of them were gone. See `ReplayTable.update_priorities`."""
+        self._check_process()
+        return self.table_of(table).update_priorities(keys, priorities)
 
     cdef int wait_batch(self, object timeout) except -2:
         """A batch's buffer, or -1 once closed."""
@@ -355,6 +373,8 @@ cdef class Store:
                 f"({c.leased} leased); the learner is slower than the writers")
 
     def _who_blocks_learner(self) -> str:
+        if self.replay is not None:
+            return self.replay.who_blocks_learner()
         cdef Counters c = self.ring.counters()
         if c.stored >= self.ring.batch_size():
             return f"{c.stored} samples are there, and the earliest batch misses one that a writer has claimed and not committed yet"
@@ -366,24 +386,39 @@ cdef class Store:
     @property
     def closed(self) -> bool:
         """Whether the store takes no more samples."""
+        if self.replay is not None:
+            return self.replay.closed
         return self.ring == NULL or self.ring.closed()
 
     @property
     def batch_size(self) -> int:
+        if self.replay is not None:
+            return self.replay.batch_size
         return self.opened().batch_size()
 
     @property
     def num_buffers(self) -> int:
+        if self.replay is not None:
+            return 0
         return self.opened().buffers()
 
     def _close_store(self):
+        if self.replay is not None:
+            for table in self.tables.values():
+                table.close()
         if self.ring != NULL:
             self.ring.close()
 
     def _count_workers(self, workers: int) -> None:
+        if self.replay is not None:
+            for table in self.tables.values():
+                table.count_workers(workers)
+            return
         (&self.opened().connections).store(<int64_t>workers)
 
     def _counters(self) -> dict:
+        if self.replay is not None:
+            return _sum_of_tables(self.tables.values())
         cdef Counters c = self.opened().counters()
         return {
             "inserted": c.inserted, "stored": c.stored, "batches_taken": c.batches_taken, "push_blocked": c.push_blocked,
@@ -392,6 +427,8 @@ cdef class Store:
         }
 
     def _histograms(self) -> dict:
+        if self.replay is not None:
+            return self.replay.histograms()
         cdef Ring* ring = self.opened()
         return {
             "queue_dwell": snapshot(ring.queue_dwell.snapshot()),
@@ -401,6 +438,10 @@ cdef class Store:
 
     def reset_histograms(self) -> None:
         """Start the three latency histograms anew; counters stay as they are."""
+        if self.replay is not None:
+            for table in self.tables.values():
+                table.reset_histograms()
+            return
         cdef Ring* ring = self.opened()
         ring.queue_dwell.reset()
         ring.copy.reset()
@@ -408,9 +449,25 @@ cdef class Store:
 
     def _native(self):
         """PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the store's memory alive."""
-        self.opened().retain()
+        if self.replay is not None:
+            return self.replay.native()
+        cdef Door* door = open_door(self.opened())
         try:
-            return PyCapsule_New(self.ring, "echo_core.store", release_capsule)
+            return PyCapsule_New(door, "echo_core.store", release_capsule)
         except BaseException:
-            self.ring.release()
+            door.release()
             raise
+
+
+def _sum_of_tables(tables):
+    """The counters of a stream, of all replay tables together."""
+    names = {
+        "inserted": "inserts", "stored": "size", "batches_taken": "drawn_batches", "push_blocked": "push_blocked", "aborted": "aborted",
+        "leased": "leased", "queued": "queued",
+    }
+    counters = [table.counters() for table in tables]
+    total = {name: sum(c[key] for c in counters) for name, key in names.items()}
+    total["notified"] = 0
+    total["connections"] = max(c["connections"] for c in counters)
+    total["queue_depth_max"] = max(c["queue_depth_max"] for c in counters)
+    return total

@@ -90,7 +90,7 @@ class ServedClient:
     def _admit(self) -> bool:
         """The handshake; False if the client was turned away."""
         listener, sink = self.listener, self._sink
-        handshake = ServerHandshake(sink.spec, listener.tokens, sink.incarnation)
+        handshake = ServerHandshake(sink.spec, listener.tokens, sink.incarnation, tables=sink.tables)
         try:
             with deadline(self._channel, HANDSHAKE_SECONDS, "a handshake"):
                 reason = listener.cannot_serve()
@@ -106,6 +106,14 @@ class ServedClient:
             listener.turned_away(self.peer.address, error)
             return False
         hello = handshake.peer
+        try:
+            self._sink = sink = sink.table(hello["table"])
+        except EchoError as error:  # the server has just gone
+            self._channel.shutdown()
+            self._channel.close()
+            listener.turned_away(self.peer.address, error)
+            return False
+        self._leaf_bytes = [leaf.nbytes for leaf in sink.spec.leaves]
         self.peer.id, self.peer.name, self.peer.role = hello["client"], hello["name"], hello["role"]
         self.peer.pid, self.peer.host = hello["pid"], hello["host"]
         self.peer.connected_at, self.peer.state_since = time.time(), time.monotonic()

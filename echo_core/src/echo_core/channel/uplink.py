@@ -251,6 +251,7 @@ class Uplink:
             options.role,
             options.name,
             allow_unauthenticated=options.allow_unauthenticated,
+            table=options.table,
         )
         channel = self._dial(self.address, options, seconds)
         with self.gate.lock:

@@ -15,8 +15,9 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from echo_core.errors import EchoError, ProtocolError
@@ -48,13 +49,14 @@ OUT_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 class Control:
     """Serves the listening sockets `listening` until `stop`.
 
+    `natives` are the loops of each table by its name; those of "" serve who names none, or the first.
     `greeting` is what a client of the original protocol is told first; None speaks protocol 2.
     """
 
     def __init__(
         self,
         listening: Iterable[socket.socket],
-        native: NativeLearner,
+        natives: Mapping[str, NativeLearner],
         sink: Sink,
         tokens: Iterable[bytes],
         options: TcpListenOptions,
@@ -62,14 +64,14 @@ class Control:
     ) -> None:
         self.counts = {"connections_total": 0, "refused": 0, "protocol_errors": 0}
         self._listening = list(listening)
-        self._native = native
+        self._natives = natives
         self._sink = sink
         self._tokens = tuple(tokens)
         self._options = options
         self._greeting = greeting
         self._complaints = Seldom()
         self._lock = threading.Lock()
-        self._peers: dict[int, Peer] = {}  # by the native key
+        self._peers: dict[tuple[str, int], Peer] = {}  # by table and the native key
         self._pending: OrderedDict[socket.socket, Pending] = OrderedDict()  # oldest first
         self._accepting = False
         self._accept_again_at = 0.0  # time.monotonic(); while not accepting
@@ -79,7 +81,8 @@ class Control:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
-        self._selector.register(native.fileno(), selectors.EVENT_READ, self._report)
+        for table, native in natives.items():
+            self._selector.register(native.fileno(), selectors.EVENT_READ, partial(self._report, table))
         self._accept_from_now_on()
         self._unlistened = threading.Event()
         self._thread = threading.Thread(target=self._run, name="echo-tcp-control", daemon=True)
@@ -87,8 +90,8 @@ class Control:
 
     # ------------------------------------------------------------------- from other threads
 
-    def peers(self) -> dict[int, Peer]:
-        """The clients connected now, by their native keys."""
+    def peers(self) -> dict[tuple[str, int], Peer]:
+        """The clients connected now, by their tables and native keys."""
         with self._lock:
             return dict(self._peers)
 
@@ -127,7 +130,8 @@ class Control:
                 self._look_at_the_clock()
                 if self._closing:
                     self._unlisten()
-            self._report(0)
+            for table in self._natives:
+                self._report(table, 0)
         finally:
             self._unlisten()
             self._selector.close()
@@ -242,7 +246,8 @@ class Control:
         deadline = time.monotonic() + self._options.handshake_timeout
         handshake = None
         if self._greeting is None:
-            handshake = ServerHandshake(self._sink.spec, self._tokens, self._sink.incarnation)
+            sink = self._sink
+            handshake = ServerHandshake(sink.spec, self._tokens, sink.incarnation, tables=sink.tables)
         pending = Pending(sock, address, handshake, self._greeting or b"", deadline)
         self._pending[sock] = pending
         self._selector.register(sock, pending.events, lambda events: self._go_on(pending, events))
@@ -291,8 +296,10 @@ class Control:
             connected_at=time.time(),
             state_since=time.monotonic(),
         )
+        # The first table's loops serve those who name none, too.
+        table = hello["table"] if hello["table"] in self._natives else ""
         with self._lock:
-            key = self._native.add(
+            key = self._natives[table].add(
                 sock.detach(),
                 bytes.fromhex(hello["client"]),
                 hello["base"],
@@ -300,7 +307,7 @@ class Control:
                 unsent=bytes(pending.unsent),
                 leftover=pending.leftover(),
             )
-            self._peers[key] = peer
+            self._peers[table, key] = peer
         self.counts["connections_total"] += 1
 
     def _forget(self, pending: Pending) -> None:
@@ -318,9 +325,10 @@ class Control:
 
     # --------------------------------------------------------------------------------- events
 
-    def _report(self, _: int) -> None:
-        for kind, key, number, digest, text in self._native.take_events():
-            peer = self._peers.get(key)
+    def _report(self, table: str, _: int) -> None:
+        native = self._natives[table]
+        for kind, key, number, digest, text in native.take_events():
+            peer = self._peers.get((table, key))
             if peer is None:
                 continue
             try:
@@ -328,30 +336,32 @@ class Control:
                     try:
                         self._sink.connected(peer)
                     finally:
-                        self._native.begin(key)
+                        native.begin(key)
                 elif kind == LOST:
-                    self._lost(key, peer, text.decode("utf-8", "replace"), bool(number))
+                    self._lost(table, key, peer, text.decode("utf-8", "replace"), bool(number))
                 elif kind == RECEIPT:
                     peer.weights_version, peer.weights_digest = number, digest
                     self._sink.receipt(peer, number, digest)
                 elif kind == CONTROL:
-                    self._answer(key, peer, number, text)
+                    self._answer(native, key, peer, number, text)
             except Exception:  # of a hook, most likely: the next event is somebody else's
                 _log.exception("tcp: while reporting on worker %s", peer.name)
 
-    def _lost(self, key: int, peer: Peer, reason: str, broken: bool) -> None:
+    def _lost(self, table: str, key: int, peer: Peer, reason: str, broken: bool) -> None:
         with self._lock:
-            del self._peers[key]
-        self._native.forget(key)
+            del self._peers[table, key]
+        self._natives[table].forget(key)
         self._sink.lost(peer, f"it broke the protocol: {reason}" if broken else reason)
 
-    def _answer(self, key: int, peer: Peer, number: int, payload: bytes) -> None:
+    def _answer(
+        self, native: NativeLearner, key: int, peer: Peer, number: int, payload: bytes
+    ) -> None:
         """Requests are answered one after another, in this thread: an operation that takes long
         delays other requests and new connections, but no samples and no weights."""
         try:
             op, body, blob = parse_request(payload)
         except ProtocolError as error:
-            self._native.refuse(key, str(error).encode())
+            native.refuse(key, str(error).encode())
             return
         try:
             answer = pack_reply(*self._sink.control(peer, op, body, blob))
@@ -359,7 +369,7 @@ class Control:
             if not isinstance(error, EchoError):
                 _log.exception("request %r of worker %s failed", op, peer.name)
             answer = pack_error(error)
-        self._native.reply(key, frame(Kind.CONTROL, answer, flags=REPLY, seq=number))
+        native.reply(key, frame(Kind.CONTROL, answer, flags=REPLY, seq=number))
 
     # -------------------------------------------------------------------------------- closing
 

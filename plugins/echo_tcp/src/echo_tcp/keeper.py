@@ -177,5 +177,6 @@ class Keeper:
             options.role,
             options.name or f"{socket.gethostname()}:{os.getpid()}",
             allow_unauthenticated=options.allow_unauthenticated,
+            table=options.table,
         )
         return dial_echo2(self._address, handshake, options.send_buffer, seconds, dialling)

@@ -37,8 +37,14 @@ class TcpListener(Listener):
         sockets, port = listen_on(options.host, options.port, options.receive_buffer)
         try:
             self.address = Address("tcp", options.host, port)
-            self._native = NativeLearner(sink.native, options.num_threads, options.staging_bytes)
-            self._control = Control(sockets, self._native, sink, tokens, options, hello)
+            # One for each table: a full one never delays those who write into another.
+            self._natives = {
+                name: NativeLearner(
+                    sink.table(name).native, options.num_threads, options.staging_bytes
+                )
+                for name in ("", *list(sink.tables)[1:])
+            }
+            self._control = Control(sockets, self._natives, sink, tokens, options, hello)
         except BaseException:
             for sock in sockets:
                 sock.close()
@@ -50,14 +56,16 @@ class TcpListener(Listener):
             self.publish(sink.weights)
 
     def publish(self, weights: PackedWeights) -> None:
-        self._native.publish(weights.version, weights.meta, weights.payload)
+        for native in self._natives.values():
+            native.publish(weights.version, weights.meta, weights.payload)
 
     def peers(self) -> list[Peer]:
         peers = self._control.peers()
         now = time.monotonic()
-        for row in self._native.peers():
-            if (peer := peers.get(row["key"])) is not None:
-                _update(peer, row, now)
+        for table, native in self._natives.items():
+            for row in native.peers():
+                if (peer := peers.get((table, row["key"]))) is not None:
+                    _update(peer, row, now)
         return list(peers.values())
 
     def stats(self) -> dict[str, float | int]:
@@ -65,7 +73,8 @@ class TcpListener(Listener):
         how often one had to, `evicted_total` large frames taken out of their slots because their
         sender stalled, `staged_bytes` held for frames outside the store, `frames`,
         `frames_direct` of them read straight into slots, `acks`, `weights_sent`, `rounds`."""
-        totals = self._native.totals()
+        each = [native.totals() for native in self._natives.values()]
+        totals = {name: sum(one[name] for one in each) for name in each[0]}
         counts = self._control.counts
         return {
             "connections_total": counts["connections_total"],
@@ -98,7 +107,8 @@ class TcpListener(Listener):
             # The thread answers within moments unless a hook is stuck; the loops are given what is
             # left of the time for farewells.
             self._control.stop_accepting(max(1.0, until - time.monotonic()))
-            self._native.stop(max(0.0, until - time.monotonic()))
+            for native in self._natives.values():
+                native.stop(max(0.0, until - time.monotonic()))
             self._control.stop(max(1.0, until - time.monotonic()))
 
 

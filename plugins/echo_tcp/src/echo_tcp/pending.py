@@ -124,6 +124,7 @@ class Pending:
             "name": f"echo1@{self.address}",
             "role": "worker",
             "base": 0,
+            "table": "",
             "pid": 0,
             "host": self.address.rpartition(":")[0],
         }

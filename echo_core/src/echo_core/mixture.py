@@ -1,0 +1,83 @@
+"""One batch out of several replay tables, in given shares: demonstrations beside what the agent has seen (Ball et al. 2023, RLPD)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import optree
+
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from .replay_table import ReplayTable
+    from .sample import Sample
+
+__all__ = ["MixedSample", "draw", "shares_of"]
+
+
+class MixedSample(NamedTuple):
+    """A batch whose rows come from several tables.
+
+    Attributes:
+        batch: leaves of shape `(n, *leaf.shape)`, the tables' rows one after another.
+        parts: for each table its `Sample`, whose batch is a view of the rows it gave; its keys are for
+            `update_priorities(..., table=name)`.
+        weights: float32 of shape (n,): those of the parts, one after another.
+    """
+
+    batch: Any
+    parts: dict[str, Sample]
+    weights: np.ndarray
+
+
+def shares_of(shares: Mapping[str, float], n: int) -> dict[str, int]:
+    """How many of n items come from each table: in proportion, by largest remainder, so that they are n in all.
+
+    Raises:
+        ConfigError: a share is not positive and finite, or there are more tables than items.
+    """
+    bad = [name for name, share in shares.items() if not 0 < share < math.inf]
+    if bad or not shares or len(shares) > n:
+        raise ConfigError(f"a batch of {n} needs a positive share of each of its tables, of {n} tables at most, not {dict(shares)}")
+    total = sum(shares.values())
+    exact = {name: n * share / total for name, share in shares.items()}
+    counts = {name: max(1, int(value)) for name, value in exact.items()}
+    while sum(counts.values()) < n:
+        counts[max(counts, key=lambda name: exact[name] - counts[name])] += 1
+    while sum(counts.values()) > n:
+        counts[max(counts, key=lambda name: counts[name] - exact[name] if counts[name] > 1 else -math.inf)] -= 1
+    return counts
+
+
+def draw(tables: Mapping[str, ReplayTable], counts: Mapping[str, int], timeout: float | None, beta: float | None) -> MixedSample | None:
+    """A batch of `counts[name]` items from each table; None once closed.
+
+    Raises:
+        ConfigError: their specs differ, naming the leaf. EchoTimeoutError: a table let none out in time; what others gave is counted as
+            sampled all the same.
+    """
+    names = list(counts)
+    spec = tables[names[0]].spec
+    for name in names[1:]:
+        if difference := spec.difference(tables[name].spec, f"in {names[0]!r}", f"in {name!r}"):
+            raise ConfigError(f"tables of one batch need the same spec: {difference}")
+    deadline = None if timeout is None else time.monotonic() + timeout
+    parts: dict[str, Sample] = {}
+    for name in names:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        sample = tables[name].sample(counts[name], left, beta)
+        if sample is None:
+            return None
+        parts[name] = sample
+    batch = optree.tree_map(lambda *rows: np.concatenate(rows), *(part.batch for part in parts.values()), namespace=spec.namespace)
+    weights = np.concatenate([part.weights for part in parts.values()])
+    start = 0
+    for name, part in parts.items():
+        rows = slice(start, start + counts[name])
+        parts[name] = part.with_batch(optree.tree_map(lambda leaf, rows=rows: leaf[rows], batch, namespace=spec.namespace))
+        start += counts[name]
+    return MixedSample(batch, parts, weights)

@@ -1,0 +1,130 @@
+"""What clients may ask a server by `request()`: statistics, and the operations of replay tables.
+
+A request and its answer carry JSON and raw bytes, 1 MiB together, over every transport. Arrays travel as their bytes, little-endian and one
+after another: for a table operation first `n` keys (u64), then what belongs to them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import EchoError, EchoTimeoutError, ProtocolError
+from .wire import MAX_CONTROL_BYTES
+
+if TYPE_CHECKING:
+    from .replay_table import ReplayTable
+    from .server import Server
+    from .spec import Spec
+    from .transport import Peer
+
+__all__ = ["MAX_KEYS", "OPERATIONS", "Operation", "join", "max_rows", "split"]
+
+Operation = Callable[["Server", "Peer", dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
+
+ROOM = 4096  # bytes of a message that are left for its JSON
+MAX_KEYS = (MAX_CONTROL_BYTES - ROOM) // 16  # keys with their priorities in one message
+DRAWN = 16  # bytes of an item's key (u64) and probability (f64)
+
+
+def max_rows(spec: Spec) -> int:
+    """The most items that fit into one answer."""
+    return (MAX_CONTROL_BYTES - ROOM) // max(1, spec.sample_bytes + DRAWN)
+
+
+def split(blob: bytes, *parts: tuple[Any, tuple[int, ...]]) -> list[np.ndarray]:
+    """`blob` as arrays of these dtypes and shapes, which must fill it exactly; they are copies, and writable.
+
+    Raises:
+        ProtocolError: it has another length.
+    """
+    sizes = [np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in parts]
+    if sum(sizes) != len(blob):
+        raise ProtocolError(f"a message of {len(blob)} bytes where {sum(sizes)} belong; install the same echo-core at both ends")
+    arrays, at = [], 0
+    for (dtype, shape), size in zip(parts, sizes):
+        data = np.frombuffer(blob, np.uint8, size, at).copy() if size else np.empty(0, np.uint8)
+        arrays.append(data.view(np.dtype(dtype)).reshape(shape) if size else np.empty(shape, dtype))
+        at += size
+    return arrays
+
+
+def join(*arrays: np.ndarray) -> bytes:
+    """The bytes of arrays, one after another."""
+    return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+
+
+def _table(server: Server, body: dict[str, Any]) -> ReplayTable:
+    name = body.get("table")
+    if name is not None and not isinstance(name, str):
+        raise ProtocolError("a table's name must be text")
+    return server.table(name)
+
+
+def _count(body: dict[str, Any], most: int) -> int:
+    n = body.get("n")
+    if type(n) is not int or not 1 <= n <= most:
+        raise EchoError(f"n must be a whole number from 1 to {most}, not {n!r}")
+    return n
+
+
+def _update_priorities(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    n = _count(body, MAX_KEYS)
+    keys, priorities = split(blob, (np.uint64, (n,)), (np.float64, (n,)))
+    return {"gone": _table(server, body).update_priorities(keys, priorities)}, b""
+
+
+def _delete(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    n = _count(body, MAX_KEYS)
+    return {"deleted": _table(server, body).delete(split(blob, (np.uint64, (n,)))[0])}, b""
+
+
+def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    """One batch, if there is one now: a server answers requests one after another, and must not wait in one."""
+    import optree
+
+    table = _table(server, body)
+    n = _count(body, max_rows(table.spec))
+    beta = body.get("beta")
+    try:
+        sample = table.sample(n, 0, beta)
+    except EchoTimeoutError as error:
+        return {"wait": str(error)}, b""
+    if sample is None:
+        return {"closed": True}, b""
+    leaves = optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
+    info = sample.info
+    figures = {"store_size": info.store_size, "inserted": info.inserted, "sampled": info.sampled, "redrawn": info.redrawn}
+    figures["beta"] = table.beta if beta is None else beta
+    return figures, join(sample.keys, sample.probabilities, *leaves)
+
+
+def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    """Items with their priorities, now; the answer is their keys."""
+    table = _table(server, body)
+    n = _count(body, max_rows(table.spec))
+    shapes = [(leaf.dtype, (n, *leaf.shape)) for leaf in table.spec.leaves]
+    given = [(np.float64, (n,))] if body.get("priorities") else []
+    arrays = split(blob, *given, *shapes)
+    priorities = arrays.pop(0) if given else None
+    try:
+        keys = table.submit_batch(table.spec.treedef.unflatten(arrays), 0, priorities)
+    except EchoTimeoutError as error:
+        if error.inserted:
+            raise EchoError(f"{error.inserted} of {n} were inserted, then: {error}") from error
+        return {"wait": str(error)}, b""
+    return {}, join(keys)
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    "stats": lambda server, peer, body, blob: (server.stats(), b""),
+    "ping": lambda server, peer, body, blob: ({"time": time.time()}, blob),
+    "tables": lambda server, peer, body, blob: ({name: table.spec.to_json() for name, table in server.tables.items()}, b""),
+    "update_priorities": _update_priorities,
+    "delete": _delete,
+    "sample": _sample,
+    "insert": _insert,
+}

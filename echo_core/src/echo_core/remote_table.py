@@ -1,0 +1,269 @@
+"""A learner's replay table from another process or machine: requests to the server that holds it, over any transport."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .errors import ClosedError, EchoTimeoutError, UnknownTableError
+from .operations import MAX_KEYS, join, max_rows, split
+from .sampler import Keys, check_keys, check_priorities
+from .spec import Spec
+
+if TYPE_CHECKING:
+    from .transport import Connection
+
+__all__ = ["OtherTables", "RemoteInfo", "RemoteSample", "RemoteTable"]
+
+_log = logging.getLogger("echo")
+
+PATIENCE = 5.0  # seconds, then a wait is logged
+POLL = (0.001, 0.05)  # seconds between two questions while there is nothing to sample: at first, and at most
+
+
+class RemoteInfo(NamedTuple):
+    """Figures about the table when the batch was drawn; see `ReplayInfo`."""
+
+    table: str | None
+    store_size: int
+    inserted: int
+    sampled: int
+    redrawn: int
+    effective_sample_size: float
+
+
+class RemoteSample(NamedTuple):
+    """A batch from another process: like `Sample`, the arrays are this process's own.
+
+    Attributes:
+        batch: leaves of shape `(n, *leaf.shape)`.
+        info: `RemoteInfo`.
+        keys, probabilities, weights: as in `Sample`, shape (n,).
+    """
+
+    batch: Any
+    info: RemoteInfo
+    keys: np.ndarray
+    probabilities: np.ndarray
+    weights: np.ndarray
+
+
+class RemoteTable:
+    """One table of a server, through `request` (`Client.request`). Thread-safe."""
+
+    def __init__(self, request: Callable[..., tuple[dict[str, Any], bytes]], spec: Spec, name: str | None, timeout: float) -> None:
+        self._request = request
+        self._spec = spec
+        self._name = name
+        self._timeout = timeout
+
+    def update_priorities(self, keys: Any, priorities: Any, timeout: float | None = None) -> int:
+        """As `ReplayTable.update_priorities`; applied when this returns, part by part where there are very many."""
+        checked = check_keys(keys)
+        values = check_priorities(priorities, checked)
+        gone = 0
+        for start in range(0, checked.size, MAX_KEYS):
+            part = slice(start, start + MAX_KEYS)
+            blob = join(checked[part], values[part])
+            gone += self._ask("update_priorities", len(checked[part]), blob, timeout)[0]["gone"]
+        return gone
+
+    def delete(self, keys: Any, timeout: float | None = None) -> int:
+        """As `ReplayTable.delete`."""
+        checked = check_keys(keys)
+        deleted = 0
+        for start in range(0, checked.size, MAX_KEYS):
+            part = checked[start : start + MAX_KEYS]
+            deleted += self._ask("delete", len(part), join(part), timeout)[0]["deleted"]
+        return deleted
+
+    def insert(self, samples: Any, priorities: Any = None, timeout: float | None = None) -> Keys:
+        """Insert N samples and learn their keys; leaves have shape `(N, *leaf.shape)`. For streams of samples `send` is faster.
+
+        Raises:
+            SpecError, ValueError: nothing was inserted. EchoTimeoutError: the rate limiter let none in; those of earlier parts of a large
+                batch stay, the error's `inserted` attribute says how many.
+        """
+        total, data = self._spec.flattener.batch_tobytes(samples)
+        leaves = split(data, *((leaf.dtype, (total, *leaf.shape)) for leaf in self._spec.leaves))
+        values = None if priorities is None else check_priorities(priorities, np.arange(total, dtype=np.uint64))
+        keys, step = [np.empty(0, np.uint64)], max_rows(self._spec)
+        for start in range(0, total, step):
+            part = slice(start, start + step)
+            given = [] if values is None else [values[part]]
+            n = min(step, total - start)
+            blob = join(*given, *(leaf[part] for leaf in leaves))
+            try:
+                answer = self._until_there("insert", n, blob, timeout, {"priorities": bool(given)})
+            except EchoTimeoutError as error:
+                error.inserted = start
+                raise
+            keys.append(split(answer[1], (np.uint64, (n,)))[0])
+        return np.concatenate(keys)
+
+    def sample(self, n: int, timeout: float | None = None, beta: float | None = None) -> RemoteSample:
+        """Draw n items. More than fit into one message are drawn in several, and are one batch here.
+
+        Raises:
+            EchoTimeoutError: the rate limiter let no such batch out in time. ClosedError: the server is closed.
+        """
+        parts = []
+        step = max_rows(self._spec)
+        shapes = [(leaf.dtype, leaf.shape) for leaf in self._spec.leaves]
+        for start in range(0, n, step):
+            k = min(step, n - start)
+            body, blob = self._until_there("sample", k, b"", timeout, {} if beta is None else {"beta": beta})
+            if body.get("closed"):
+                raise ClosedError("sample(): the server is closed")
+            parts.append(split(blob, (np.uint64, (k,)), (np.float64, (k,)), *((d, (k, *s)) for d, s in shapes)))
+            figures = body
+        keys, probabilities, *leaves = parts[0] if len(parts) == 1 else [np.concatenate(rows) for rows in zip(*parts)]
+        w = 1.0 / probabilities
+        info = RemoteInfo(
+            self._name,
+            *(int(figures[key]) for key in ("store_size", "inserted", "sampled", "redrawn")),
+            float(w.sum() ** 2 / np.square(w).sum()),
+        )
+        return RemoteSample(self._spec.treedef.unflatten(leaves), info, keys, probabilities, _weights(probabilities, figures["beta"]))
+
+    def batches(self, n: int, timeout: float | None, beta: float | None, prefetch: int) -> Iterator[RemoteSample]:
+        """Batches of n, `prefetch` of them fetched ahead by a thread of its own; ends when the server is closed."""
+        if prefetch < 1:
+            while True:
+                try:
+                    yield self.sample(n, timeout, beta)
+                except ClosedError:
+                    return
+        with _Prefetch(lambda: self.sample(n, timeout, beta), prefetch) as ready:
+            yield from ready
+
+    def _until_there(self, op: str, n: int, blob: bytes, timeout: float | None, more: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Ask until the answer is not "wait"."""
+        seconds = self._timeout if timeout is None else timeout
+        began, pause, told = time.monotonic(), POLL[0], False
+        while True:
+            answer = self._ask(op, n, blob, timeout, **more)
+            reason = answer[0].get("wait")
+            if reason is None:
+                return answer
+            waited = time.monotonic() - began
+            if waited >= seconds:
+                raise EchoTimeoutError(f"{op}() waited {seconds:g} s: {reason}")
+            if waited > PATIENCE and not told:
+                told = True
+                _log.warning("%s() has waited 5 s: %s", op, reason)
+            time.sleep(min(pause, max(0.0, seconds - waited)))
+            pause = min(pause * 2, POLL[1])
+
+    def _ask(self, op: str, n: int, blob: bytes, timeout: float | None, **body: Any) -> tuple[dict[str, Any], bytes]:
+        if self._name is not None:
+            body["table"] = self._name
+        if timeout is not None and timeout < 1:
+            timeout = 1.0  # "is there a batch now" still needs an answer
+        return self._request(op, {"n": n, **body}, blob, None if timeout == math.inf else timeout)
+
+
+class OtherTables:
+    """The connections of one client to tables besides its own, made when first used. Thread-safe."""
+
+    def __init__(self, connect: Callable[..., Connection], examples: Mapping[str, Any]) -> None:
+        self._connect = connect
+        self._specs = {name: Spec.from_example(example) for name, example in examples.items()}
+        self._connections: dict[str, Connection] = {}
+        self._lock = threading.Lock()
+
+    def spec(self, name: str) -> Spec:
+        if name not in self._specs:
+            have = ", ".join(map(repr, self._specs)) or "none besides its own"
+            raise UnknownTableError(
+                f"this client was given no example for table {name!r} (it has {have}): Client(..., tables={{{name!r}: example}})"
+            )
+        return self._specs[name]
+
+    def connection(self, name: str) -> Connection:
+        connection = self._connections.get(name)
+        if connection is None:
+            with self._lock:
+                connection = self._connections.get(name)
+                if connection is None:
+                    connection = self._connections[name] = self._connect(self.spec(name), table=name, client_id="")
+        return connection
+
+    def open(self) -> list[Connection]:
+        return list(self._connections.values())
+
+    def close(self, timeout: float | None) -> None:
+        """Close all of them, and then raise the first error."""
+        errors = []
+        for connection in self.open():
+            try:
+                connection.close(timeout)
+            except (ConnectionError, TimeoutError) as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def _weights(probabilities: np.ndarray, beta: float) -> np.ndarray:
+    """As `ReplayTable` weighs a batch: (1 / (N p))^beta, the largest 1."""
+    return ((probabilities.min() / probabilities) ** beta).astype(np.float32)
+
+
+class _Prefetch:
+    """Calls `fetch` on a thread of its own, `ahead` results in advance."""
+
+    def __init__(self, fetch: Callable[[], RemoteSample], ahead: int) -> None:
+        self._fetch, self._ahead = fetch, ahead
+        self._ready: deque[RemoteSample] = deque()
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="echo-prefetch", daemon=True)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stop or len(self._ready) < self._ahead)
+                    if self._stop:
+                        return
+                sample = self._fetch()
+                with self._changed:
+                    self._ready.append(sample)
+                    self._changed.notify_all()
+                del sample
+        except BaseException as error:  # the reader's to see
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def __enter__(self) -> Iterator[RemoteSample]:
+        self._thread.start()
+        return self._read()
+
+    def _read(self) -> Iterator[RemoteSample]:
+        while True:
+            with self._changed:
+                while not self._ready and self._error is None:
+                    self._changed.wait(0.08)  # signals are seen in between
+                if not self._ready:
+                    if isinstance(self._error, ClosedError):
+                        return
+                    assert self._error is not None
+                    raise self._error
+                sample = self._ready.popleft()
+                self._changed.notify_all()
+            yield sample
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._stop = True
+            self._changed.notify_all()
+        self._thread.join()

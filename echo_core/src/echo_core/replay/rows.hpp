@@ -1,0 +1,197 @@
+// The memory of a table, and how rows are gathered out of it into a batch: one array for each leaf, or, where rows are small and have
+// several leaves, one record for each row. A row drawn at random then costs one or two cache misses instead of one for each leaf.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <system_error>
+#include <vector>
+
+namespace echo::replay {
+
+// Copies rows that a writer may be overwriting: the bytes may be torn, and the caller finds that out by the row's generation.
+// ThreadSanitizer cannot know this, so for it every byte is an atomic; whatever else writes rows in its builds does the same.
+inline void copy_racing(char *to, const char *from, size_t bytes) {
+#ifdef __SANITIZE_THREAD__
+    for (size_t i = 0; i < bytes; ++i) to[i] = __atomic_load_n(from + i, __ATOMIC_RELAXED);
+#else
+    std::memcpy(to, from, bytes);
+#endif
+}
+
+// The same the other way: readers may be copying what is written.
+inline void copy_racing_out(char *to, const char *from, size_t bytes) {
+#ifdef __SANITIZE_THREAD__
+    for (size_t i = 0; i < bytes; ++i) __atomic_store_n(to + i, from[i], __ATOMIC_RELAXED);
+#else
+    std::memcpy(to, from, bytes);
+#endif
+}
+
+constexpr size_t kRecordLeaves = 64;  // rows of more leaves are not packed
+
+class Rows {
+public:
+    static constexpr uint64_t kHuge = 2u << 20;
+
+    static uint64_t plan(const std::vector<uint64_t> &leaf_bytes, uint64_t rows, std::vector<uint64_t> *offsets) {
+        // Arrays that all began at the same offset of a page would compete for the same cache sets: staggered by three lines.
+        uint64_t end = 0, index = 0;
+        for (uint64_t bytes : leaf_bytes) {
+            const uint64_t wish = index++ * 192 % 4096;
+            uint64_t offset = (end + 63) & ~uint64_t(63), size;
+            if (bytes * rows >= 4096) offset += (wish + 4096 - offset % 4096) % 4096;
+            if (__builtin_mul_overflow(bytes, rows, &size) || __builtin_add_overflow(offset, size, &end) || end > UINT64_MAX / 2)
+                return UINT64_MAX;
+            if (offsets) offsets->push_back(offset);
+        }
+        return (end + 64 + 4095) & ~uint64_t(4095);
+    }
+
+    // fd: a file to map, whose space is reserved here, or -1 for memory. Throws std::bad_alloc, std::system_error (the disk is full).
+    Rows(const std::vector<uint64_t> &leaf_bytes, uint64_t rows, int fd)
+        : bytes_(leaf_bytes), record_(record_of(leaf_bytes)), mapped_(plan(leaf_bytes, rows, &offsets_)) {
+        if (mapped_ == UINT64_MAX) throw std::bad_alloc();
+        uint64_t end = 0;
+        for (size_t leaf = 0; packed() && leaf < bytes_.size(); ++leaf) offsets_[leaf] = end, end += bytes_[leaf];
+        if (fd >= 0) {
+            const int failed = posix_fallocate(fd, 0, off_t(mapped_));
+            if (failed) throw std::system_error(failed, std::generic_category(), "posix_fallocate");
+        }
+        void *memory = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
+        if (memory == MAP_FAILED) throw std::bad_alloc();
+        base_ = static_cast<char *>(memory);
+        if (fd >= 0) return;  // the file may be larger than memory
+        madvise(base_, mapped_, MADV_HUGEPAGE);
+        // Pre-fault: the first lap through untouched pages would run at a fraction of the speed. Old kernels do not know the advice.
+        if (madvise(base_, mapped_, 23 /* MADV_POPULATE_WRITE */) != 0)
+            for (uint64_t i = 0; i < mapped_; i += 4096) static_cast<volatile char *>(base_)[i] = 0;
+    }
+    ~Rows() { munmap(base_, mapped_); }
+    Rows(const Rows &) = delete;
+    Rows &operator=(const Rows &) = delete;
+
+    // Bytes of a record, 0 where leaves have arrays of their own. No padding: it would cost a fifth of the memory of a small row.
+    static uint64_t record_of(const std::vector<uint64_t> &leaf_bytes) {
+        uint64_t total = 0;
+        for (uint64_t bytes : leaf_bytes) total += bytes;
+        return leaf_bytes.size() >= 2 && leaf_bytes.size() <= kRecordLeaves && total > 0 && total <= kRecord ? total : 0;
+    }
+    bool packed() const { return record_ != 0; }
+    char *at(uint32_t leaf, uint64_t row) const { return base_ + offsets_[leaf] + row * (packed() ? record_ : bytes_[leaf]); }
+    uint32_t leaves() const { return uint32_t(bytes_.size()); }
+    uint64_t leaf_bytes(uint32_t leaf) const { return bytes_[leaf]; }
+    uint64_t mapped() const { return mapped_; }
+
+    // to[leaf] + i * leaf_bytes becomes row rows[i]. What is needed next is fetched while one row is copied.
+    void gather(const uint32_t *rows, size_t n, char *const *to) const {
+        if (!packed()) {
+            for (uint32_t leaf = 0; leaf < leaves(); ++leaf) gather_leaf(leaf, rows, n, to[leaf]);
+            return;
+        }
+        constexpr size_t kBlock = 32, kAhead = 16;
+        char block[kBlock * kRecord];
+        const auto fetch = [&](size_t i) {
+            const char *record = base_ + rows[i] * record_;
+            __builtin_prefetch(record);
+            __builtin_prefetch(record + record_ - 1);
+        };
+        for (size_t i = 0; i < n && i < kAhead; ++i) fetch(i);
+        for (size_t first = 0; first < n; first += kBlock) {
+            const size_t count = n - first < kBlock ? n - first : kBlock;
+            for (size_t i = 0; i < count; ++i) {
+                if (first + i + kAhead < n) fetch(first + i + kAhead);
+                copy_racing(block + i * record_, base_ + rows[first + i] * record_, record_);
+            }
+            for (uint32_t leaf = 0; leaf < leaves(); ++leaf)
+                strided(to[leaf] + first * bytes_[leaf], bytes_[leaf], block + offsets_[leaf], record_, bytes_[leaf], count);
+        }
+    }
+
+    // Rows first..first+n become what from[leaf] + i * leaf_bytes has. Packed ones only.
+    void scatter(uint64_t first, size_t n, const char *const *from) const {
+        for (uint32_t leaf = 0; leaf < leaves(); ++leaf) {
+#ifdef __SANITIZE_THREAD__
+            for (size_t i = 0; i < n; ++i) copy_racing_out(at(leaf, first + i), from[leaf] + i * bytes_[leaf], bytes_[leaf]);
+#else
+            strided(at(leaf, first), record_, from[leaf], bytes_[leaf], bytes_[leaf], n);
+#endif
+        }
+    }
+
+private:
+    static constexpr uint64_t kRecord = 128;
+
+    // With the size known to the compiler each copy is one or two moves instead of a call.
+    template <size_t N>
+    static void strided_fixed(char *to, size_t to_step, const char *from, size_t from_step, size_t n) {
+        for (size_t i = 0; i < n; ++i) std::memcpy(to + i * to_step, from + i * from_step, N);
+    }
+    static void strided(char *to, size_t to_step, const char *from, size_t from_step, size_t bytes, size_t n) {
+        switch (bytes) {
+            case 0: return;
+            case 1: return strided_fixed<1>(to, to_step, from, from_step, n);
+            case 2: return strided_fixed<2>(to, to_step, from, from_step, n);
+            case 4: return strided_fixed<4>(to, to_step, from, from_step, n);
+            case 8: return strided_fixed<8>(to, to_step, from, from_step, n);
+            case 12: return strided_fixed<12>(to, to_step, from, from_step, n);
+            case 16: return strided_fixed<16>(to, to_step, from, from_step, n);
+            case 24: return strided_fixed<24>(to, to_step, from, from_step, n);
+            case 32: return strided_fixed<32>(to, to_step, from, from_step, n);
+            default:
+                for (size_t i = 0; i < n; ++i) std::memcpy(to + i * to_step, from + i * from_step, bytes);
+        }
+    }
+
+    void gather_leaf(uint32_t leaf, const uint32_t *rows, size_t n, char *to) const {
+        const char *from = base_ + offsets_[leaf];
+        switch (bytes_[leaf]) {
+            case 0: return;
+            case 1: return fixed<1>(from, rows, n, to);
+            case 2: return fixed<2>(from, rows, n, to);
+            case 4: return fixed<4>(from, rows, n, to);
+            case 8: return fixed<8>(from, rows, n, to);
+            case 12: return fixed<12>(from, rows, n, to);
+            case 16: return fixed<16>(from, rows, n, to);
+            case 24: return fixed<24>(from, rows, n, to);
+            case 32: return fixed<32>(from, rows, n, to);
+            case 64: return fixed<64>(from, rows, n, to);
+        }
+        const uint64_t bytes = bytes_[leaf];
+        const size_t ahead = bytes >= 2048 ? 1 : 8;
+        const uint64_t lines = bytes < 512 ? bytes : 512;  // then the processor has seen where this goes
+        for (size_t i = 0; i < n; ++i) {
+            if (i + ahead < n) {
+                const char *next = from + rows[i + ahead] * bytes;
+                for (uint64_t line = 0; line < lines; line += 64) __builtin_prefetch(next + line);
+            }
+            copy_racing(to + i * bytes, from + rows[i] * bytes, bytes);
+        }
+    }
+
+    template <size_t N>
+    static void fixed(const char *from, const uint32_t *rows, size_t n, char *to) {
+        constexpr size_t kAhead = 16;
+        for (size_t i = 0; i < n && i < kAhead; ++i) __builtin_prefetch(from + uint64_t(rows[i]) * N);
+        for (size_t i = 0; i < n; ++i) {
+            if (i + kAhead < n) __builtin_prefetch(from + uint64_t(rows[i + kAhead]) * N);
+            copy_racing(to + i * N, from + uint64_t(rows[i]) * N, N);
+        }
+    }
+
+    const std::vector<uint64_t> bytes_;
+    const uint64_t record_;
+    std::vector<uint64_t> offsets_;  // of a leaf's array; packed: of a leaf in a record
+    const uint64_t mapped_;
+    char *base_ = nullptr;
+};
+
+}  // namespace echo::replay

@@ -1,0 +1,165 @@
+"""What a replay table is made of: storage, sampler, remover, rate limiter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from . import plugins
+from .errors import ConfigError
+from .rate_limiters import MinSize, RateLimiter
+from .replay_table import ReplayTable
+from .sampler import Sampler
+from .spec import Spec
+
+__all__ = ["Table", "make_sampler"]
+
+MAX_CAPACITY = (1 << 31) - 1
+NAME_LIMIT = 64
+OLDEST = "fifo"  # the remover that tables have themselves: the oldest goes, and no sampler needs to be installed for it
+
+
+class Table:
+    """A description of a table, for `Server(tables=[...])`; `server.tables[name]` then is the table itself, a `ReplayTable`.
+
+    Args:
+        name: what workers call it in `send(sample, table=name)`.
+        example: a pytree of numpy arrays: one sample of this table.
+        capacity: items it holds at most.
+        sampler: which items make the next batch: a sampler's name, `{"type": name, ...}`, or a `Sampler` of the same capacity.
+        remover: which item goes when it is full: "fifo" (the oldest), or a sampler whose next draw goes. The name of a
+            sampler that `evicts` itself, such as "hot_cold" for both: that one decides.
+        rate_limiter: when inserts and samples wait; None is `MinSize(1)`.
+        max_times_sampled: an item goes after so many samples; 0 keeps it. None takes 1 with `Queue` and `Stack`, otherwise 0.
+        max_bytes: of the items, beside `capacity`: whichever is reached first.
+        beta: exponent of importance weights, from 0 to 1; None takes the sampler's `beta` option, or 0.4.
+        seed: of the table's generator of random numbers; None draws one.
+        storage: path of a new file to keep the items in, for tables larger than memory; it is unlinked when made, and its space reserved.
+
+    Raises:
+        ConfigError: something does not fit together, naming the table.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        example: Any,
+        *,
+        capacity: int,
+        sampler: Sampler | str | Mapping[str, Any],
+        remover: Sampler | str | Mapping[str, Any] = OLDEST,
+        rate_limiter: RateLimiter | None = None,
+        max_times_sampled: int | None = None,
+        max_bytes: int | None = None,
+        beta: float | None = None,
+        seed: int | None = None,
+        storage: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not 1 <= len(name) <= NAME_LIMIT or not name.isprintable():
+            raise ConfigError(f"a table's name must be printable text of 1 to {NAME_LIMIT} characters, not {name!r}")
+        self.name = name
+        self.spec = Spec.from_example(example)
+        self.capacity = _whole(name, "capacity", capacity, 1, MAX_CAPACITY)
+        if max_bytes is not None:
+            rows = _whole(name, "max_bytes", max_bytes, 1, 1 << 62) // max(1, self.spec.sample_bytes)
+            if rows < 1:
+                raise ConfigError(f"table {name!r}: max_bytes {max_bytes} is less than one item of {self.spec.sample_bytes} bytes")
+            self.capacity = min(self.capacity, rows)
+        self.limiter = MinSize(1) if rate_limiter is None else rate_limiter
+        if not isinstance(self.limiter, RateLimiter):
+            raise ConfigError(f"table {name!r}: rate_limiter must be a RateLimiter such as MinSize(1), not {rate_limiter!r}")
+        if max_times_sampled is None:
+            max_times_sampled = 1 if self.limiter.once else 0
+        self.max_times_sampled = _whole(name, "max_times_sampled", max_times_sampled, 0, (1 << 31) - 1)
+        if beta is not None and not 0 <= beta <= 1:
+            raise ConfigError(f"table {name!r}: beta must be from 0 to 1, not {beta!r}")
+        self.sampler, self.remover, self.beta, self.seed, self.storage = sampler, remover, beta, seed, storage
+
+    @property
+    def sampler_name(self) -> str | None:
+        """The sampler's plugin, None where it was given as an object."""
+        if isinstance(self.sampler, Mapping):
+            return self.sampler.get("type")
+        return self.sampler if isinstance(self.sampler, str) else None
+
+    def make(self, batch_size: int, host: plugins.PluginHost | None = None) -> ReplayTable:
+        """The table itself, for batches of `batch_size`.
+
+        Raises:
+            PluginError: sampler or remover is not installed. MemoryError: it does not fit into memory.
+            OSError: the storage does not fit onto the disk, or its path is taken.
+            ConfigError: no batch could ever be drawn.
+        """
+        host = host or plugins.default
+        sampler = make_sampler(self.sampler, host, self.capacity)
+        if sampler.storage != "replay" or sampler.capacity != self.capacity:
+            raise ConfigError(
+                f"table {self.name!r}: sampler {type(sampler).__name__} is for {sampler.capacity or 'a stream of'} samples, "
+                f"the table holds {self.capacity}; give them the same capacity"
+            )
+        remover: Sampler | None = None
+        if isinstance(self.remover, str) and self.remover == self.sampler_name and sampler.evicts:
+            remover = sampler
+        elif self.remover != OLDEST:
+            remover = make_sampler(self.remover, host, self.capacity)
+        reason = self.limiter.refusal(batch_size, self.capacity, sampler.replacement)
+        uses = self.max_times_sampled
+        if reason is None and uses:
+            if uses * self.capacity < batch_size:
+                reason = f"{self.capacity} items of {uses} samples each are too few; raise capacity or max_times_sampled"
+            elif self.limiter.samples_per_insert > uses and self.limiter.max_diff < float("inf"):
+                reason = f"{self.limiter} wants more samples of each item than max_times_sampled={uses} allows; raise it"
+        if reason:
+            raise ConfigError(f"table {self.name!r} with batches of {batch_size} could never be satisfied: {reason}")
+        beta = self.beta if self.beta is not None else getattr(sampler.options, "beta", None)
+        descriptor = -1
+        try:
+            if self.storage is not None:
+                descriptor = os.open(self.storage, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                os.unlink(self.storage)
+            return ReplayTable(
+                self.name,
+                self.spec,
+                self.capacity,
+                batch_size,
+                sampler,
+                remover,
+                self.limiter,
+                self.max_times_sampled,
+                self.seed,
+                0.4 if beta is None else beta,
+                descriptor,
+            )
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)  # the mapping keeps the file
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r}, capacity={self.capacity}, sampler={self.sampler!r})"
+
+
+def make_sampler(choice: Sampler | str | Mapping[str, Any], host: plugins.PluginHost, capacity: int | None = None) -> Sampler:
+    """A sampler as a configuration names it; with a `capacity`, one for a replay table.
+
+    Raises:
+        ConfigError: the options do not fit. PluginError: it is not installed.
+    """
+    if isinstance(choice, Sampler):
+        return choice
+    options = {"type": choice} if isinstance(choice, str) else dict(choice)
+    try:
+        name = options.pop("type")
+    except KeyError:
+        raise ConfigError("the sampler's table needs a key 'type', such as {type = 'fifo'}") from None
+    if capacity is not None:
+        if options.get("capacity", capacity) != capacity:
+            raise ConfigError(f"sampler {name!r} is given capacity {options['capacity']}, its table {capacity}; leave the sampler's out")
+        options["capacity"] = capacity
+    return host.sampler_class(name)(**options)
+
+
+def _whole(table: str, what: str, value: Any, least: int, most: int) -> int:
+    if isinstance(value, bool) or not hasattr(type(value), "__index__") or not least <= value <= most:
+        raise ConfigError(f"table {table!r}: {what} must be a whole number from {least} to {most}, not {value!r}")
+    return int(value)
