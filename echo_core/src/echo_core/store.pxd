@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from echo_core.pytree cimport Flattener
 from echo_core.ring cimport Ring, echo_run
@@ -10,9 +10,11 @@ cdef class Store:
     cdef size_t sample_bytes
     cdef int64_t lease_timeout_ns
     cdef int generation
+    cdef int memory_fd      # of the memfd, -1 for private memory
+    cdef uint64_t memory_bytes
     cdef readonly object spec
     cdef object __weakref__
-    cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout) except -1
+    cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout, object memory) except -1
     cdef int refuse(self) except -1
     cdef Ring* opened(self) except NULL
     cdef inline void copy(self, const void** data, Py_ssize_t first, const echo_run* run) noexcept nogil

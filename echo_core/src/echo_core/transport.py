@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from .spec import Spec
     from .weights import PackedWeights, Weights
 
-__all__ = ["ConnectOptions", "Connection", "ListenOptions", "Listener", "Peer", "Transport"]
+__all__ = ["ConnectOptions", "Connection", "ListenOptions", "Listener", "Peer", "StoreMemory", "Transport"]
 
 
 
@@ -86,6 +86,14 @@ class Peer:
     state_since: float = 0.0  # time.monotonic()
 
 
+@dataclass(frozen=True)
+class StoreMemory:
+    """How a transport wants the memory of a stream store to be, so that its workers can write to it themselves."""
+
+    spares: int = 2  # further buffers, for batches that have to be moved away from a stalled worker
+    huge_pages: bool = False  # pages of 2 MiB; as many must be free
+
+
 def _texts(address: Address) -> dict[str, Any]:
     return {name: Text(value) for name, value in address.options.items()}
 
@@ -100,6 +108,7 @@ class Transport(ABC):
     scheme: ClassVar[str]
     Options: ClassVar[type] = ListenOptions
     ConnectOptions: ClassVar[type] = ConnectOptions
+    store_memory: StoreMemory | None = None  # None: the store may lie in private memory
 
     def __init__(self, **options: Any) -> None:
         """Check `options` against `Options`; nothing is opened yet. Raises ConfigError."""
