@@ -20,6 +20,9 @@ from echo_core.store cimport Store
 
 from echo_core.errors import ProtocolError
 
+cdef extern from "<unistd.h>" nogil:
+    int close_descriptor "close"(int)
+
 cdef extern from "remote.hpp" namespace "echo" nogil:
     cdef cppclass Remote:
         Remote(int, uint64_t, const vector[uint64_t]&) except +
@@ -51,7 +54,7 @@ cdef class SharedStore:
     """The learner's side. Thread-safe.
 
     Attributes:
-        fd: of the memfd; valid while the server lives. Its size is sealed.
+        fd: of the memfd; valid for as long as this object lives. Its size is sealed.
         nbytes: its size.
     """
 
@@ -59,8 +62,13 @@ cdef class SharedStore:
     cdef readonly int fd
     cdef readonly object nbytes
 
+    def __cinit__(self):
+        self.fd = -1
+
     def __dealloc__(self):
         del self.reaper
+        if self.fd >= 0:
+            close_descriptor(self.fd)
 
     def enlist(self) -> int:
         """The number of a record for one thread of a worker; 0 when all 1023 are in use."""
@@ -107,7 +115,7 @@ def share(Store store not None, double claim_timeout):
         return None
     cdef SharedStore shared = SharedStore.__new__(SharedStore)
     shared.reaper = new Reaper(store.ring, <int64_t>(claim_timeout * 1e9))
-    shared.fd = store.memory_fd
+    shared.fd = os.dup(store.memory_fd)  # of its own: the server may go first, and the number become another file's
     shared.nbytes = store.memory_bytes
     return shared
 
