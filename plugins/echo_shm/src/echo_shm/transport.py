@@ -74,6 +74,7 @@ class ShmTransport(Transport):
     """
 
     scheme = "shm"
+    shares_store = True
     Options = ShmListenOptions
     ConnectOptions = ShmConnectOptions
 
