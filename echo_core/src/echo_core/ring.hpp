@@ -172,7 +172,7 @@ inline void Ring::commit(const echo_run &run) {
 }
 
 inline void Ring::abort(const echo_run &run) {
-    for (uint32_t i = 0; i < run.count; ++i) {
+    for (uint32_t i = run.count; i-- > 0;) {  // so that they leave the stack in order
         const uint32_t id = run.buffer * uint32_t(batch_) + run.slot + i;
         uint64_t head = control_->returned.load(std::memory_order_relaxed), fresh;
         do {

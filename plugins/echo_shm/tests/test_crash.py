@@ -78,11 +78,13 @@ def test_random_kills_under_load(processes: list[Any], tmp_path: Path, batch_siz
         before, end, stopped = descriptors(), time.monotonic() + SECONDS / 4, {}
         moved = time.monotonic()
         while time.monotonic() < end:
-            if take(server, tally, 0.5):
-                moved = time.monotonic()
+            turn = time.monotonic() + dice.random() * 0.02
+            while time.monotonic() < turn:
+                if take(server, tally, 0.1):
+                    moved = time.monotonic()
             assert time.monotonic() - moved < 20, f"the learner stopped after {kills} kills"
-            if dice.random() < 0.1:
-                maker = dice.choice(list(workers))
+            maker = dice.choice(list(workers))
+            if dice.random() < (0.3 if maker in tally.numbers else 0.02):  # most have begun
                 os.kill(workers.pop(maker), signal.SIGKILL)
                 stopped.pop(maker, None)
                 kills += 1
@@ -138,7 +140,7 @@ def test_what_a_killed_worker_held_is_filled_by_others(processes: list[Any]) -> 
         until(lambda: len(server.peers()) == 1 and server.stats()["store/samples_aborted_total"] == 4, "its slots are free")
         client.send_batch(stacked(1, 4, 4))
         assert take(server, tally, 10)
-        tally.check({1: 8})
+        tally.check({1: 8}, in_order=False)
         client.close()
         asking.close()
 
@@ -162,7 +164,7 @@ def test_a_stopped_worker_loses_its_claim_and_finds_out(processes: list[Any], fi
         client.send_batch(stacked(1, 6, 10))
         tally = Tally()
         assert take(server, tally, 10) and take(server, tally, 10)
-        tally.check({1: 16})
+        tally.check({1: 16}, in_order=False)
         os.kill(process.pid, signal.SIGCONT)
         asking.send("go on")
         assert heard.poll(30)
@@ -170,7 +172,7 @@ def test_a_stopped_worker_loses_its_claim_and_finds_out(processes: list[Any], fi
         assert all("claim_timeout" in outcome for outcome in outcomes), outcomes
         client.send_batch(stacked(1, 16, 6))
         assert take(server, tally, 10)
-        tally.check({1: 22, 7: 2})
+        tally.check({1: 22, 7: 2}, in_order=False)
         until(lambda: listener.stats()["revoked_claims"] == 2, "it says so")
         client.close()
 
@@ -191,7 +193,7 @@ def test_a_stopped_worker_delays_no_batch_but_its_own(processes: list[Any]) -> N
             os.kill(process.pid, signal.SIGCONT)
             asking.send("go on")
             assert take(server, tally, 10)
-            tally.check({1: 11, 7: 1})
+            tally.check({1: 11, 7: 1}, in_order=False)
             assert heard.recv() == ["committed"]
 
 

@@ -161,7 +161,8 @@ class ChannelListener(Listener):
 
     def turned_away(self, address: str, error: Exception) -> None:
         self.count("protocol_errors" if isinstance(error, ProtocolError) else "refused")
-        self._complain("%s turned %s away: %s", self.address, address or "a client", error)
+        # Its text: a handler that keeps records would keep the error's frames, and with them the store.
+        self._complain("%s turned %s away: %s", self.address, address or "a client", str(error))
 
     def gone(self, client: ServedClient) -> None:
         with self._lock:
