@@ -110,7 +110,8 @@ inline int Ring::claim(uint32_t wanted, echo_run *out) {
             continue;
         }
         const uint32_t next = Open::next(open);
-        if (next < batch_) {
+        // Another process may have written nonsense: what this one writes stays within the store.
+        if (next < batch_ && Open::buffer(open) < total_) {
             const uint32_t count = wanted < batch_ - next ? wanted : uint32_t(batch_ - next);
             // acquire: the buffer named by open must be seen as its opener left it, and its last readers be done (SYNC free).
             if (control_->open.compare_exchange_weak(open, open + count, std::memory_order_acq_rel, std::memory_order_acquire)) {
@@ -194,6 +195,7 @@ inline bool Ring::pop_returned(echo_run *out) {
             continue;
         }
         const uint32_t id = uint32_t(head) - 1;
+        if (id >= batch_ * total_) return false;
         // The link may belong to a later life of this slot; the tag in `head` then makes the exchange fail.
         const uint64_t fresh = Returned::next(head, returned_next_[id].load(std::memory_order_relaxed));
         if (control_->returned.compare_exchange_weak(head, fresh, std::memory_order_acq_rel, std::memory_order_acquire)) {

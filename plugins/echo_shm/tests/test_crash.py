@@ -29,6 +29,8 @@ SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "6"))
 MAKERS = 1 << 16
 spawning = multiprocessing.get_context("spawn")
 
+pytestmark = pytest.mark.usefixtures("no_memory_left")
+
 
 @pytest.fixture
 def processes() -> Iterator[list[Any]]:

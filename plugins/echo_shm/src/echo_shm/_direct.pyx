@@ -9,6 +9,7 @@ import os
 
 import numpy as np
 
+cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -335,18 +336,22 @@ cdef class Direct:
         return slot
 
 
+@cython.no_gc_clear
 cdef class Leaf:
-    """Exporter of one leaf's bytes in a reserved slot; counts the views that are alive."""
+    """Exporter of one leaf's bytes in a reserved slot. It lives as long as any array on them (numpy keeps the exporter, not the buffer)."""
 
     cdef Reserved slot
     cdef char* data
     cdef Py_ssize_t size
 
+    def __cinit__(self, Reserved slot):
+        self.slot = slot
+        slot.views += 1
+
     def __getbuffer__(self, Py_buffer* view, int flags):
         PyBuffer_FillInfo(view, self, self.data, self.size, 0, flags)
-        self.slot.views += 1
 
-    def __releasebuffer__(self, Py_buffer* view):
+    def __dealloc__(self):
         self.slot.views -= 1
 
 
@@ -382,8 +387,7 @@ cdef class Reserved:
         leaves = []
         cdef Leaf leaf
         for index, spec in enumerate(self.spec.leaves):
-            leaf = Leaf.__new__(Leaf)
-            leaf.slot = self
+            leaf = Leaf.__new__(Leaf, self)
             leaf.data = remote_leaf(self.mapping.store, &self.run, index)
             leaf.size = spec.nbytes
             leaves.append(np.ndarray(spec.shape, spec.dtype, leaf))

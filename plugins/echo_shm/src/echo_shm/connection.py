@@ -18,9 +18,10 @@ from echo_core.channel.connection import ChannelConnection
 from echo_core.channel.link import Link, Work
 from echo_core.channel.uplink import Uplink
 from echo_core.errors import EchoError, EchoTimeoutError, ProtocolError
-from echo_core.wire import REPLY, Header, Kind, frame, pack_request, parse_reply
+from echo_core.wire import REPLY, Header, Kind, frame, pack_request, parse_reply, parse_request
 
 from ._direct import Direct, Reserved
+from .board import Notice, Reader
 from .sockets import UnixChannel, dial
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["ShmConnection"]
 
 ATTACH = 1 << 60  # number of the request that asks for the store; those of callers count from 1
+SAID = ATTACH + 1  # of requests whose answer does not matter
+WEIGHTS = ATTACH + 2  # of the learner's notices of weights
 PUMP_SECONDS = 0.05  # a wait of the pump that an ending link must be able to cut short
 
 
@@ -49,6 +52,7 @@ class ShmUplink(Uplink):
         self.settled = options.mode == "private"
         self.attached = False
         self.direct = Direct(spec, options.patience)
+        self._board: Reader | None = None
         self._pumping = False
         self._pump_thread: threading.Thread | None = None
         super().__init__(dial, address, spec, options)
@@ -65,6 +69,8 @@ class ShmUplink(Uplink):
     def _control(self, link: Link, header: Header, payload: bytearray) -> None:
         if header.flags & REPLY and header.seq == ATTACH:
             self._attach(link, payload)
+        elif header.seq == WEIGHTS:
+            self._weights_put(link, payload)
         else:
             super()._control(link, header, payload)
 
@@ -91,8 +97,38 @@ class ShmUplink(Uplink):
             self.gate.changed.notify_all()
             self.gate.work.notify_all()
 
+    def _weights_put(self, link: Link, payload: bytearray) -> None:
+        """A version lies on the learner's board."""
+        _, body, _ = parse_request(payload)
+        try:
+            notice = Notice(*(int(body[field]) for field in Notice._fields))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"a malformed notice of weights: {error!r}") from error
+        if body.get("new"):
+            channel = link.channel
+            assert isinstance(channel, UnixChannel)
+            if not channel.fds:
+                raise ProtocolError("a notice of weights came without their memory")
+            fd = channel.fds.popleft()
+            try:
+                self._board = Reader(fd)
+            except (OSError, ValueError) as error:
+                raise ProtocolError(f"the learner's weights cannot be mapped: {error}") from error
+            finally:
+                os.close(fd)
+        whole = self._board.copy(notice) if self._board is not None else None
+        try:
+            if whole is not None:
+                self._hold(link, notice.version, *whole)
+                return
+        except ProtocolError:
+            pass  # overwritten while they were copied: the digest says so
+        with self.gate.lock:
+            link.post(frame(Kind.CONTROL, pack_request("shm/again", {}), seq=SAID))
+
     def _lost(self, link: Link, error: Exception) -> None:
         self.direct.detach()
+        self._board = None
         with self.gate.lock:
             self.attached, self.settled = False, self._options.mode == "private"
             # What it has put counts as acknowledged before the learner is told how much that is.
@@ -107,7 +143,7 @@ class ShmUplink(Uplink):
         """Have the learner take back what `record` holds."""
         with self.gate.lock:
             if self.link is not None:
-                self.link.post(frame(Kind.CONTROL, pack_request("shm/give_up", {"record": record}), seq=ATTACH + 1))
+                self.link.post(frame(Kind.CONTROL, pack_request("shm/give_up", {"record": record}), seq=SAID))
 
     # ----------------------------------------------------------------- samples that have to wait
 

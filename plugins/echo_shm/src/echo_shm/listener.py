@@ -10,14 +10,20 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from echo_core.channel.link import Work
 from echo_core.channel.listener import ChannelListener
 from echo_core.channel.served import STREAMING_SECONDS, ServedClient
 from echo_core.errors import ConnectionClosedError, ProtocolError
+from echo_core.wire import Kind, frame, pack_request
+
+from .board import Board
+from .connection import WEIGHTS
 
 if TYPE_CHECKING:
     from echo_core.channel.sessions import Session
     from echo_core.shared import SharedStore
     from echo_core.sink import Sink
+    from echo_core.weights import PackedWeights
 
     from .sockets import UnixAcceptor, UnixChannel
     from .transport import ShmListenOptions
@@ -74,6 +80,7 @@ class ShmServed(ServedClient):
 
     listener: ShmListener
     writer: Writer | None = None
+    _generation = 0  # of the board it has
     _counted = 0  # samples put directly, when the state was last looked at
     _counted_at = 0.0
 
@@ -93,6 +100,11 @@ class ShmServed(ServedClient):
                 raise ProtocolError(f"record {record!r} is not this worker's")
             self.listener.give_up(record)
             return {}, b""
+        if op == "shm/again":
+            with self.gate.lock:
+                self._on_the_way = 0
+                self.gate.work.notify_all()
+            return {}, b""
         return super()._answer(op, body, blob)
 
     def _attach(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +118,26 @@ class ShmServed(ServedClient):
             return {"mode": "private"}
         channel.give(shared.fd)
         return {"mode": "direct", "records": self.writer.records}
+
+    def _work(self) -> Work | None:
+        notice = self.listener.board.newest
+        due = self._subscribed and not self._on_the_way and self._chunks is None and not self._ack_due
+        if self.writer is None or notice is None or not due or notice.version <= self._held:
+            return super()._work()
+        return self._notice()
+
+    def _notice(self) -> Work | None:
+        """Where the newest version lies; with the memory itself, if it has not got that yet."""
+        channel: UnixChannel = self._channel  # type: ignore[assignment]
+        with self.listener.publishing:
+            notice, fd = self.listener.board.newest, self.listener.board.fd
+            if notice is None:
+                return None
+            new = notice.generation != self._generation
+            if new:
+                channel.give(fd)
+        self._generation, self._on_the_way = notice.generation, notice.version
+        return [frame(Kind.CONTROL, pack_request("shm/weights", notice._asdict() | {"new": new}), seq=WEIGHTS)], 0
 
     def refresh(self) -> None:
         super().refresh()
@@ -136,7 +168,11 @@ class ShmListener(ChannelListener):
     def __init__(self, acceptor: UnixAcceptor, sink: Sink, options: ShmListenOptions) -> None:
         #: None: the store is not a stream's, or workers are not to see it; then their samples come over the socket.
         self.shared = sink.shared(options.claim_timeout) if options.mode == "direct" else None
+        self.board = Board()
+        self.publishing = threading.Lock()  # held while the board changes
         self._sample_bytes = sink.spec.sample_bytes
+        if self.shared is not None and sink.weights is not None:
+            self._put(sink.weights)
         self._writers: set[Writer] = set()
         self._watch = threading.Condition()
         self._ending = False
@@ -144,6 +180,22 @@ class ShmListener(ChannelListener):
         self._reaped = dict.fromkeys(("samples", "revoked", "killed", "moved"), 0)
         self._told_stuck = False
         super().__init__(acceptor, sink, options)
+
+    # --------------------------------------------------------------------------------- weights
+
+    def publish(self, weights: PackedWeights) -> None:
+        if self.shared is not None:
+            self._put(weights)
+        super().publish(weights)
+
+    def _put(self, weights: PackedWeights) -> None:
+        with self.publishing:
+            try:
+                if self.board.newest is None or self.board.newest.version < weights.version:
+                    self.board.put(weights)
+            except OSError as error:
+                self.board.close()  # then they travel over the sockets
+                log.warning("%s has no shared memory for %d bytes of weights: %s", "echo_shm", weights.nbytes, error)
 
     # ------------------------------------------------------------------------- what clients ask
 
@@ -253,3 +305,5 @@ class ShmListener(ChannelListener):
         with self._watch:
             self._writers.clear()
             self.shared = None  # it keeps the store's memory
+        with self.publishing:
+            self.board.close()

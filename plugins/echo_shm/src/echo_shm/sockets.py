@@ -49,8 +49,8 @@ class UnixChannel(Channel):
         self._giving: deque[int] = deque()
 
     def give(self, fd: int) -> None:
-        """Have `fd` travel with the next bytes."""
-        self._giving.append(fd)
+        """Have a copy of `fd` travel with the next bytes."""
+        self._giving.append(os.dup(fd))
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         parts = [view for view in (memoryview(b).cast("B") for b in buffers) if len(view)]
@@ -61,7 +61,7 @@ class UnixChannel(Channel):
                 extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._giving[0]]))]
             sent = self._sock.sendmsg(parts[at : at + MOST_BUFFERS], extra)
             if extra:
-                self._giving.popleft()
+                os.close(self._giving.popleft())
             while at < len(parts) and sent >= len(parts[at]):
                 sent -= len(parts[at])
                 at += 1
@@ -84,8 +84,9 @@ class UnixChannel(Channel):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        while self.fds:
-            os.close(self.fds.popleft())
+        for fds in (self.fds, self._giving):
+            while fds:
+                os.close(fds.popleft())
         self._sock.close()
 
 
