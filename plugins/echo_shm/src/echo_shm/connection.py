@@ -94,6 +94,8 @@ class ShmUplink(Uplink):
             self.settled = True
             self.attached = body.get("mode") == "direct"
             self.open_if_idle()
+            if self.window.taken != self.window.acknowledged:
+                self.start_pump()
             self.gate.changed.notify_all()
             self.gate.work.notify_all()
 
@@ -158,7 +160,7 @@ class ShmUplink(Uplink):
 
     def start_pump(self) -> None:
         """`gate.lock` held."""
-        if self._pump_thread is None:
+        if self._pump_thread is None and self.attached:
             self._pump_thread = threading.Thread(target=self._pump, name="echo-pump", daemon=True)
             self._pump_thread.start()
 
