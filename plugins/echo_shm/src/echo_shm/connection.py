@@ -261,16 +261,13 @@ class ShmConnection(ChannelConnection):
 
     def _take(self, count: int, data: bytes, timeout: float | None) -> None:
         up = self._uplink
+        super()._take(count, data, timeout)
         with self._lock:
-            if not up.closing and not up.over.is_set():
+            # Before its caller can send the next one: that must not get past this one. The store may have come back while we waited
+            # for room, so that nothing said earlier about the way being closed is worth anything now.
+            if up.window.acknowledged != up.window.taken:
                 up.direct.open(False)
                 up.start_pump()
-        try:
-            super()._take(count, data, timeout)
-        except BaseException:
-            with self._lock:
-                up.open_if_idle()
-            raise
 
     def _rest(self, count: int, data: bytes) -> None:
         """What is left of a batch that was begun: taken without regard to the window's bounds."""
