@@ -1,8 +1,8 @@
 """The worker's end of shared memory: `ShmConnection`, and the thread that puts what had to wait.
 
-Everything but samples travels over the unix socket, by `echo_core.channel`: handshake, requests, weights, goodbye, reconnecting. Samples
-are put into the learner's store by `Direct`. What it cannot put at once goes to the session's window, from which the pump puts it as soon as
-there is space, in order; to a learner that shares no memory the window is sent over the socket.
+Everything but samples and weights travels over the unix socket, by `echo_core.channel`: handshake, requests, goodbye, reconnecting.
+Samples are put into the learner's store by `Direct`. What it cannot put at once goes to the session's window, from which the pump puts it
+as soon as there is space, in order; to a learner that shares no memory the window is sent over the socket.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class ShmConnection(ChannelConnection):
         super().__init__(dial, address, spec, options, uplink=partial(ShmUplink, spec, address, options))
         up = self._uplink
         self._direct = up.direct
-        up.direct.connect(weakref.WeakMethod(self._send), weakref.WeakMethod(self._send_batch), weakref.WeakMethod(self._rest), weakref.WeakMethod(up.give_up))
+        up.direct.connect(*map(weakref.WeakMethod, (self._send, self._send_batch, self._rest, up.give_up)))
         try:
             with self._lock:
                 up.wait(lambda: up.settled, options.timeout, lambda: f"worker {os.getpid()} waits for the store of {address}")
@@ -293,9 +293,11 @@ class ShmConnection(ChannelConnection):
             left = start + seconds - time.monotonic()
             with self._lock:
                 if up.settled and not up.attached and up.link is not None:
-                    raise EchoError(f'{self.address} shares no memory with this worker (mode="private"), so that there is nothing to reserve; use send()')
+                    why = 'shares no memory with this worker (mode="private"), so that there is nothing to reserve'
+                    raise EchoError(f"{self.address} {why}; use send()")
                 if left <= 0:
-                    raise EchoTimeoutError(f"reserve() waits for {up.learner()} to take samples out of its full store; gave up after {seconds:g} s")
+                    what = f"reserve() waits for {up.learner()} to take samples out of its full store"
+                    raise EchoTimeoutError(f"{what}; gave up after {seconds:g} s")
                 if not self._direct.ready:  # samples that were taken over before come first
                     up.gate.changed.wait(min(left, PUMP_SECONDS))
             self._direct.wait_space(min(left, PUMP_SECONDS))
