@@ -59,7 +59,8 @@ void write_samples(Store &store, const echo_run &run, uint64_t maker, uint64_t n
 }
 
 // Samples 1, 2, 3 ... of `maker`; `acknowledged` follows what commit() has answered for.
-void write_for_ever(Remote &remote, uint32_t id, uint64_t maker, uint32_t most, std::atomic<uint64_t> &acknowledged, const std::atomic<bool> *stop) {
+void write_for_ever(Remote &remote, uint32_t id, uint64_t maker, uint32_t most, std::atomic<uint64_t> &acknowledged, const std::atomic<bool> *stop,
+                    uint64_t dawdle_ns, uint64_t dawdle_in) {
     Random random{maker * 2654435761u + 1};
     uint64_t number = 1;
     while (!stop || !stop->load(std::memory_order_relaxed)) {
@@ -71,8 +72,10 @@ void write_for_ever(Remote &remote, uint32_t id, uint64_t maker, uint32_t most, 
             continue;
         }
         write_samples(remote, run, maker, number);
-        if (random() % 8 == 0)  // where most kills would otherwise never hit
-            for (const int64_t until = now_ns() + int64_t(random() % 30'000); now_ns() < until;) {}
+        if (random() % dawdle_in == 0) {  // where most kills and stops would otherwise never hit
+            for (const int64_t until = now_ns() + int64_t(random() % dawdle_ns); now_ns() < until;) {}
+            write_samples(remote, run, maker, number);  // also when the claim was revoked meanwhile
+        }
         if (remote.commit(id, run) == ECHO_OK) {
             number += run.count;
             acknowledged.store(number - 1, std::memory_order_release);
@@ -155,7 +158,7 @@ void play_processes(const Scenario &s, double seconds) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             if (getppid() != parent) std::_Exit(0);
             Remote remote(fd, length, leaves);
-            write_for_ever(remote, id, maker, s.run, acknowledged[maker], nullptr);
+            write_for_ever(remote, id, maker, s.run, acknowledged[maker], nullptr, s.stop_in_us ? 300'000 : 30'000, s.stop_in_us ? 2 : 8);
             std::_Exit(0);
         }
         workers.push_back({pid, id, maker});
@@ -224,7 +227,7 @@ void play_threads(const Scenario &s, double seconds) {
     for (int w = 0; w < s.writers; ++w)
         threads.emplace_back([&, w, id = reaper.enlist()] {
             Remote remote(*ring);
-            write_for_ever(remote, id, uint64_t(w), s.run, acknowledged[size_t(w)], &stop);
+            write_for_ever(remote, id, uint64_t(w), s.run, acknowledged[size_t(w)], &stop, 4'000'000, 256);
         });
     for (int w = s.writers; w < s.writers + s.local; ++w)
         threads.emplace_back([&, w] {
