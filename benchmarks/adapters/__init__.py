@@ -25,6 +25,7 @@ SYSTEMS: dict[str, Entry] = {
     "echo": Entry(
         "benchmarks.adapters.echo_core:EchoCore", ("echo-core", "echo-samplers", "echo-tcp")
     ),
+    "echo-shm": Entry("benchmarks.adapters.echo_core:EchoShm", ("echo-shm", "echo-core", "echo-samplers")),
     "id-echo": Entry("benchmarks.adapters.id_echo:IdEcho", ("id-echo",)),
     "pyzmq": Entry("benchmarks.adapters.pyzmq:PyZmq", ("pyzmq",)),
     "grpcio": Entry("benchmarks.adapters.grpcio:Grpcio", ("grpcio",)),

@@ -1,6 +1,8 @@
-"""Echo: `Server` and `Client` with default options, over TCP or in-process."""
+"""Echo: `Server` and `Client` with default options, over TCP or in-process, and through shared memory."""
 
 from __future__ import annotations
+
+import os
 
 from benchmarks.adapters.base import ArrayLearner, Learner, System, Worker
 from benchmarks.payloads import Payload
@@ -8,9 +10,9 @@ from echo_core import Client, Server
 
 
 class EchoLearner(ArrayLearner):
-    def __init__(self, payload: Payload, batch_size: int, connections: int) -> None:
+    def __init__(self, payload: Payload, batch_size: int, connections: int, address: str = "tcp://127.0.0.1:0") -> None:
         super().__init__(payload, batch_size)
-        transport = "tcp://127.0.0.1:0" if connections else None
+        transport = address if connections else None
         self._server = Server(payload.example(), batch_size, transport=transport)
         if connections:
             self._server.start()
@@ -36,3 +38,13 @@ class EchoCore(System):
 
     def worker(self, address: str, payload: Payload) -> Worker:
         return EchoWorker(address, payload)
+
+
+class EchoShm(EchoCore):
+    """The same calls with another address: its columns stand beside those of TCP, which is what it replaces on one machine."""
+
+    name = "echo-shm"
+    can = frozenset({"tcp", "tcp-batch"})
+
+    def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
+        return EchoLearner(payload, batch_size, connections, f"shm://echo-benchmark-{os.getpid()}")

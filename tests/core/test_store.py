@@ -203,7 +203,7 @@ def test_whole_numbers_of_numpy_are_sizes_too() -> None:
 
 def test_more_memory_than_there_is_says_how_much() -> None:
     frame = {"x": np.zeros((1 << 20,), np.float32)}
-    with pytest.raises(MemoryError, match=r"7 buffers of 1000000 .*29,360,128,\d{3},\d{3} bytes"):
+    with pytest.raises(MemoryError, match=r"7 buffers of 1000000 .*29,360,\d{3},\d{3},\d{3} bytes"):
         Server(frame, batch_size=1_000_000, num_buffers=7)
     with pytest.raises(MemoryError):  # and more than 64 bits can count
         Server({"x": np.broadcast_to(np.int64(0), (1 << 40,))}, 1 << 23)

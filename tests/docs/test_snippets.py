@@ -24,7 +24,7 @@ PAGES = sorted(
     if path.exists() and str(path.relative_to(ROOT)) not in ELSEWHERE and "```python" in path.read_text()
 )
 
-pytestmark = pytest.mark.needs("echo-core", "echo-samplers", "echo-tcp")
+pytestmark = pytest.mark.needs("echo-core", "echo-samplers", "echo-shm", "echo-tcp")
 
 
 def blocks(page: str) -> list[tuple[str, str]]:

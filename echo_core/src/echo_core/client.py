@@ -107,6 +107,21 @@ class Client:
         """Take over N samples at once: the same pytree with leaves of shape `(N, *leaf.shape)`. Raises as `send`."""
         (self._connection if table is None or table == self._table else self._others.connection(table)).send_batch(samples, timeout)
 
+    def reserve(self, timeout: float | None = None) -> Any:
+        """A slot of the learner's store to be filled in place, without any copy; for transports that share its memory.
+
+            with client.reserve() as slot:
+                slot.sample["obs"][...] = ...    # the example's pytree of arrays over the learner's memory
+                slot.commit()                    # leaving the block without it gives the slot back
+
+        Reserved slots have no order among the samples of `send`. Commit, or abort, after dropping every array of the slot.
+
+        Raises:
+            EchoError: this transport shares no memory (naming those that do), or too many slots are reserved.
+            EchoTimeoutError: the store stayed full. ConnectionClosedError, ClosedError: as `send`.
+        """
+        return self._connection.reserve(timeout)
+
     def flush(self, timeout: float | None = None) -> None:
         """Hand everything taken over to the network now."""
         for connection in (self._connection, *self._others.open()):

@@ -25,20 +25,25 @@ inline int64_t now_ns() {
 
 class EventCount {
 public:
+    // shared: threads of other processes wait and notify too, through the same memory.
+    explicit EventCount(bool shared = false) : private_(shared ? 0 : FUTEX_PRIVATE_FLAG) {}
+
     // To be called after a sequentially consistent write that may have made the condition true. Costs one load while nobody waits.
     // Returns whether anybody had to be woken.
     bool notify(int how_many) {
         if (waiters_.load(std::memory_order_seq_cst) == 0) return false;  // SYNC wakeup
         epoch_.fetch_add(1, std::memory_order_seq_cst);
-        futex(FUTEX_WAKE_PRIVATE, how_many, nullptr);
+        futex(FUTEX_WAKE, how_many, nullptr);
         return true;
     }
 
     // Sleep until `ready()` (which must load with seq_cst) or the deadline (of now_ns; negative: none). Spurious returns do not
     // happen: the answer is ready()'s last. A signal ends the sleep early so that Python can look at it: the answer is then false.
+    // `mark` is 1 only while this call counts as a waiter, for whoever has to forget() a waiter that was killed.
     template <class Ready>
-    bool wait(Ready ready, int64_t deadline) {
+    bool wait(Ready ready, int64_t deadline, std::atomic<uint32_t> *mark = nullptr) {
         waiters_.fetch_add(1, std::memory_order_seq_cst);  // SYNC wakeup
+        if (mark) mark->store(1, std::memory_order_release);
         bool answer;
         for (;;) {
             const uint32_t epoch = epoch_.load(std::memory_order_seq_cst);
@@ -53,24 +58,29 @@ public:
                 limit = &relative;
             }
             // The kernel compares the word with `epoch` atomically: a notify since our look makes this return at once.
-            if (futex(FUTEX_WAIT_PRIVATE, int(epoch), limit) != 0 && errno == EINTR) {
+            if (futex(FUTEX_WAIT, int(epoch), limit) != 0 && errno == EINTR) {
                 answer = ready();
                 break;
             }
         }
+        if (mark) mark->store(0, std::memory_order_release);
         waiters_.fetch_sub(1, std::memory_order_seq_cst);
         return answer;
     }
+
+    // A waiter is gone that will not say so itself. One too many costs a system call now and then, one too few a lost wake-up.
+    void forget() { waiters_.fetch_sub(1, std::memory_order_seq_cst); }
 
     uint32_t waiters() const { return waiters_.load(std::memory_order_relaxed); }
 
 private:
     long futex(int operation, int value, const timespec *limit) {
-        return syscall(SYS_futex, reinterpret_cast<uint32_t *>(&epoch_), operation, value, limit, nullptr, 0);
+        return syscall(SYS_futex, reinterpret_cast<uint32_t *>(&epoch_), operation | private_, value, limit, nullptr, 0);
     }
 
     std::atomic<uint32_t> epoch_{0};    // invariant: changes between a notify and the return of every wait it wakes
     std::atomic<uint32_t> waiters_{0};  // invariant: >= the number of threads inside futex wait
+    const int private_;
 };
 
 }  // namespace echo

@@ -35,7 +35,24 @@ public:
         skip_.store(kPenalty, std::memory_order_relaxed);
     }
 
+    // The same when the others run elsewhere (in other processes) and need no GIL of ours. A look that did not pay makes the next
+    // waits sleep at once.
+    template <class Ready>
+    void watch(Ready ready) {
+        if (skip_.load(std::memory_order_relaxed) > 0) {
+            skip_.fetch_sub(1, std::memory_order_relaxed);
+            return;
+        }
+        const int64_t end = now_ns() + kWatchNs;
+        do {
+            for (int i = 0; i < 32; ++i) breathe();
+            if (ready()) return;
+        } while (now_ns() < end);
+        skip_.store(kPenalty, std::memory_order_relaxed);
+    }
+
 private:
+    static constexpr int64_t kWatchNs = 40'000;  // about what the wake-up of a sleeper takes
     static constexpr int64_t kSpinNs = 150'000;
     static constexpr int kPenalty = 63;  // waits that sleep at once after one that spun in vain
 

@@ -36,9 +36,10 @@ cdef extern from "ring.hpp" namespace "echo" nogil:
         uint64_t connections, queued, queue_depth_max
 
     cdef cppclass Ring:
-        Ring(const vector[uint64_t]&, uint64_t, uint64_t) except +
+        Ring(const vector[uint64_t]&, uint64_t, uint64_t, uint64_t, int) except +
         @staticmethod
-        uint64_t storage_bytes(const vector[uint64_t]&, uint64_t, uint64_t)
+        uint64_t bytes(const vector[uint64_t]&, uint64_t, uint64_t, uint64_t, cbool)
+        cbool shared()
         void retain()
         void release()
         int claim(uint32_t, echo_run*)

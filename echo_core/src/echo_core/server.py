@@ -108,7 +108,8 @@ class Server(Store):
             self.sampler = next(iter(made.values())).sampler
         else:
             self.sampler = _sampler(sampler, host)
-            self._open(Spec.from_example(example), batch_size, num_buffers, lease_timeout)
+            memory = next((t.store_memory for t in self._transports if t.store_memory is not None), None)
+            self._open(Spec.from_example(example), batch_size, num_buffers, lease_timeout, memory)
         self._listeners: list[Listener] = []
         self._peers: dict[int, Peer] = {}
         self._life = threading.Lock()  # held while transports open: their callbacks must not need it

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import ClosedError, EchoError
+from .shared import SharedStore, share
 from .slot import Slot, claim
 
 if TYPE_CHECKING:
@@ -79,6 +80,13 @@ class Sink:
         sink._name, sink.spec = name, self.tables[name]
         sink.native = self._alive().table(name).native()
         return sink
+
+    def shared(self, claim_timeout: float) -> SharedStore | None:
+        """The store as memory that other processes can write to; None when it lies in private memory.
+
+        claim_timeout in seconds: how long a claim may delay the batch it is in before it is revoked.
+        """
+        return share(self._alive(), claim_timeout)
 
     def connected(self, peer: Peer) -> None:
         """A client passed the handshake. The server keeps `peer` and shows it; the transport updates it in place."""

@@ -1,4 +1,4 @@
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from echo_core.door cimport Door
 from echo_core.pytree cimport Flattener
@@ -15,9 +15,11 @@ cdef class Store:
     cdef Door* door                 # of the ring
     cdef ReplayTable replay         # the first of the tables; None in a stream
     cdef readonly dict tables
+    cdef int memory_fd      # of the memfd, -1 for private memory
+    cdef uint64_t memory_bytes
     cdef readonly object spec
     cdef object __weakref__
-    cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout) except -1
+    cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout, object memory) except -1
     cdef int refuse(self) except -1
     cdef ReplayTable table_of(self, object name)
     cdef Ring* opened(self) except NULL

@@ -4,6 +4,8 @@
 `Server` derives from `Store`, so that `server.submit` and `server.sample` are builtin methods: a Python call in between would cost
 as much as the insert itself.
 """
+import errno
+import fcntl
 import logging
 import os
 
@@ -24,6 +26,9 @@ from echo_core.errors import ClosedError, EchoTimeoutError, ForkError, LeaseErro
 from echo_core.waits import available_memory
 
 _log = logging.getLogger("echo")
+
+cdef extern from "<unistd.h>" nogil:
+    int close_descriptor "close"(int)
 
 cdef enum:
     INLINE_LEAVES = 64          # samples with more leaves take their pointers from the heap
@@ -47,8 +52,33 @@ cdef void release_capsule(object capsule) noexcept:
     (<Door*>PyCapsule_GetPointer(capsule, "echo_core.store")).release()
 
 
+def _memfd(size: int, huge_pages: bool) -> int:
+    """A memfd of `size` bytes, all of them reserved now, whose size nobody can change any more."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | (os.MFD_HUGETLB if huge_pages else 0)
+    try:
+        fd = os.memfd_create("echo-store", flags)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot make shared memory (memfd_create): {error.strerror}; a seccomp filter that forbids it must be relaxed") from None
+    try:
+        os.ftruncate(fd, size)
+        # Without this a full machine would be a SIGBUS in whoever first touches a page, perhaps hours later.
+        os.posix_fallocate(fd, 0, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError as error:
+        os.close(fd)
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EPERM):
+            raise
+        what = "huge pages (see HugePages_Free in /proc/meminfo and raise vm.nr_hugepages, or leave out huge_pages)" if huge_pages else (
+            "lower batch_size or num_buffers, or raise the container's memory limit")
+        raise MemoryError(f"the store needs {size:,} bytes of shared memory, which are not to be had: {error.strerror}; {what}") from None
+    return fd
+
+
 cdef class Store:
     """Batch buffers that writers fill slot by slot and learners take whole; see docs/design/store.md."""
+
+    def __cinit__(self):
+        self.memory_fd = -1
 
     def __dealloc__(self):
         if self.ring != NULL:
@@ -56,9 +86,12 @@ cdef class Store:
             self.ring.release()
         if self.door != NULL:
             self.door.release()
+        if self.memory_fd >= 0:
+            close_descriptor(self.memory_fd)
 
-    cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout) except -1:
+    cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout, object memory) except -1:
         cdef vector[uint64_t] sizes
+        cdef uint64_t spares = 0 if memory is None else memory.spares
         cdef uint64_t total
         if self.ring != NULL:
             raise RuntimeError("this store is open already")
@@ -70,14 +103,17 @@ cdef class Store:
             raise ValueError(f"batch_size x num_buffers must stay below 2**32, not {batch_size} x {num_buffers}")
         for leaf in spec.leaves:
             sizes.push_back(leaf.nbytes)
-        total = Ring.storage_bytes(sizes, batch_size, num_buffers)
+        total = Ring.bytes(sizes, batch_size, num_buffers, spares, memory is not None)
         free = available_memory()
         if total > free:
             raise MemoryError(
                 f"{num_buffers} buffers of {batch_size} samples of {spec.sample_bytes:,} bytes need {total:,} bytes; "
                 f"{free:,} are available: lower batch_size or num_buffers"
             )
-        self.ring = new Ring(sizes, batch_size, num_buffers)
+        if memory is not None:
+            self.memory_fd = _memfd(total, memory.huge_pages)
+            self.memory_bytes = total
+        self.ring = new Ring(sizes, batch_size, num_buffers, spares, self.memory_fd)
         self.door = open_door(self.ring)
         self.tables = {}
         self.spec = spec
@@ -119,8 +155,9 @@ cdef class Store:
         self._check_process()
         return self.table_of(name)
 
-    def _open(self, spec, batch_size, num_buffers, lease_timeout):
-        self.open(spec, batch_size, num_buffers, lease_timeout)
+    def _open(self, spec, batch_size, num_buffers, lease_timeout, memory=None):
+        """`memory`: a `StoreMemory` for a store that other processes write to; None: private memory."""
+        self.open(spec, batch_size, num_buffers, lease_timeout, memory)
 
     cdef int refuse(self) except -1:
         """Say why this object cannot be used."""

@@ -54,6 +54,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .errors import EchoError
 from .fields import Text, build_options
 from .options import ConnectOptions, ListenOptions
 
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from .spec import Spec
     from .weights import PackedWeights, Weights
 
-__all__ = ["ConnectOptions", "Connection", "ListenOptions", "Listener", "Peer", "Transport"]
+__all__ = ["ConnectOptions", "Connection", "ListenOptions", "Listener", "Peer", "StoreMemory", "Transport"]
 
 
 
@@ -86,6 +87,28 @@ class Peer:
     state_since: float = 0.0  # time.monotonic()
 
 
+@dataclass(frozen=True)
+class StoreMemory:
+    """How a transport wants the memory of a stream store to be, so that its workers can write to it themselves."""
+
+    spares: int = 2  # further buffers, for batches that have to be moved away from a stalled worker
+    huge_pages: bool = False  # pages of 2 MiB; as many must be free
+
+
+def _sharing() -> str:
+    """Names of the installed transports that can share the store with their workers."""
+    from . import plugins
+
+    names = []
+    for record in plugins.installed(plugins.TRANSPORTS):
+        try:
+            if not record.disabled and plugins.transport_class(record.name).shares_store:
+                names.append(record.name)
+        except EchoError:
+            pass  # broken: it cannot be used anyway
+    return f"installed here: {', '.join(names)}" if names else "none is installed"
+
+
 def _texts(address: Address) -> dict[str, Any]:
     return {name: Text(value) for name, value in address.options.items()}
 
@@ -100,6 +123,8 @@ class Transport(ABC):
     scheme: ClassVar[str]
     Options: ClassVar[type] = ListenOptions
     ConnectOptions: ClassVar[type] = ConnectOptions
+    shares_store: ClassVar[bool] = False  # whether its workers may have `reserve`
+    store_memory: StoreMemory | None = None  # None: the store may lie in private memory
 
     def __init__(self, **options: Any) -> None:
         """Check `options` against `Options`; nothing is opened yet. Raises ConfigError."""
@@ -184,6 +209,14 @@ class Connection(ABC):
         """Take over N samples at once: the tree of `send`, every leaf of shape (N, *leaf.shape).
         All or nothing: waits for room for the whole batch (one larger than the window waits for
         an empty window). N = 0 does nothing."""
+
+    def reserve(self, timeout: float | None = None) -> Any:
+        """A slot in the learner's own memory, to be filled in place: see `Client.reserve`. Only
+        transports that share memory with the learner have it; they say so by overriding this."""
+        raise EchoError(
+            "reserve() needs a transport that shares the learner's memory with its workers"
+            f" ({_sharing()}); connect by one of those, or use send()"
+        )
 
     @abstractmethod
     def flush(self, timeout: float | None = None) -> None:

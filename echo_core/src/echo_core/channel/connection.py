@@ -39,6 +39,7 @@ class ChannelConnection(Connection):
         address: Address,
         spec: Spec,
         options: ConnectOptions,
+        uplink: Callable[[], Uplink] | None = None,
     ) -> None:
         self.address = address
         self.spec = spec
@@ -46,7 +47,7 @@ class ChannelConnection(Connection):
         self._flattener = spec.flattener
         self._forked = False
         self._blocked = 0  # under the lock
-        self._uplink = up = Uplink(dial, address, spec, options)
+        self._uplink = up = uplink() if uplink else Uplink(dial, address, spec, options)
         self._lock = up.gate.lock
         try:
             with self._lock:

@@ -151,6 +151,11 @@ class Link:
         self._header = memoryview(bytearray(HEADER_BYTES))
         self._writer = threading.Thread(target=self._write, name="echo-writer", daemon=True)
 
+    @property
+    def channel(self) -> Channel:
+        """What it runs over."""
+        return self._channel
+
     def start(self) -> None:
         """Begin writing."""
         self._writer.start()

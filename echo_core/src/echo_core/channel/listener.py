@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import ConnectionClosedError, ProtocolError
 from ..options import ListenOptions
@@ -29,6 +29,8 @@ COMPLAINT_PAUSE = 1.0  # seconds between two log lines about strangers
 
 class ChannelListener(Listener):
     """See `echo_core.transport.Listener`; made by `ChannelTransport.listen`."""
+
+    served: ClassVar[type[ServedClient]] = ServedClient
 
     def __init__(self, acceptor: Acceptor, sink: Sink, options: ListenOptions) -> None:
         self.address = acceptor.address
@@ -67,7 +69,7 @@ class ChannelListener(Listener):
                     self._complain("%s cannot accept clients: %s", self.address, error)
                     self._closing.wait(ACCEPT_PAUSE)
                 continue
-            client = ServedClient(self, channel)
+            client = self.served(self, channel)
             try:
                 with self._lock:
                     self._clients.add(client)
@@ -159,7 +161,8 @@ class ChannelListener(Listener):
 
     def turned_away(self, address: str, error: Exception) -> None:
         self.count("protocol_errors" if isinstance(error, ProtocolError) else "refused")
-        self._complain("%s turned %s away: %s", self.address, address or "a client", error)
+        # Its text: a handler that keeps records would keep the error's frames, and with them the store.
+        self._complain("%s turned %s away: %s", self.address, address or "a client", str(error))
 
     def gone(self, client: ServedClient) -> None:
         with self._lock:

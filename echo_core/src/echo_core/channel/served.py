@@ -7,8 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError
 from ..handshake import ServerHandshake
@@ -282,8 +281,11 @@ class ServedClient:
             with self.gate.lock:
                 self.calls.answered(header.seq, payload)
             return
-        reply = answer(partial(self._sink.control, self.peer), payload)
+        reply = answer(self._answer, payload)
         self._post(frame(Kind.CONTROL, reply, flags=REPLY, seq=header.seq))
+
+    def _answer(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+        return self._sink.control(self.peer, op, body, blob)
 
     def _post(self, data: bytes) -> None:
         assert self.link is not None

@@ -45,6 +45,15 @@ class Window:
         self._sent: deque[Entry] = deque()
         self._unsent: deque[Entry] = deque()
 
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
+
+    @property
+    def under_way(self) -> bool:
+        """Some are sent and not acknowledged."""
+        return bool(self._sent)
+
     def has_room(self, count: int) -> bool:
         """True if `count` more samples fit; any number fits into an empty window."""
         under_way = self.taken - self.acknowledged

@@ -1,0 +1,454 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""The worker's end of the learner's store: samples are written where they will be read.
+
+`Direct` takes a sample over within one call while there is space: claim, copy, commit, by the atomics of echo_core's remote.hpp. When
+it cannot (the store is full, no learner is connected, earlier samples wait) it leaves the sample to `slow`, the connection's window,
+which keeps the order and waits. Small samples are copied with the GIL held: giving it back and taking it again would cost more.
+"""
+import os
+
+import numpy as np
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+from libcpp.vector cimport vector
+
+from echo_core.capi cimport ECHO_CLOSED, ECHO_FULL, ECHO_OK, echo_batch_pointers, echo_leaf_pointers, echo_run
+from echo_core.shared cimport (
+    ECHO_REVOKED, echo_remote, remote_attach, remote_claim, remote_commit, remote_detach, remote_idle, remote_leaf, remote_leave,
+    remote_wait_space,
+)
+
+from echo_core.errors import ClosedError, EchoError
+
+cdef extern from "<mutex>" namespace "std" nogil:
+    cdef cppclass mutex:
+        void lock()
+        bint try_lock()
+        void unlock()
+
+cdef enum:
+    BUSY = 99             # a status of ours, beside echo_status
+    FEW = 64              # leaves whose addresses fit on the stack
+    GIL_BYTES = 32768     # copies larger than this are done without the GIL
+    SLICE_NS = 2000000    # of a wait for space that others must be able to cut short
+
+cdef int generation = 0  # of forks: a connection belongs to the process that made it
+
+
+def _forked():
+    global generation
+    generation += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+cdef class Mapping:
+    """The learner's store as this process has mapped it; unmapped with the last reference."""
+
+    cdef echo_remote* store
+    cdef int generation
+
+    def __dealloc__(self):
+        if self.store != NULL:
+            remote_detach(self.store)
+
+
+cdef class Direct:
+    """Puts samples into the learner's store.
+
+    Args:
+        spec: of the samples.
+        patience: seconds that `send` itself waits for space.
+
+    Attributes:
+        ready: whether samples may be put: nothing waits that was taken over before them.
+        samples: how many were committed here.
+        pumped: those of them that had to wait.
+        blocked: how often the store was found full.
+        revoked: how many claims were taken away because they were held for too long.
+    """
+
+    cdef mutex lock              # of everything below; never held while waiting for the GIL
+    cdef Mapping mapping         # None: no learner's store is mapped
+    cdef echo_remote* store      # mapping.store, or NULL
+    cdef readonly bint ready
+    cdef uint32_t record
+    cdef list reservable         # records for `reserve`
+    cdef object spec, slow, slow_batch, rest
+    cdef list spare
+    cdef vector[uint64_t] leaf_bytes
+    cdef uint64_t sample_bytes
+    cdef Py_ssize_t count
+    cdef int slices, generation
+    cdef readonly uint64_t samples, pumped, blocked, revoked
+    cdef object give_up
+
+    def __cinit__(self, object spec, double patience):
+        for leaf in spec.leaves:
+            self.leaf_bytes.push_back(leaf.nbytes)
+        self.spec = spec
+        self.sample_bytes = spec.sample_bytes
+        self.count = self.leaf_bytes.size()
+        self.slices = <int>(patience * 1e9 / SLICE_NS)
+        self.generation = generation
+        self.reservable = []
+
+    def connect(self, slow, slow_batch, rest, give_up):
+        """Weak references to what is called for samples `(sample, timeout)` and batches `(samples, timeout)` that cannot be put at once,
+        for what is left `(count, bytes)` of a batch that was begun, and for a `record` whose claim the learner is to take back."""
+        self.slow, self.slow_batch, self.rest, self.give_up = slow, slow_batch, rest, give_up
+
+    # ---- samples -----------------------------------------------------------------------------------------------------------
+
+    def send(self, sample, timeout=None):
+        """See `echo_core.transport.Connection.send`."""
+        cdef const void* few[FEW]
+        cdef vector[const void*] many
+        cdef const void** leaves = few
+        cdef list keep
+        cdef uint64_t done = 0
+        cdef int status = ECHO_CLOSED
+        if self.ready and self.generation == generation:
+            if self.count > FEW:
+                many.resize(self.count)
+                leaves = many.data()
+            # Another thread may be in here while optree or numpy run Python code for this one.
+            keep, self.spare = self.spare, None
+            if keep is None:
+                keep = []
+            held = None if self.sample_bytes <= GIL_BYTES else self.spec.flattener.flatten(sample)
+            echo_leaf_pointers(self.spec, sample, leaves, keep)
+            status = self.put(leaves, 1, &done, held is not None)
+            if status == BUSY or status == ECHO_FULL and self.slices:
+                # Without the GIL another thread could take an array out of the sample and free what is copied from.
+                held = self.spec.flattener.flatten(sample)
+                keep.clear()
+                echo_leaf_pointers(self.spec, sample, leaves, keep)
+                status = self.put_soon(leaves, 1, &done, timeout)
+            if keep:
+                keep.clear()
+            self.spare = keep
+        if status != ECHO_OK:
+            self.call(self.slow)(sample, timeout)
+
+    def send_batch(self, samples, timeout=None):
+        """See `echo_core.transport.Connection.send_batch`."""
+        cdef const void* few[FEW]
+        cdef vector[const void*] many
+        cdef const void** leaves = few
+        cdef list keep = []
+        cdef uint64_t done = 0
+        cdef Py_ssize_t n, i
+        cdef int status
+        if not self.ready or self.generation != generation:
+            self.call(self.slow_batch)(samples, timeout)
+            return
+        if self.count > FEW:
+            many.resize(self.count)
+            leaves = many.data()
+        n = echo_batch_pointers(self.spec, samples, leaves, keep)
+        if n == 0:
+            return
+        status = self.put(leaves, n, &done, True)
+        if status == ECHO_FULL and self.slices:
+            status = self.put_soon(leaves, n, &done, timeout)
+        if status == ECHO_OK:
+            return
+        if done == 0:
+            self.call(self.slow_batch)(samples, timeout)
+            return
+        # A batch is taken whole or not at all: what is left of it must not wait for room in the window, which might not come.
+        parts = []
+        for i in range(self.count):
+            parts.append((<const char*>leaves[i] + done * self.leaf_bytes[i])[:(n - done) * self.leaf_bytes[i]])
+        self.call(self.rest)(n - done, b"".join(parts))
+
+    def pump(self, const unsigned char[::1] data, uint64_t n, uint64_t row, double seconds):
+        """Put samples from number `row` on of the `n` whose leaves lie one after another in `data`, waiting up to `seconds` for space.
+
+        Returns how many were put; None when no store is mapped any more.
+        """
+        cdef vector[const void*] leaves
+        cdef const unsigned char* at = NULL
+        cdef uint64_t done = 0
+        cdef uint32_t i
+        cdef int status
+        if data.shape[0]:
+            at = &data[0]
+        for i in range(self.leaf_bytes.size()):
+            leaves.push_back(at + row * self.leaf_bytes[i])
+            at += n * self.leaf_bytes[i]
+        with nogil:
+            self.lock.lock()
+            status = self.pour(leaves.data(), n - row, &done)
+            if status == ECHO_FULL and done == 0:
+                remote_wait_space(self.store, self.record, <int64_t>(seconds * 1e9))
+                status = self.pour(leaves.data(), n - row, &done)
+            self.pumped += done
+            self.lock.unlock()
+        return None if status == ECHO_CLOSED and done == 0 else done
+
+    cdef int put(self, const void** leaves, uint64_t n, uint64_t* done, bint held) except -1:
+        """ECHO_OK: all are committed; otherwise the first `done` of them. BUSY: another thread is putting one, and what is behind
+        `leaves` is not `held` and so good only under the GIL."""
+        cdef int status
+        if not self.lock.try_lock():
+            if not held:
+                return BUSY
+            with nogil:
+                self.lock.lock()
+        if not self.ready:
+            status = ECHO_CLOSED
+        elif n * self.sample_bytes > GIL_BYTES:
+            with nogil:
+                status = self.pour(leaves, n, done)
+        else:
+            status = self.pour(leaves, n, done)
+        if status == ECHO_FULL:
+            self.blocked += 1
+        self.lock.unlock()
+        return status
+
+    cdef int put_soon(self, const void** leaves, uint64_t n, uint64_t* done, object timeout) except -1:
+        """The same, waiting a little for space."""
+        cdef int status = ECHO_FULL, i, slices = self.slices + 1
+        if timeout is not None and timeout * 1e9 < slices * <double>SLICE_NS:
+            slices = <int>(timeout * 1e9 / SLICE_NS) + 1
+        for i in range(slices):
+            with nogil:
+                self.lock.lock()
+                status = self.pour(leaves, n, done) if self.ready else ECHO_CLOSED
+                if status == ECHO_FULL and remote_wait_space(self.store, self.record, SLICE_NS) == ECHO_OK:
+                    status = self.pour(leaves, n, done)
+                self.lock.unlock()
+            if status != ECHO_FULL:
+                break
+            if done[0] == 0:
+                PyErr_CheckSignals()
+        return status
+
+    cdef int pour(self, const void** leaves, uint64_t n, uint64_t* done) noexcept nogil:
+        """`lock` held."""
+        cdef echo_run run
+        cdef uint32_t i
+        cdef uint64_t size
+        cdef int status
+        cdef echo_remote* store = self.store
+        if store == NULL:
+            return ECHO_CLOSED
+        while done[0] < n:
+            status = remote_claim(store, self.record, <uint32_t>min(n - done[0], <uint64_t>0x7fffffff), &run)
+            if status != ECHO_OK:
+                return status
+            for i in range(self.leaf_bytes.size()):
+                size = self.leaf_bytes[i]
+                memcpy(remote_leaf(store, &run, i), <const char*>leaves[i] + done[0] * size, size * run.count)
+            if remote_commit(store, self.record, &run) == ECHO_REVOKED:
+                self.revoked += 1  # we were stopped for a while, and others have our slots: once more
+                continue
+            done[0] += run.count
+            self.samples += run.count
+        return ECHO_OK
+
+    cdef object call(self, object reference):
+        function = reference()
+        if function is None:
+            raise ClosedError("this client was dropped; keep it for as long as you send")
+        return function
+
+    # ---- what the connection does ---------------------------------------------------------------------------------------------
+
+    def attach(self, int fd, list records):
+        """Map the learner's store. Raises MemoryError, ProtocolError."""
+        cdef Mapping mapping = Mapping()
+        mapping.store = remote_attach(fd, self.spec)
+        with nogil:
+            self.lock.lock()
+        self.mapping, self.record, self.reservable = mapping, records[0], records[1:]
+        self.store = mapping.store
+        self.lock.unlock()
+
+    def detach(self):
+        """No sample is put any more; what a call had begun is done when this returns."""
+        cdef Mapping mapping
+        cdef uint32_t record
+        with nogil:
+            self.lock.lock()
+        self.ready = False
+        self.store = NULL
+        mapping, self.mapping, reservable, self.reservable = self.mapping, None, self.reservable, []
+        self.lock.unlock()
+        if mapping is not None:
+            remote_leave(mapping.store, self.record)
+            for record in reservable:  # those in use leave when they are done
+                remote_leave(mapping.store, record)
+
+    def open(self, bint ready):
+        """Whether samples may be put."""
+        if ready == self.ready:
+            return  # without the lock, which the pump holds while it waits
+        with nogil:
+            self.lock.lock()
+        self.ready = ready and self.store != NULL
+        self.lock.unlock()
+
+    def abandon(self):
+        """In a forked child: the mapping and all its records are the parent's."""
+        self.ready = False
+        self.store = NULL
+        if self.mapping is not None:
+            self.mapping.store = NULL
+
+    def wait_space(self, double seconds):
+        """Sleep until there may be space, at most so long; at once when no store is mapped."""
+        with nogil:
+            self.lock.lock()
+            if self.ready:
+                remote_wait_space(self.store, self.record, <int64_t>(seconds * 1e9))
+            self.lock.unlock()
+
+    def reserve(self):
+        """A claimed slot; None when the store is full or not mapped. Raises EchoError when all reservations are in use."""
+        cdef Reserved slot = Reserved.__new__(Reserved)
+        cdef Mapping mapping = self.mapping
+        cdef uint32_t record = 0
+        cdef int status
+        if mapping is None or not self.ready or self.generation != generation:
+            return None
+        for candidate in self.reservable:
+            if remote_idle(mapping.store, candidate):  # one that was given up is the learner's until it says so
+                record = candidate
+                break
+        if record == 0:
+            raise EchoError("every slot that this client may reserve is in use; commit or abort one, or connect with more reservations")
+        self.reservable.remove(record)
+        status = remote_claim(mapping.store, record, 1, &slot.run)
+        if status != ECHO_OK:
+            self.reservable.append(record)
+            return None
+        slot.mapping, slot.record, slot.owner, slot.spec, slot.open = mapping, record, self, self.spec, True
+        slot.generation = generation
+        return slot
+
+
+@cython.no_gc_clear
+cdef class Leaf:
+    """Exporter of one leaf's bytes in a reserved slot. It lives as long as any array on them (numpy keeps the exporter, not the buffer)."""
+
+    cdef Reserved slot
+    cdef char* data
+    cdef Py_ssize_t size
+
+    def __cinit__(self, Reserved slot):
+        self.slot = slot
+        slot.views += 1
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.size, 0, flags)
+
+    def __dealloc__(self):
+        self.slot.views -= 1
+
+
+cdef class Reserved:
+    """One slot in the learner's store, claimed for this worker: fill `sample` in place, then `commit()`.
+
+        with client.reserve() as slot:
+            env.step(action, out=slot.sample["obs"])
+            slot.sample["reward"][...] = reward
+            slot.commit()
+
+    Leaving the block uncommitted aborts. One slot, one thread. A slot that is held longer than the learner's `claim_timeout` while its
+    batch waits for nothing else is given to others: commit() then says so.
+
+    Attributes:
+        sample: the example's pytree of writable arrays over the learner's memory, uninitialised.
+    """
+
+    cdef Mapping mapping
+    cdef echo_run run
+    cdef uint32_t record
+    cdef Direct owner
+    cdef object spec
+    cdef bint open
+    cdef Py_ssize_t views
+    cdef int generation
+    cdef object __weakref__
+
+    @property
+    def sample(self):
+        if not self.open:
+            raise ValueError("this slot was committed or aborted already; reserve another")
+        leaves = []
+        cdef Leaf leaf
+        for index, spec in enumerate(self.spec.leaves):
+            leaf = Leaf.__new__(Leaf, self)
+            leaf.data = remote_leaf(self.mapping.store, &self.run, index)
+            leaf.size = spec.nbytes
+            leaves.append(np.ndarray(spec.shape, spec.dtype, leaf))
+        return self.spec.flattener.unflatten(leaves)
+
+    def commit(self):
+        """The sample is whole: show it to the learner.
+
+        Raises:
+            BufferError: an array of `sample` is still alive; it would write to memory that is another's.
+            ValueError: committed or aborted already.
+            EchoError: it was held for too long and taken away, or the learner is gone; nothing was stored.
+        """
+        self._finish()
+        if self.owner.mapping is not self.mapping:
+            self._free()
+            raise EchoError("the learner of this slot is gone, or was for a while; nothing was stored: reserve another")
+        if remote_commit(self.mapping.store, self.record, &self.run) == ECHO_REVOKED:
+            self._free()
+            raise EchoError("this slot was held for longer than the learner's claim_timeout and given to others; reserve another, and fill it sooner")
+        self.owner.samples += 1
+        self._free()
+
+    def abort(self):
+        """Give the slot back. Raises BufferError and ValueError as `commit`."""
+        self._finish()
+        self._give_up()
+
+    cdef int _finish(self) except -1:
+        if self.generation != generation:
+            raise ValueError("this slot was reserved before a fork and belongs to the parent process")
+        if not self.open:
+            raise ValueError("this slot was committed or aborted already; reserve another")
+        if self.views:
+            raise BufferError(f"{self.views} arrays of this slot are still alive: drop them (and what was made of them) before commit or abort")
+        self.open = False
+        return 0
+
+    cdef int _free(self) except -1:
+        """The record is for another reservation, or for the learner to take."""
+        if self.owner.mapping is self.mapping:
+            self.owner.reservable.append(self.record)
+        else:
+            remote_leave(self.mapping.store, self.record)
+        return 0
+
+    cdef int _give_up(self) except -1:
+        self._free()
+        function = self.owner.give_up() if self.owner.mapping is self.mapping else None
+        if function is not None:
+            function(self.record)
+        return 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        if self.open and not self.views:
+            self.abort()
+
+    def __del__(self):
+        if self.open and self.generation == generation:  # every array is dead: each holds a reference to this slot
+            self.open = False
+            self._give_up()

@@ -1,0 +1,118 @@
+"""Where a learner leaves its weights for all workers of the machine to read: a few buffers in a memfd, written in turn.
+
+Nobody waits for anybody. A version stays where it is until two more were published; a reader that was slower than that finds bytes whose
+digest is not theirs, and asks for the newest. The memfd is sealed: those it is handed to can only read it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+from echo_core.errors import ProtocolError
+from echo_core.weights import PackedWeights, aligned_bytes
+
+__all__ = ["Board", "Notice", "Reader"]
+
+SLOTS = 3  # the newest, the one being written, and one for who still reads
+PAGE = 4096
+F_SEAL_FUTURE_WRITE = 0x0010  # Linux 5.1; Python 3.11 has no name for it
+
+
+def _up(count: int) -> int:
+    return -(-count // PAGE) * PAGE
+
+
+class Notice(NamedTuple):
+    """Where a version lies."""
+
+    version: int
+    generation: int  # of the memfd
+    offset: int
+    meta: int  # bytes of the description, which the payload follows at the next page
+    payload: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + _up(self.meta) + self.payload
+
+
+class Board:
+    """The learner's end. One thread at a time may `put`; `newest` may be read by any.
+
+    Raises OSError when the memory is not to be had.
+    """
+
+    def __init__(self) -> None:
+        self.newest: Notice | None = None
+        self.fd = -1
+        self._generation = 0
+        self._slot = 0
+        self._capacity = 0
+        self._memory: np.ndarray | None = None
+
+    def put(self, weights: PackedWeights) -> None:
+        size = _up(len(weights.meta)) + _up(weights.payload.nbytes) + PAGE
+        if size > self._capacity:
+            self._make(size + size // 8)
+        assert self._memory is not None
+        self._slot = (self._slot + 1) % SLOTS
+        notice = Notice(weights.version, self._generation, self._slot * self._capacity, len(weights.meta), weights.payload.nbytes)
+        at = notice.offset
+        self._memory[at : at + notice.meta] = np.frombuffer(weights.meta, np.uint8)
+        at += _up(notice.meta)
+        np.copyto(self._memory[at : at + notice.payload], weights.payload)
+        self.newest = notice
+
+    def _make(self, capacity: int) -> None:
+        capacity = _up(capacity)
+        fd = os.memfd_create("echo-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, SLOTS * capacity)
+            os.posix_fallocate(fd, 0, SLOTS * capacity)  # a full machine is an error here, not a SIGBUS in a reader
+            memory = np.frombuffer(mmap.mmap(fd, SLOTS * capacity), np.uint8)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+            try:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+            except OSError:  # an older kernel
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.close()
+        self.fd, self._memory, self._capacity = fd, memory, capacity
+        self._generation += 1
+        self._slot = 0
+
+    def close(self) -> None:
+        self.newest, self._memory, self._capacity = None, None, 0
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Reader:
+    """A worker's end, over the descriptor of one generation, which can be closed afterwards."""
+
+    def __init__(self, fd: int) -> None:
+        self._memory = np.frombuffer(mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+
+    def copy(self, notice: Notice) -> tuple[bytes, np.ndarray] | None:
+        """Description and payload, to be verified; None when they are another version's by now.
+
+        Raises ProtocolError when they do not lie within the memory.
+        """
+        if not 0 <= notice.offset <= notice.end <= len(self._memory) or notice.meta < 0 or notice.payload < 0:
+            raise ProtocolError("the learner's notice of weights reaches past its memory")
+        meta = self._memory[notice.offset : notice.offset + notice.meta].tobytes()
+        payload = aligned_bytes(notice.payload)
+        np.copyto(payload, self._memory[notice.end - notice.payload : notice.end])
+        try:
+            version: Any = json.loads(meta)["version"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        return (meta, payload) if version == notice.version else None

@@ -1,0 +1,318 @@
+"""The worker's end of shared memory: `ShmConnection`, and the thread that puts what had to wait.
+
+Everything but samples and weights travels over the unix socket, by `echo_core.channel`: handshake, requests, goodbye, reconnecting.
+Samples are put into the learner's store by `Direct`. What it cannot put at once goes to the session's window, from which the pump puts it
+as soon as there is space, in order; to a learner that shares no memory the window is sent over the socket.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from echo_core.channel.connection import ChannelConnection
+from echo_core.channel.link import Link, Work
+from echo_core.channel.uplink import Uplink
+from echo_core.errors import EchoError, EchoTimeoutError, ProtocolError
+from echo_core.wire import REPLY, Header, Kind, frame, pack_request, parse_reply, parse_request
+
+from ._direct import Direct, Reserved
+from .board import Notice, Reader
+from .sockets import UnixChannel, dial
+
+if TYPE_CHECKING:
+    from echo_core.address import Address
+    from echo_core.spec import Spec
+
+    from .transport import ShmConnectOptions
+
+__all__ = ["ShmConnection"]
+
+ATTACH = 1 << 60  # number of the request that asks for the store; those of callers count from 1
+SAID = ATTACH + 1  # of requests whose answer does not matter
+WEIGHTS = ATTACH + 2  # of the learner's notices of weights
+PUMP_SECONDS = 0.05  # a wait of the pump that an ending link must be able to cut short
+
+
+class ShmUplink(Uplink):
+    """A session whose samples are put into the learner's memory while it shares that.
+
+    Attributes:
+        settled: whether the learner has said how samples get to it; under `gate.lock`.
+        attached: its store is mapped here.
+    """
+
+    direct: Direct
+
+    def __init__(self, spec: Spec, address: Address, options: ShmConnectOptions) -> None:
+        self.settled = options.mode == "private"
+        self.attached = False
+        self.direct = Direct(spec, options.patience)
+        self._board: Reader | None = None
+        self._pumping = False
+        self._pump_thread: threading.Thread | None = None
+        super().__init__(dial, address, spec, options)
+
+    # ------------------------------------------------------------------------ getting the store
+
+    def _resume(self, link: Link, incarnation: str, header: Header) -> None:
+        super()._resume(link, incarnation, header)
+        if self._options.mode != "private":
+            request = pack_request("shm/attach", {"records": 1 + self._options.reservations})
+            with self.gate.lock:
+                link.post(frame(Kind.CONTROL, request, seq=ATTACH))
+
+    def _control(self, link: Link, header: Header, payload: bytearray) -> None:
+        if header.flags & REPLY and header.seq == ATTACH:
+            self._attach(link, payload)
+        elif header.seq == WEIGHTS:
+            self._weights_put(link, payload)
+        else:
+            super()._control(link, header, payload)
+
+    def _attach(self, link: Link, payload: bytearray) -> None:
+        channel = link.channel
+        assert isinstance(channel, UnixChannel)
+        body, _ = parse_reply(payload)
+        if body.get("mode") == "direct":
+            records = body.get("records")
+            if not channel.fds or not isinstance(records, list) or not records or not all(type(r) is int and 0 < r < 1024 for r in records):
+                raise ProtocolError("the learner offered its store and did not hand it over; install the same echo-shm at both ends")
+            fd = channel.fds.popleft()
+            try:
+                self.direct.attach(fd, records)
+            except (EchoError, MemoryError, OSError) as error:
+                self.end(EchoError(f"the store of {self.address} cannot be used: {error}; mode=\"private\" needs no shared memory"))
+                return
+            finally:
+                os.close(fd)
+        with self.gate.lock:
+            self.settled = True
+            self.attached = body.get("mode") == "direct"
+            self.open_if_idle()
+            if self.window.taken != self.window.acknowledged:
+                self.start_pump()
+            self.gate.changed.notify_all()
+            self.gate.work.notify_all()
+
+    def _weights_put(self, link: Link, payload: bytearray) -> None:
+        """A version lies on the learner's board."""
+        _, body, _ = parse_request(payload)
+        try:
+            notice = Notice(*(int(body[field]) for field in Notice._fields))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"a malformed notice of weights: {error!r}") from error
+        if body.get("new"):
+            channel = link.channel
+            assert isinstance(channel, UnixChannel)
+            if not channel.fds:
+                raise ProtocolError("a notice of weights came without their memory")
+            fd = channel.fds.popleft()
+            try:
+                self._board = Reader(fd)
+            except (OSError, ValueError) as error:
+                raise ProtocolError(f"the learner's weights cannot be mapped: {error}") from error
+            finally:
+                os.close(fd)
+        whole = self._board.copy(notice) if self._board is not None else None
+        try:
+            if whole is not None:
+                self._hold(link, notice.version, *whole)
+                return
+        except ProtocolError:
+            pass  # overwritten while they were copied: the digest says so
+        with self.gate.lock:
+            link.post(frame(Kind.CONTROL, pack_request("shm/again", {}), seq=SAID))
+
+    def _lost(self, link: Link, error: Exception) -> None:
+        self.direct.detach()
+        self._board = None
+        with self.gate.lock:
+            self.attached, self.settled = False, self._options.mode == "private"
+            # What it has put counts as acknowledged before the learner is told how much that is.
+            self.gate.changed.wait_for(lambda: not self._pumping)
+        super()._lost(link, error)
+
+    def forget(self) -> None:
+        self.direct.abandon()
+        super().forget()
+
+    def give_up(self, record: int) -> None:
+        """Have the learner take back what `record` holds."""
+        with self.gate.lock:
+            if self.link is not None:
+                self.link.post(frame(Kind.CONTROL, pack_request("shm/give_up", {"record": record}), seq=SAID))
+
+    # ----------------------------------------------------------------- samples that have to wait
+
+    def open_if_idle(self) -> None:
+        """Let callers put samples themselves when none is waiting. `gate.lock` held."""
+        self.direct.open(self.attached and self.window.acknowledged == self.window.taken and not self.closing)
+
+    def _work(self) -> Work | None:
+        if not self.settled or self.attached:
+            return None
+        return super()._work()
+
+    def start_pump(self) -> None:
+        """`gate.lock` held."""
+        if self._pump_thread is None and self.attached:
+            self._pump_thread = threading.Thread(target=self._pump, name="echo-pump", daemon=True)
+            self._pump_thread.start()
+
+    def _pump(self) -> None:
+        try:
+            while self._pump_some():
+                pass
+        except Exception as error:
+            self.end(EchoError(f"connection to {self.address} failed: {error!r}"))
+
+    def _pump_some(self) -> bool:
+        """Put one frame's worth of entries; False when the connection is over."""
+        window, lock = self.window, self.gate.lock
+        with lock:
+            # What was sent over the socket before comes first.
+            while not self.over.is_set() and not (self.attached and window.has_unsent and not window.under_way):
+                self.gate.work.wait()
+            if self.over.is_set():
+                return False
+            entries = window.next_entries()
+            self._pumping = True
+        try:
+            for entry in entries:
+                row = max(0, window.acknowledged + 1 - entry.first)
+                while row < entry.count:
+                    put = self.direct.pump(entry.data, entry.count, row, PUMP_SECONDS)
+                    if put is None or self.over.is_set():
+                        return True  # lost; they are put again when there is a store again
+                    if put:
+                        row += put
+                        with lock:
+                            window.acknowledge(entry.first + row - 1)
+                            self.gate.changed.notify_all()
+        finally:
+            with lock:
+                self._pumping = False
+                self.open_if_idle()
+                self.gate.changed.notify_all()
+        return True
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        finally:
+            self.direct.detach()
+
+    def close(self, seconds: float) -> None:
+        with self.gate.lock:
+            self.direct.open(False)
+        super().close(seconds)
+
+    def end(self, error: EchoError) -> None:
+        super().end(error)
+        with self.gate.lock:
+            self.gate.work.notify_all()
+
+
+class ShmConnection(ChannelConnection):
+    """See `echo_core.transport.Connection`. Connects when it is made.
+
+    A sample is acknowledged as soon as `send` has put it into the learner's store. While the store is full or the learner gone, samples
+    are kept in this process, as many as the window holds.
+
+    Raises:
+        EchoTimeoutError: the learner could not be reached in time, with the last reason.
+        SpecError, SecurityError, HandshakeRefused, ProtocolError: it said no; naming the leaf.
+        EchoError: its memory cannot be mapped, and why.
+    """
+
+    _uplink: ShmUplink
+
+    def __init__(self, address: Address, spec: Spec, options: ShmConnectOptions) -> None:
+        super().__init__(dial, address, spec, options, uplink=partial(ShmUplink, spec, address, options))
+        up = self._uplink
+        self._direct = up.direct
+        up.direct.connect(*map(weakref.WeakMethod, (self._send, self._send_batch, self._rest, up.give_up)))
+        try:
+            with self._lock:
+                up.wait(lambda: up.settled, options.timeout, lambda: f"worker {os.getpid()} waits for the store of {address}")
+        except BaseException:
+            self.close(0)
+            raise
+        # Bound once: a method in between would cost a third of a small send.
+        self.send = up.direct.send  # type: ignore[method-assign]
+        self.send_batch = up.direct.send_batch  # type: ignore[method-assign]
+
+    def send(self, sample: Any, timeout: float | None = None) -> None:
+        self._direct.send(sample, timeout)
+
+    def send_batch(self, samples: Any, timeout: float | None = None) -> None:
+        self._direct.send_batch(samples, timeout)
+
+    def _send(self, sample: Any, timeout: float | None) -> None:
+        super().send(sample, timeout)
+
+    def _send_batch(self, samples: Any, timeout: float | None) -> None:
+        super().send_batch(samples, timeout)
+
+    def _take(self, count: int, data: bytes, timeout: float | None) -> None:
+        up = self._uplink
+        super()._take(count, data, timeout)
+        with self._lock:
+            # Before its caller can send the next one: that must not get past this one. The store may have come back while we waited
+            # for room, so that nothing said earlier about the way being closed is worth anything now.
+            if up.window.acknowledged != up.window.taken:
+                up.direct.open(False)
+                up.start_pump()
+
+    def _rest(self, count: int, data: bytes) -> None:
+        """What is left of a batch that was begun: taken without regard to the window's bounds."""
+        up = self._uplink
+        self._check()
+        with self._lock:
+            up.direct.open(False)
+            up.start_pump()
+            up.window.add(count, data)
+            up.gate.work.notify_all()
+
+    def reserve(self, timeout: float | None = None) -> Reserved:
+        """A slot in the learner's store, to be filled in place; see `Reserved`.
+
+        Raises:
+            EchoTimeoutError: the store stayed full. ConnectionClosedError, ClosedError: the learner or this connection is gone.
+            EchoError: the learner shares no memory, or all reservations are in use.
+        """
+        self._check()
+        up, seconds, start = self._uplink, self._seconds(timeout), time.monotonic()
+        while (slot := self._direct.reserve()) is None:
+            self._check()
+            left = start + seconds - time.monotonic()
+            with self._lock:
+                if up.settled and not up.attached and up.link is not None:
+                    why = 'shares no memory with this worker (mode="private"), so that there is nothing to reserve'
+                    raise EchoError(f"{self.address} {why}; use send()")
+                if left <= 0:
+                    what = f"reserve() waits for {up.learner()} to take samples out of its full store"
+                    raise EchoTimeoutError(f"{what}; gave up after {seconds:g} s")
+                if not self._direct.ready:  # samples that were taken over before come first
+                    up.gate.changed.wait(min(left, PUMP_SECONDS))
+            self._direct.wait_space(min(left, PUMP_SECONDS))
+        return slot
+
+    def stats(self) -> dict[str, Any]:
+        """Beside what every connection counts: direct_samples (put by send() itself), revoked, mode."""
+        stats = super().stats()
+        direct, up = self._direct, self._uplink
+        with self._lock:
+            put = direct.samples - direct.pumped
+        stats["samples"] += put
+        stats["acknowledged"] += put
+        stats["bytes_sent"] += direct.samples * self.spec.sample_bytes
+        stats["send_blocked"] += direct.blocked
+        stats["direct_samples"], stats["revoked"] = put, direct.revoked
+        stats["mode"] = "direct" if up.attached else "private"
+        return stats

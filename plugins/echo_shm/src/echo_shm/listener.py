@@ -1,0 +1,309 @@
+"""The learner's end of shared memory: a channel listener that hands its store to workers, and a thread that looks after them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from echo_core.channel.link import Work
+from echo_core.channel.listener import ChannelListener
+from echo_core.channel.served import STREAMING_SECONDS, ServedClient
+from echo_core.errors import ConnectionClosedError, ProtocolError
+from echo_core.wire import Kind, frame, pack_request
+
+from .board import Board
+from .connection import WEIGHTS
+
+if TYPE_CHECKING:
+    from echo_core.channel.sessions import Session
+    from echo_core.shared import SharedStore
+    from echo_core.sink import Sink
+    from echo_core.weights import PackedWeights
+
+    from .sockets import UnixAcceptor, UnixChannel
+    from .transport import ShmListenOptions
+
+__all__ = ["ShmListener"]
+
+log = logging.getLogger("echo")
+
+LOOK_SECONDS = 0.25  # between two looks at the claims of workers
+DEATH_SECONDS = 0.005  # the same while somebody has left and its process may be about to go
+
+
+class Writer:
+    """A worker that has the store mapped, from then until nothing of it can write there any more."""
+
+    def __init__(self, shared: SharedStore, records: list[int], pid: int, session: Session, name: str) -> None:
+        self.records, self.session, self.name = records, session, name
+        self.pidfd = -1
+        self.gone_since = 0.0  # its connection ended, at this time.monotonic()
+        self._shared = shared
+        with suppress(OSError):  # a foreign pid namespace, or it has died by now: then the socket alone tells
+            if pid > 0:
+                self.pidfd = os.pidfd_open(pid)
+
+    def samples(self) -> int:
+        return sum(map(self._shared.samples, self.records))
+
+    def revoked(self) -> int:
+        return sum(map(self._shared.revoked, self.records))
+
+    def waiting(self) -> float:
+        return self._shared.waiting(self.records[0])
+
+    def dead(self) -> bool:
+        """Its process has ended: it writes nothing, whatever it was doing."""
+        if self.pidfd < 0:
+            return False
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def harmless(self) -> bool:
+        return all(map(self._shared.left, self.records)) or self.dead()
+
+    def reap(self) -> None:
+        for record in self.records:
+            self._shared.reap(record)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+
+
+class ShmServed(ServedClient):
+    """One worker. Beside what every channel's client does, it may ask for the store."""
+
+    listener: ShmListener
+    writer: Writer | None = None
+    _generation = 0  # of the board it has
+    _counted = 0  # samples put directly, when the state was last looked at
+    _counted_at = 0.0
+
+    def _serve(self) -> None:
+        try:
+            super()._serve()
+        finally:
+            if self.writer is not None:
+                self.listener.left(self.writer)
+
+    def _answer(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+        if op == "shm/attach":
+            return self._attach(body), b""
+        if op == "shm/give_up":
+            record = body.get("record")
+            if self.writer is None or record not in self.writer.records:
+                raise ProtocolError(f"record {record!r} is not this worker's")
+            self.listener.give_up(record)
+            return {}, b""
+        if op == "shm/again":
+            with self.gate.lock:
+                self._on_the_way = 0
+                self.gate.work.notify_all()
+            return {}, b""
+        return super()._answer(op, body, blob)
+
+    def _attach(self, body: dict[str, Any]) -> dict[str, Any]:
+        wanted = body.get("records")
+        if type(wanted) is not int or not 1 <= wanted <= 65 or self.writer is not None:
+            raise ProtocolError(f"{wanted!r} records cannot be had")
+        channel: UnixChannel = self._channel  # type: ignore[assignment]
+        shared = self.listener.shared
+        self.writer = self.listener.admit(channel.pid, wanted, self._session, self.peer.name)
+        if shared is None or self.writer is None:
+            return {"mode": "private"}
+        channel.give(shared.fd)
+        return {"mode": "direct", "records": self.writer.records}
+
+    def _work(self) -> Work | None:
+        notice = self.listener.board.newest
+        due = self._subscribed and not self._on_the_way and self._chunks is None and not self._ack_due
+        if self.writer is None or notice is None or not due or notice.version <= self._held:
+            return super()._work()
+        return self._notice()
+
+    def _notice(self) -> Work | None:
+        """Where the newest version lies; with the memory itself, if it has not got that yet."""
+        channel: UnixChannel = self._channel  # type: ignore[assignment]
+        with self.listener.publishing:
+            notice, fd = self.listener.board.newest, self.listener.board.fd
+            if notice is None:
+                return None
+            new = notice.generation != self._generation
+            if new:
+                channel.give(fd)
+        self._generation, self._on_the_way = notice.generation, notice.version
+        return [frame(Kind.CONTROL, pack_request("shm/weights", notice._asdict() | {"new": new}), seq=WEIGHTS)], 0
+
+    def refresh(self) -> None:
+        super().refresh()
+        writer = self.writer
+        if writer is None:
+            return
+        samples, now = writer.samples(), time.monotonic()
+        if samples != self._counted:
+            self._counted, self._counted_at = samples, now
+        self.peer.samples = self._session.inserted + samples
+        self.peer.bytes += samples * self._sink.spec.sample_bytes
+        waiting = writer.waiting()
+        if waiting:
+            self._show("waiting for space", now - waiting)
+        elif now < self._counted_at + STREAMING_SECONDS:
+            self._show("streaming", self._counted_at)
+
+    def _show(self, state: str, since: float) -> None:
+        if state != self.peer.state:
+            self.peer.state, self.peer.state_since = state, since
+
+
+class ShmListener(ChannelListener):
+    """See `echo_core.transport.Listener`; made by `ShmTransport.listen`."""
+
+    served = ShmServed
+
+    def __init__(self, acceptor: UnixAcceptor, sink: Sink, options: ShmListenOptions) -> None:
+        #: None: the store is not a stream's, or workers are not to see it; then their samples come over the socket.
+        self.shared = sink.shared(options.claim_timeout) if options.mode == "direct" else None
+        self.board = Board()
+        self.publishing = threading.Lock()  # held while the board changes
+        self._sample_bytes = sink.spec.sample_bytes
+        if self.shared is not None and sink.weights is not None:
+            self._put(sink.weights)
+        self._writers: set[Writer] = set()
+        self._watch = threading.Condition()
+        self._ending = False
+        self._keeper: threading.Thread | None = None
+        self._reaped = dict.fromkeys(("samples", "revoked", "killed", "moved"), 0)
+        self._told_stuck = False
+        super().__init__(acceptor, sink, options)
+
+    # --------------------------------------------------------------------------------- weights
+
+    def publish(self, weights: PackedWeights) -> None:
+        if self.shared is not None:
+            self._put(weights)
+        super().publish(weights)
+
+    def _put(self, weights: PackedWeights) -> None:
+        with self.publishing:
+            try:
+                if self.board.newest is None or self.board.newest.version < weights.version:
+                    self.board.put(weights)
+            except OSError as error:
+                self.board.close()  # then they travel over the sockets
+                log.warning("%s has no shared memory for %d bytes of weights: %s", "echo_shm", weights.nbytes, error)
+
+    # ------------------------------------------------------------------------- what clients ask
+
+    def admit(self, pid: int, wanted: int, session: Session, name: str) -> Writer | None:
+        """Records for a worker that maps the store; None if it cannot have any."""
+        shared = self.shared
+        if shared is None:
+            return None
+        records = [shared.enlist() for _ in range(wanted)]
+        if 0 in records:
+            for record in filter(None, records):
+                shared.reap(record)
+            log.warning("worker %s gets no memory of %s: too many workers have; its samples come over the socket", name, self.address)
+            return None
+        writer = Writer(shared, records, pid, session, name)
+        with self._watch:
+            self._writers.add(writer)
+            if self._keeper is None:
+                self._keeper = threading.Thread(target=self._keep, name="echo-shm-keeper", daemon=True)
+                self._keeper.start()
+            self._watch.notify_all()
+        return writer
+
+    def give_up(self, record: int) -> None:
+        if (shared := self.shared) is not None:
+            shared.give_up(record)
+
+    def left(self, writer: Writer) -> None:
+        """Its connection has ended; it may be alive, and in the middle of a sample."""
+        with self._watch:
+            writer.gone_since = time.monotonic()
+            self._watch.notify_all()
+
+    # ------------------------------------------------------------------------------- the keeper
+
+    def _keep(self) -> None:
+        shared = self.shared
+        assert shared is not None
+        while True:
+            with self._watch:
+                leaving = [w for w in self._writers if w.gone_since]
+                recent = any(time.monotonic() - w.gone_since < 1.0 for w in leaving)
+                if not self._ending or recent:
+                    self._watch.wait((DEATH_SECONDS if recent else LOOK_SECONDS) if self._writers else None)
+                writers = list(self._writers)
+                if self._ending and not any(w.gone_since and time.monotonic() - w.gone_since < 1.0 for w in writers):
+                    break
+            self._look(shared, writers)
+        for writer in writers:  # the store is closing: what they still hold is nobody's
+            if writer.pidfd >= 0:
+                os.close(writer.pidfd)
+
+    def _look(self, shared: SharedStore, writers: list[Writer]) -> None:
+        for writer in writers:
+            if writer.gone_since and writer.harmless():
+                self._reap(writer)
+            elif not writer.gone_since and writer.dead():
+                self._hang_up(writer)  # a child of it has the socket still open
+        moved, stuck = shared.tick()
+        self._reaped["moved"] += moved
+        if moved:
+            log.warning("%s: %d batches did not wait any longer for workers that are stopped", self.address, moved)
+        if stuck and not self._told_stuck:
+            log.warning("%s: %d batches wait for stopped workers, as no spare buffer is left; raise spare_buffers", self.address, stuck)
+        self._told_stuck = stuck > 0
+
+    def _reap(self, writer: Writer) -> None:
+        samples = writer.samples()
+        with self._watch:
+            self._writers.discard(writer)
+            self._reaped["samples"] += samples
+            self._reaped["revoked"] += writer.revoked()
+            self._reaped["killed"] += writer.dead()
+        with writer.session.lock:
+            writer.session.inserted += samples
+        writer.reap()
+
+    def _hang_up(self, writer: Writer) -> None:
+        for client in self._served():
+            if isinstance(client, ShmServed) and client.writer is writer and client.link is not None:
+                client.link.fail(ConnectionClosedError("its process is gone"))
+
+    # ---------------------------------------------------------------------- the listener's face
+
+    def stats(self) -> dict[str, float | int]:
+        """Beside what every listener counts: direct_workers, killed_workers, revoked_claims, moved_batches."""
+        counts = super().stats()
+        with self._watch:
+            reaped, writers = dict(self._reaped), list(self._writers)
+        samples = reaped["samples"] + sum(w.samples() for w in writers)
+        counts["samples"] += samples
+        counts["bytes_received"] += samples * self._sample_bytes
+        counts["direct_workers"] = len(writers)
+        counts["killed_workers"] = reaped["killed"]
+        counts["revoked_claims"] = reaped["revoked"] + sum(w.revoked() for w in writers)
+        counts["moved_batches"] = reaped["moved"]
+        return counts
+
+    def close(self, timeout: float | None = None) -> None:
+        super().close(timeout)
+        with self._watch:
+            self._ending = True
+            self._watch.notify_all()
+            keeper = self._keeper
+        if keeper is not None:
+            keeper.join()
+        with self._watch:
+            self._writers.clear()
+            self.shared = None  # it keeps the store's memory
+        with self.publishing:
+            self.board.close()

@@ -1,0 +1,217 @@
+"""Unix sockets that carry descriptors: what learner and workers meet over.
+
+A name is an abstract address, which goes with its socket, whatever happens to its process. A path is a file: a learner that was killed
+leaves it, and the next one to listen there removes it.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import logging
+import os
+import socket
+import stat
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from echo_core.address import Address
+from echo_core.channel import Acceptor, Channel
+from echo_core.errors import SecurityError
+from echo_core.wire import Buffer
+
+__all__ = ["UnixAcceptor", "UnixChannel", "dial"]
+
+log = logging.getLogger("echo")
+
+MOST_BUFFERS = 512  # of one sendmsg; the kernel takes 1024
+FD_BYTES = array.array("i").itemsize
+MOST_PATH = 107  # bytes of an address in sockaddr_un
+
+
+class UnixChannel(Channel):
+    """See `echo_core.channel.Channel`. Descriptors come with the bytes: `give` and `fds`.
+
+    Args:
+        takes_descriptors: whether the other end may send any; otherwise the kernel drops them.
+    """
+
+    def __init__(self, sock: socket.socket, takes_descriptors: bool) -> None:
+        self.pid, self.uid, _ = credentials(sock)
+        self.peer = f"pid {self.pid}" if self.pid else f"uid {self.uid}"
+        self.fds: deque[int] = deque()  # received; whoever takes one closes it
+        self._sock = sock
+        self._space = socket.CMSG_SPACE(FD_BYTES * 4) if takes_descriptors else 0
+        self._giving: deque[int] = deque()
+
+    def give(self, fd: int) -> None:
+        """Have a copy of `fd` travel with the next bytes."""
+        self._giving.append(os.dup(fd))
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        parts = [view for view in (memoryview(b).cast("B") for b in buffers) if len(view)]
+        at = 0
+        while at < len(parts):
+            extra = []
+            if self._giving:
+                extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._giving[0]]))]
+            sent = self._sock.sendmsg(parts[at : at + MOST_BUFFERS], extra)
+            if extra:
+                os.close(self._giving.popleft())
+            while at < len(parts) and sent >= len(parts[at]):
+                sent -= len(parts[at])
+                at += 1
+            if sent:
+                parts[at] = parts[at][sent:]
+
+    def recv_into(self, buffer: memoryview) -> int:
+        if not self._space:
+            return self._sock.recv_into(buffer)
+        count, extra, _, _ = self._sock.recvmsg_into([buffer], self._space, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in extra:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                found = array.array("i")
+                found.frombytes(data[: len(data) - len(data) % FD_BYTES])
+                self.fds.extend(found)
+        return count
+
+    def shutdown(self) -> None:
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for fds in (self.fds, self._giving):
+            while fds:
+                os.close(fds.popleft())
+        self._sock.close()
+
+
+def credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """(pid, uid, gid) of the other end, as the kernel knows them; pid 0 when it lies in a foreign pid namespace."""
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, uid, gid = struct.unpack("iii", data)
+    return pid, uid, gid
+
+
+def place(path: str, uid: int) -> str:
+    """The socket address of a name or an absolute path.
+
+    Raises ValueError when it is too long for one.
+    """
+    found = path if path.startswith("/") else f"\0echo-shm-{uid}-{path}"
+    if len(os.fsencode(found)) > MOST_PATH:
+        raise ValueError(f"shm://{path} is too long: a socket's address has at most {MOST_PATH} bytes; choose a shorter name or folder")
+    return found
+
+
+def dial(address: Address, options: Any, timeout: float) -> UnixChannel:
+    """Reach the learner at `address`; OSError if nobody listens there now.
+
+    Raises SecurityError when whoever listens there is another user's.
+    """
+    uid = os.geteuid() if options.uid < 0 else options.uid
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout)
+        try:
+            sock.connect(place(address.path, uid))
+        except OSError as error:
+            hint = "" if address.path.startswith("/") else " (a learner in another container is reached by a path that both share: shm:///folder/name.sock)"
+            raise OSError(error.errno, f"nobody listens at {address}: {error.strerror or error}{hint}") from None
+        sock.settimeout(None)
+        theirs = credentials(sock)[1]
+        if theirs not in (uid, 0):
+            raise SecurityError(f"{address} is held by user {theirs}, not by user {uid}; if that is right, connect with uid={theirs}")
+        return UnixChannel(sock, takes_descriptors=True)
+    except BaseException:
+        sock.close()
+        raise
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """Alone among the learners that take or free an address in `folder`; needs no file of its own."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+class UnixAcceptor(Acceptor):
+    """Listens at a name or a path.
+
+    Raises OSError naming the address when another learner has it, or its folder cannot be written.
+    """
+
+    def __init__(self, path: str, other_users: bool) -> None:
+        self.address = Address("shm", path=path)
+        self._path = path
+        self._users = None if other_users else {os.geteuid(), 0}
+        self._inode = 0
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._bind(place(path, os.geteuid()), other_users)
+            self._sock.listen(128)
+        except OSError as error:
+            self._sock.close()
+            known = {errno.EADDRINUSE: "another learner listens there; choose another name", errno.ENOENT: "make the folder first"}
+            said = known.get(error.errno or 0, str(error.strerror or error))
+            raise OSError(error.errno, f"cannot listen at {self.address}: {said}") from None
+        except BaseException:
+            self._sock.close()
+            raise
+
+    def _bind(self, where: str, other_users: bool) -> None:
+        if where.startswith("\0"):
+            self._sock.bind(where)
+            return
+        with _locked(os.path.dirname(where)):
+            self._remove_stale(where)
+            self._sock.bind(where)
+            os.chmod(where, 0o666 if other_users else 0o600)
+            self._inode = os.stat(where).st_ino
+
+    @staticmethod
+    def _remove_stale(where: str) -> None:
+        """Take away the socket of a learner that was killed."""
+        with suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.stat(where).st_mode):
+                raise OSError(errno.EEXIST, "it is a file of something else")
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                try:
+                    probe.settimeout(1.0)
+                    probe.connect(where)
+                except ConnectionRefusedError:
+                    os.unlink(where)
+                except OSError as error:
+                    raise OSError(errno.EADDRINUSE, str(error)) from None
+
+    def accept(self) -> UnixChannel:
+        while True:
+            sock, _ = self._sock.accept()
+            try:
+                channel = UnixChannel(sock, takes_descriptors=False)
+            except OSError:
+                sock.close()
+                continue
+            if self._users is None or channel.uid in self._users:
+                return channel
+            channel.close()
+            log.warning("%s turned a process of user %d away; other_users=True would let it in", self.address, channel.uid)
+
+    def shutdown(self) -> None:
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        if self._inode:
+            with suppress(OSError), _locked(os.path.dirname(self._path)):
+                if os.stat(self._path).st_ino == self._inode:
+                    os.unlink(self._path)
+        self._sock.close()

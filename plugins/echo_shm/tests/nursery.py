@@ -1,0 +1,69 @@
+"""Processes for tests of crashes: a single-threaded one that forks workers on demand, in milliseconds each."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import struct
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+from echo_core.errors import EchoError
+from echo_core.testing.samples import example, sample, stacked
+
+from echo_core import Client
+
+ENTRY = 8  # bytes of the acknowledged count of a maker
+
+
+def nurse(commands: Pipe, address: str, file: str, filler: int, options: dict[str, Any]) -> None:
+    """Fork a worker for each maker that is named; answer with its pid. Reaps the killed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with open(file, "r+b") as handle, mmap.mmap(handle.fileno(), 0) as counts:
+        while True:
+            try:
+                maker = commands.recv()
+            except EOFError:
+                return
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    commands.close()
+                    _pour(address, maker, filler, counts, options)
+                finally:
+                    os._exit(0)
+            commands.send(pid)
+
+
+def _pour(address: str, maker: int, filler: int, counts: mmap.mmap, options: dict[str, Any]) -> None:
+    client = Client(address, example(filler), **options)
+    number = 0
+    while True:
+        for _ in range(5):
+            client.send(sample(maker, number, filler))
+            client.send_batch(stacked(maker, number + 1, 7, filler))
+            number += 8
+        client.wait()
+        struct.pack_into("<Q", counts, ENTRY * maker, number)
+
+
+def hold(address: str, slots: int, said: Pipe, asked: Pipe) -> None:
+    """Reserve `slots` and write half of each; then, when asked, finish them and say how that went."""
+    client = Client(address, example(), reservations=slots)
+    held = [client.reserve() for _ in range(slots)]
+    for number, slot in enumerate(held):
+        for name, value in sample(7, number).items():
+            slot.sample[name][...] = value
+    said.send("holding")
+    asked.recv()
+    outcomes = []
+    for number, slot in enumerate(held):
+        try:
+            slot.commit()
+            outcomes.append("committed")
+        except EchoError as error:
+            outcomes.append(str(error))
+            client.send(sample(7, number))
+    client.close()
+    said.send(outcomes)

@@ -1,0 +1,45 @@
+"""Shared memory keeps the contract of `echo_core.transport`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from typing import Any
+
+from echo_core.testing import TransportContract
+from echo_core.testing.rig import sever_sockets
+from echo_shm.sockets import place
+from echo_shm.transport import ShmTransport
+
+
+class TestShm(TransportContract):
+    """A name: an abstract socket, which `sever_sockets` and plain dialling know by another form of the address."""
+
+    def transport(self, **options: Any) -> ShmTransport:
+        return ShmTransport(**options)
+
+    def sever(self, server: Any, client: Any, reset: bool) -> None:
+        where = place(server.address.path, os.geteuid()).encode()
+        assert sever_sockets(type("Where", (), {"path": where, "port": None})(), reset)
+
+    def dial(self, address: Any) -> socket.socket:
+        stranger = socket.socket(socket.AF_UNIX)
+        stranger.settimeout(5)
+        stranger.connect(place(address.path, os.geteuid()))
+        return stranger
+
+
+class TestShmAtAPath(TransportContract):
+    """As containers share it; with tests' long folder names a path of its own, as a socket's must be short."""
+
+    def transport(self, **options: Any) -> ShmTransport:
+        self._folder = getattr(self, "_folder", None) or tempfile.TemporaryDirectory(prefix="echo-shm-")
+        return ShmTransport(f"{self._folder.name}/{self.unique()}.sock", **options)
+
+
+class TestShmPrivate(TestShm):
+    """Workers see no memory of the learner."""
+
+    def transport(self, **options: Any) -> ShmTransport:
+        return ShmTransport(mode="private", **options)

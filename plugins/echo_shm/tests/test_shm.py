@@ -1,0 +1,221 @@
+"""What shared memory has beyond the contract of every transport."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from echo_core.errors import EchoError, EchoTimeoutError, ProtocolError
+from echo_core.testing.processes import forked, until
+from echo_core.testing.samples import Tally, example, sample, stacked
+from echo_core.transport import Connection
+from echo_core.weights import pack, unpack, verify
+from echo_shm.board import Board, Reader
+from echo_shm.transport import ShmClient, ShmTransport
+
+from echo_core import Client, Server
+
+
+def fill(slot: Any, number: int) -> None:
+    for name, value in sample(7, number).items():
+        slot.sample[name][...] = value
+
+
+def drain(server: Server, count: int) -> Tally:
+    tally = Tally()
+    while tally.count < count:
+        tally.add(server.sample(timeout=20).batch)
+    return tally
+
+
+# ---- reserve ---------------------------------------------------------------------------------------------------
+
+
+def test_a_reserved_slot_is_filled_in_place() -> None:
+    with Server(example(), 4, ShmTransport()) as server, Client(server.address, example()) as client:
+        for number in range(6):
+            with client.reserve() as slot:
+                fill(slot, number)
+                if number not in (2, 4):
+                    slot.commit()
+            until(lambda n=number: server.stats()["store/samples_aborted_total"] == (n >= 2) + (n >= 4), "it was given back")
+        numbers = server.sample(timeout=10).batch["number"].tolist()
+        assert sorted(numbers) == [0, 1, 3, 5]
+        assert client.stats()["samples"] == 4
+        assert server.stats()["store/samples_aborted_total"] == 2
+
+
+def test_a_reserved_slot_is_not_committed_while_its_arrays_live() -> None:
+    with Server(example(), 1, ShmTransport()) as server, Client(server.address, example()) as client:
+        slot = client.reserve()
+        fill(slot, 0)
+        array = slot.sample["filler"]
+        view = array[3:]
+        del array
+        with pytest.raises(BufferError, match="alive"):
+            slot.commit()
+        del view
+        slot.commit()
+        for call in (slot.commit, slot.abort, lambda: slot.sample):
+            with pytest.raises(ValueError, match="already"):
+                call()
+        assert server.sample(timeout=10).batch["number"].tolist() == [0]
+
+
+def test_reservations_are_bounded_and_wait_for_space() -> None:
+    with Server(example(), 2, ShmTransport(), num_buffers=2) as server, Client(server.address, example(), reservations=2) as client:
+        held = [client.reserve(), client.reserve()]
+        with pytest.raises(EchoError, match="reservations"):
+            client.reserve()
+        held.pop().abort()
+        until(lambda: server.stats()["store/samples_aborted_total"] == 1, "it was given back")
+        held.append(client.reserve())
+        for number, slot in enumerate(held):
+            fill(slot, number)
+            slot.commit()
+        client.send_batch(stacked(1, 0, 2))
+        with pytest.raises(EchoTimeoutError, match="full"):
+            client.reserve(timeout=0.1)
+        dropped = threading.Timer(0.2, lambda: drain(server, 2))
+        dropped.start()
+        del held, slot
+        client.reserve()  # dropped at once: given back
+        dropped.join()
+        client.send_batch(stacked(1, 2, 2))
+        drain(server, 4)
+
+
+def test_reserve_says_which_transports_have_it() -> None:
+    with pytest.raises(EchoError, match=r"installed here: .*shm"):
+        Connection.reserve(object())  # type: ignore[arg-type]
+    for options, connect in (({"mode": "private"}, {}), ({}, {"mode": "private"})):
+        with Server(example(), 2, ShmTransport(**options)) as server, Client(server.address, example(), **connect) as client:
+            with pytest.raises(EchoError, match="private"):
+                client.reserve()
+            client.send_batch(stacked(1, 0, 2))
+            drain(server, 2).check({1: 2})
+
+
+# ---- samples ---------------------------------------------------------------------------------------------------
+
+
+def test_samples_that_had_to_wait_keep_their_order() -> None:
+    with Server(example(), 8, ShmTransport(), num_buffers=2) as server, Client(server.address, example(), patience=0.0) as client:
+
+        def work() -> None:
+            for number in range(0, 4000, 8):
+                client.send(sample(1, number))
+                client.send_batch(stacked(1, number + 1, 7))
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        tally = Tally()
+        while tally.count < 4000:
+            tally.add(server.sample(timeout=20).batch)
+            if tally.count % 400 == 0:
+                time.sleep(0.01)
+        worker.join()
+        client.wait()
+        tally.check({1: 4000})
+        stats = client.stats()
+        assert stats["acknowledged"] == stats["samples"] == 4000 > stats["direct_samples"] > 0
+
+
+def test_more_workers_than_records_use_the_socket() -> None:
+    with Server(example(), 4, ShmTransport(), num_buffers=8) as server:
+        clients = [Client(server.address, example(), reservations=64) for _ in range(16)]
+        modes = [client.stats()["mode"] for client in clients]
+        assert modes == ["direct"] * 15 + ["private"]
+        for maker, client in enumerate(clients[-2:]):
+            client.send_batch(stacked(maker, 0, 4))
+            drain(server, 4).check({maker: 4})
+        for client in clients:
+            client.close()
+        until(lambda: server._listeners[0].stats()["direct_workers"] == 0, "their records are free")
+        with Client(server.address, example()) as client:
+            assert client.stats()["mode"] == "direct"
+
+
+def test_a_forked_child_leaves_the_store_alone() -> None:
+    with Server(example(), 2, ShmTransport(), num_buffers=2) as server, Client(server.address, example()) as client:
+        client.send_batch(stacked(1, 0, 2))
+        held = [server.sample(timeout=10).batch]
+        forked(held.clear)
+        client.send_batch(stacked(1, 2, 2))
+        with pytest.raises(EchoTimeoutError):
+            client.send(sample(1, 4), timeout=0)
+            client.wait(timeout=0.2)
+        assert held[0]["number"].tolist() == [0, 1]
+        del held
+        drain(server, 2)
+        client.send(sample(1, 5))
+        drain(server, 2)
+
+
+# ---- addresses -------------------------------------------------------------------------------------------------
+
+
+def test_a_name_leaves_no_file_and_a_long_one_is_refused() -> None:
+    with Server(example(), 2, ShmTransport("echo-test-name")) as server, ShmClient("echo-test-name", example()) as client:
+        assert str(server.address) == "shm://echo-test-name"
+        client.send_batch(stacked(1, 0, 2))
+        drain(server, 2).check({1: 2})
+    with pytest.raises(ValueError, match="107 bytes"):
+        Server(example(), 2, ShmTransport("x" * 120)).start()
+    with pytest.raises(OSError, match="make the folder first"):
+        Server(example(), 2, ShmTransport("/no/such/folder/a.sock")).start()
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------
+
+
+def test_readers_that_are_slower_than_the_writer_see_no_torn_version() -> None:
+    board, over = Board(), threading.Event()
+    board.put(pack({"w": np.full(200_000, 0)}, 1))
+    reader = Reader(board.fd)
+    seen: list[int] = []
+    late = [0]
+
+    def follow() -> None:
+        while not over.is_set():
+            notice = board.newest
+            assert notice is not None
+            whole = reader.copy(notice)
+            try:
+                if whole is None:
+                    raise ProtocolError("overwritten")
+                verify(*whole)
+            except ProtocolError:
+                late[0] += 1
+                continue
+            weights = unpack(*whole)
+            assert (weights.params["w"] == weights.version - 1).all()
+            seen.append(weights.version)
+
+    readers = [threading.Thread(target=follow) for _ in range(2)]
+    for thread in readers:
+        thread.start()
+    version, end = 1, time.monotonic() + 2
+    while time.monotonic() < end:
+        version += 1
+        board.put(pack({"w": np.full(200_000, version - 1)}, version))
+    over.set()
+    for thread in readers:
+        thread.join()
+    assert len(seen) > 10 and max(seen) > 2
+    board.close()
+
+
+def test_the_memory_of_weights_can_only_be_read_by_who_is_given_it() -> None:
+    board = Board()
+    board.put(pack({"w": np.zeros(10)}, 1))
+    with pytest.raises(PermissionError):
+        mmap.mmap(board.fd, 0)
+    with pytest.raises(PermissionError):
+        os.pwrite(board.fd, b"x", 0)
+    board.close()
