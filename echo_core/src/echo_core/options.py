@@ -38,13 +38,16 @@ class ConnectOptions:
     role: str = "worker"
     window_bytes: int = 64 << 20  # samples are kept until acknowledged: at most so many bytes ...
     max_inflight_msgs: int = 65536  # ... and so many samples; at either bound `send` waits
+    max_coalesced_bytes: int = 256 << 10  # of samples gathered into one frame on a busy link
     reconnect: bool = True  # False: a lost connection is final
 
     def __post_init__(self) -> None:
         if not self.timeout >= 0:
             raise ValueError(f"timeout must be at least 0 seconds, not {self.timeout!r}")
-        for name in ("window_bytes", "max_inflight_msgs"):
+        for name in ("window_bytes", "max_inflight_msgs", "max_coalesced_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_coalesced_bytes > 16 << 20:
+            raise ValueError("max_coalesced_bytes cannot exceed 16 MiB, the most a frame carries")
         if self.client_id and not re.fullmatch("[0-9a-f]{32}", self.client_id):
             raise ValueError(f"client_id must be 32 hex digits, not {self.client_id!r}")

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConnectionClosedError, ProtocolError
+from ..frames import Inserter
 from ..options import ListenOptions
 from ..transport import Listener, Peer
 from .base import Acceptor
@@ -37,6 +38,7 @@ class ChannelListener(Listener):
         self.tokens: tuple[bytes, ...] = tuple(sink.tokens) if options.auth else ()
         self.sessions = Sessions()
         self.turn = Turn()
+        self.inserter = Inserter(sink.native)
         self.newest: PackedWeights | None = sink.weights
         self._acceptor = acceptor
         self._closing = threading.Event()

@@ -30,7 +30,6 @@ from .link import LOG_AFTER, Gate, Link, Work, deadline, run_handshake, wait_unt
 from .sessions import Session
 
 if TYPE_CHECKING:
-    from ..slot import Slot
     from .listener import ChannelListener
 
 __all__ = ["ServedClient"]
@@ -48,8 +47,8 @@ STREAMING_SECONDS = 1.0  # how long after its last byte a client still counts as
 class ServedClient:
     """A client from its first byte to its last.
 
-    A frame of samples is received whole into `_staging` before a slot is claimed for any of
-    them, so a client that stops in the middle of one holds nothing but its own memory.
+    A frame of samples is received whole before a slot is claimed for any of them, so a client
+    that stops in the middle of one holds nothing but its own memory.
     """
 
     def __init__(self, listener: ChannelListener, channel: Channel) -> None:
@@ -63,8 +62,6 @@ class ServedClient:
         self._sink = listener.sink
         self._channel = channel
         self._session: Session
-        self._leaf_bytes = [leaf.nbytes for leaf in self._sink.spec.leaves]
-        self._staging = memoryview(bytearray())
         self._waiting_since = 0.0  # for space
         # Under the gate's lock.
         self._committing = False
@@ -171,10 +168,7 @@ class ServedClient:
     # ------------------------------------------------------------------------------ samples
 
     def _data(self, link: Link, header: Header) -> None:
-        if len(self._staging) < header.length:
-            self._staging = memoryview(bytearray(header.length))
-        payload = self._staging[: header.length]
-        link.read_into(payload)
+        payload = link.read(header.length)
         self.peer.bytes = link.received
         known = self._session.committed + 1 - header.seq  # samples of the frame that we have
         if known < 0:
@@ -194,41 +188,32 @@ class ServedClient:
         self.listener.count("duplicates", min(known, header.count))
         self.listener.count("samples", max(0, header.count - known))
 
-    def _store(self, link: Link, payload: memoryview, row: int, count: int) -> None:
+    def _store(self, link: Link, payload: Buffer, row: int, count: int) -> None:
         """Commit the frame's samples from number `row` (from 0) on."""
-        turn, sink = self.listener.turn, self._sink
+        turn, inserter = self.listener.turn, self.listener.inserter
 
-        def claim(timeout: float) -> Slot | None:
-            try:
-                return sink.claim(timeout)
-            except EchoTimeoutError:
-                return None
+        def some(timeout: float) -> int:
+            if timeout:
+                inserter.wait_space(timeout)
+            return self._commit(payload, row, min(count - row, TURN_ROWS), count)
 
         while row < count:
             self._patiently(link, turn.acquire)
             try:
-                slot: Slot | None = self._patiently(link, claim)
-                stop = min(count, row + TURN_ROWS)
-                while slot is not None:
-                    self._commit(slot, payload, row, count)
-                    row += 1
-                    slot = claim(0) if row < stop else None
+                row += self._patiently(link, some)
             finally:
                 turn.release()
 
-    def _commit(self, slot: Slot, payload: memoryview, row: int, count: int) -> None:
+    def _commit(self, payload: Buffer, row: int, most: int, count: int) -> int:
         session = self._session
-        with slot, session.lock:
+        with session.lock:
             if session.owner is not self:
                 raise ConnectionClosedError("replaced by a newer connection of the same client")
-            run = 0  # where the samples of this leaf begin
-            for leaf, size in enumerate(self._leaf_bytes):
-                slot.buffer(leaf)[:] = payload[run + row * size : run + (row + 1) * size]
-                run += count * size
-            slot.commit()
-            session.committed += 1
-            session.inserted += 1
+            done = self.listener.inserter.insert(payload, count, row, most)
+            session.committed += done
+            session.inserted += done
             self.peer.samples = session.inserted
+        return done
 
     def _patiently(self, link: Link, attempt: Callable[[float], T | None]) -> T:
         """What `attempt(timeout)` gives, asked again for as long as the store may be full, the
@@ -269,7 +254,7 @@ class ServedClient:
         self.peer.weights_version, self.peer.weights_digest = version, digest
         self._sink.receipt(self.peer, version, digest)
 
-    def _control(self, link: Link, header: Header, payload: bytearray) -> None:
+    def _control(self, link: Link, header: Header, payload: Buffer) -> None:
         if header.flags & REPLY:
             with self.gate.lock:
                 self.calls.answered(header.seq, payload)
