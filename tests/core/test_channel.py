@@ -835,9 +835,8 @@ def test_a_learner_without_authentication() -> None:
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 5000, b"ECHO\x02\x01\0\0\xff\xff\xff\xff", b""])
-def test_strangers_are_turned_away(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_module, "HANDSHAKE_SECONDS", 0.3)
-    with serve() as server, net.dial("learner") as stranger, net.dial("learner") as hasty:
+def test_strangers_are_turned_away(data: bytes) -> None:
+    with serve(handshake_timeout=0.3) as server, net.dial("learner") as stranger, net.dial("learner") as hasty:
         hasty.close()
         stranger.sendall(data)
         stranger.settimeout(10)

@@ -51,7 +51,8 @@ class Server(Store):
         sampler: name of an installed sampler, a mapping `{"type": "fifo"}`, or a `Sampler`.
         num_buffers: batch buffers (at least 2): one is being filled while others wait or are held by the learner.
         lease_timeout: seconds that `sample()` waits when batches still alive hold every buffer, before it raises LeaseError.
-        token: secret shared with the workers; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file.
+        token: secret shared with the workers, or several (`security.find_tokens`); None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's
+            token file.
         host: where plugins are looked up; None sees every installed one that ECHO_DISABLE_PLUGINS does not name.
 
     Raises:
@@ -62,11 +63,11 @@ class Server(Store):
     Batches are leases: zero-copy, writable, valid for as long as anything refers to them, also after `close()`.
     """
 
-    # What clients may ask for by `request()`. They are given the server: closures over it would be a reference cycle, and a dropped
+    # What clients may ask for by `request()`, each with the roles it takes (`security.needs`; without: admin). They are given the server: closures over it would be a reference cycle, and a dropped
     # server would live on, listening, until the garbage collector came by.
     _operations: ClassVar[Mapping[str, Operation]] = {
-        "stats": lambda server, peer, body, blob: (server.stats(), b""),
-        "ping": lambda server, peer, body, blob: ({"time": time.time()}, blob),
+        "stats": security.needs("write", "read")(lambda server, peer, body, blob: (server.stats(), b"")),
+        "ping": security.needs("write", "read")(lambda server, peer, body, blob: ({"time": time.time()}, blob)),
     }
 
     def __init__(
@@ -78,7 +79,7 @@ class Server(Store):
         num_buffers: int = 3,
         *,
         lease_timeout: float = 10.0,
-        token: str | bytes | None = None,
+        token: security.Explicit = None,
         host: plugins.PluginHost | None = None,
         num_drainers: int | None = None,
         producer_queue_size: int | None = None,
@@ -89,6 +90,7 @@ class Server(Store):
         self.sampler = _sampler(sampler, host)
         self._transports = list(_transports(transport, host))
         self._token = token
+        self._token_source: security.TokenSource | None = None
         self._open(Spec.from_example(example), batch_size, num_buffers, lease_timeout)
         self._listeners: list[Listener] = []
         self._peers: dict[int, Peer] = {}
@@ -250,8 +252,10 @@ class Server(Store):
 
     # ---- what the sink reports --------------------------------------------------------------------------------------------
 
-    def _tokens(self) -> list[bytes]:
-        return [security.find_token(self._token)]
+    def _tokens(self) -> tuple[security.Token, ...]:
+        if self._token_source is None:
+            self._token_source = security.TokenSource(self._token)
+        return self._token_source()
 
     def _peer_connected(self, peer: Peer) -> None:
         with self._lock:

@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import ClosedError, EchoError
+from .errors import ClosedError, EchoError, SecurityError
+from .security import may
 from .slot import Slot, claim
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Sink:
 
     @property
     def tokens(self) -> Sequence[bytes]:
-        """Tokens that authenticate a client, any of them; read (and, on first use, created) when a network transport asks."""
+        """Tokens that authenticate a client, any of them. Ask again for every client: they are read anew (and created on first use)."""
         return self._alive()._tokens()
 
     @property
@@ -87,10 +88,13 @@ class Sink:
         """Answer a client's request.
 
         Raises:
+            SecurityError: the client's token does not permit the operation.
             EchoError: unknown operation or a failed one; its text travels back to the client.
         """
         server = self._alive()
         operation = server._operations.get(op)
         if operation is None:
             raise EchoError(f"this server has no operation {op!r}")
+        if (wanted := may(peer.permissions, operation)) is not None:
+            raise SecurityError(f"operation {op!r} needs a token for {wanted}; yours is for {', '.join(sorted(peer.permissions))}")
         return operation(server, peer, body, blob)

@@ -14,7 +14,14 @@ from contextlib import suppress
 from typing import Any
 
 from ..address import Address
-from ..errors import ClosedError, EchoError, EchoTimeoutError, ForkError, HandshakeRefused
+from ..errors import (
+    ClosedError,
+    EchoError,
+    EchoTimeoutError,
+    ForkError,
+    HandshakeRefused,
+    SecurityError,
+)
 from ..options import ConnectOptions
 from ..spec import Spec
 from ..transport import Connection
@@ -73,6 +80,7 @@ class ChannelConnection(Connection):
         up = self._uplink
         if not taken:
             self._check()
+            self._check_role()
             if not up.window.small:
                 self._take(1, self._flattener.tobytes(sample), timeout)
                 return
@@ -88,6 +96,7 @@ class ChannelConnection(Connection):
 
     def send_batch(self, samples: Any, timeout: float | None = None) -> None:
         self._check()
+        self._check_role()
         count, data = self._flattener.batch_tobytes(samples)
         if count:
             self._take(count, data, timeout)
@@ -218,6 +227,13 @@ class ChannelConnection(Connection):
         self._uplink.check()
         if self._uplink.closing:
             raise ClosedError(f"this connection to {self.address} is closed")
+
+    def _check_role(self) -> None:
+        if self.options.role != "worker":
+            raise SecurityError(
+                f"this connection has the role {self.options.role!r}, which sends no experience;"
+                " connect without role=..."
+            )
 
     def _seconds(self, timeout: float | None) -> float:
         seconds: float = self.options.timeout if timeout is None else timeout

@@ -38,7 +38,6 @@ log = logging.getLogger("echo")
 
 T = TypeVar("T")
 
-HANDSHAKE_SECONDS = 10.0
 LOOK_UP_SECONDS = 0.25  # while waiting for space: how soon an evicted client lets go
 TURN_ROWS = 256  # samples of one client before it is another's turn
 STREAMING_SECONDS = 1.0  # how long after its last byte a client still counts as streaming
@@ -87,9 +86,9 @@ class ServedClient:
     def _admit(self) -> bool:
         """The handshake; False if the client was turned away."""
         listener, sink = self.listener, self._sink
-        handshake = ServerHandshake(sink.spec, listener.tokens, sink.incarnation)
         try:
-            with deadline(self._channel, HANDSHAKE_SECONDS, "a handshake"):
+            handshake = ServerHandshake(sink.spec, listener.tokens, sink.incarnation)
+            with deadline(self._channel, listener.options.handshake_timeout, "a handshake"):
                 reason = listener.cannot_serve()
                 if reason:
                     # Its HELLO is read first: hanging up on unread bytes may destroy the answer.
@@ -98,13 +97,16 @@ class ServedClient:
                     raise ConnectionClosedError(reason[1])
                 run_handshake(self._channel, handshake)
         except (EchoError, OSError) as error:
+            listener.decided(self)  # now nobody else touches the channel
             self._channel.shutdown()
             self._channel.close()
             listener.turned_away(self.peer.address, error)
             return False
+        listener.decided(self)
         hello = handshake.peer
         self.peer.id, self.peer.name, self.peer.role = hello["client"], hello["name"], hello["role"]
         self.peer.pid, self.peer.host = hello["pid"], hello["host"]
+        self.peer.permissions = hello["permissions"]
         self.peer.connected_at, self.peer.state_since = time.time(), time.monotonic()
         listener.count("connections_total")
         self.link = Link(
@@ -168,6 +170,8 @@ class ServedClient:
     # ------------------------------------------------------------------------------ samples
 
     def _data(self, link: Link, header: Header) -> None:
+        if self.peer.role != "worker":
+            raise ProtocolError(f"a client of the role {self.peer.role!r} sends no experience")
         payload = link.read(header.length)
         self.peer.bytes = link.received
         known = self._session.committed + 1 - header.seq  # samples of the frame that we have
@@ -285,6 +289,10 @@ class ServedClient:
         return None
 
     # --------------------------------------------------------------------- from other threads
+
+    def throw_out(self) -> None:
+        """End a handshake that keeps others waiting; before `decided`, under the listener's lock."""
+        self._channel.shutdown()
 
     def refresh(self) -> None:
         """Bring `peer.state` up to date."""

@@ -79,6 +79,8 @@ class Uplink:
             options.max_inflight_msgs,
             options.max_coalesced_bytes,
         )
+        if options.role != "worker":
+            self.window.stop()
         self.calls = Calls(self.gate)
         self.link: Link | None = None
         self.trouble: Exception | None = None

@@ -129,6 +129,7 @@ class GrpcChannel(Channel):
 
     def close(self) -> None:
         if os.getpid() == self._process:
+            self._outbox.close()
             self._release()
         else:
             _left_to_the_parent.append(self)

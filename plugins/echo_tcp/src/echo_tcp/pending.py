@@ -126,6 +126,7 @@ class Pending:
             "base": 0,
             "pid": 0,
             "host": self.address.rpartition(":")[0],
+            "permissions": frozenset(("write",)),
         }
 
     def leftover(self) -> bytes:
