@@ -104,6 +104,7 @@ class ServedClient:
             return False
         listener.decided(self)
         hello = handshake.peer
+        self.peer.address = self._channel.peer  # by now it may know more
         self.peer.id, self.peer.name, self.peer.role = hello["client"], hello["name"], hello["role"]
         self.peer.pid, self.peer.host = hello["pid"], hello["host"]
         self.peer.permissions = hello["permissions"]
@@ -117,7 +118,10 @@ class ServedClient:
             self.gate,
             self._work,
         )
-        self._session = listener.sessions.open(hello["client"], hello["base"], self)
+        # An observer has no samples, and cannot meddle with those of a worker whose id it knows.
+        worker = self.peer.role == "worker"
+        session = hello["client"] if worker else f"observer {hello['client']}"
+        self._session = listener.sessions.open(session, hello["base"] if worker else 0, self)
         return True
 
     def _serve(self) -> None:

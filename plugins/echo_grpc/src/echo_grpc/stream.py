@@ -96,11 +96,18 @@ class GrpcChannel(Channel):
         self._end = end
         self._release = release
         self._rest = memoryview(b"")
+        self._over = False
         self._process = os.getpid()
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        for message in pack(buffers):
-            self._outbox.put(message)
+        try:
+            for message in pack(buffers):
+                self._outbox.put(message)
+        except ConnectionAbortedError:
+            # A call that failed to begin says why; it may be a certificate.
+            if not self._over and isinstance(self._arriving, grpc.RpcError):
+                raise _reason(self._arriving) from None
+            raise
 
     def receive(self) -> memoryview:
         if self._rest:
@@ -124,6 +131,7 @@ class GrpcChannel(Channel):
         return taken
 
     def shutdown(self) -> None:
+        self._over = True
         self._outbox.close()
         self._end()
 
@@ -141,7 +149,7 @@ def _reason(error: grpc.RpcError) -> OSError:
     details = getattr(error, "details", lambda: None)() or "the call was cancelled"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ConnectionRefusedError(f"busy: the learner takes no more clients ({details})")
-    if "CERTIFICATE" in details.upper():
+    if "CERTIFICATE" in details.upper() or "verification check failed" in details:
         return SecurityError(
             f"the learner's certificate and this worker do not agree: {details}; check its dates, the"
             " name in the address, and tls_authority (tls_certificate where it asks for one)"

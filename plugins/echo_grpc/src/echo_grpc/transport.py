@@ -107,6 +107,8 @@ class GrpcTransport(ChannelTransport):
         outbox = Outbox()
         try:
             call = channel.stream_stream(METHOD)(outbox)
+            if not call.add_callback(outbox.close):  # whoever sends is told when the call ends
+                outbox.close()
         except BaseException:
             channel.close()
             raise
