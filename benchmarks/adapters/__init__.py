@@ -27,6 +27,9 @@ SYSTEMS: dict[str, Entry] = {
     ),
     "id-echo": Entry("benchmarks.adapters.id_echo:IdEcho", ("id-echo",)),
     "pyzmq": Entry("benchmarks.adapters.pyzmq:PyZmq", ("pyzmq",)),
+    "echo-grpc": Entry(
+        "benchmarks.adapters.echo_core:EchoGrpc", ("echo-grpc", "echo-core", "echo-samplers")
+    ),
     "grpcio": Entry("benchmarks.adapters.grpcio:Grpcio", ("grpcio",)),
 }
 

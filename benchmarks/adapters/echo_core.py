@@ -1,4 +1,4 @@
-"""Echo: `Server` and `Client` with default options, over TCP or in-process."""
+"""Echo: `Server` and `Client` with default options, over TCP, gRPC or in-process."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from echo_core import Client, Server
 
 
 class EchoLearner(ArrayLearner):
-    def __init__(self, payload: Payload, batch_size: int, connections: int) -> None:
+    def __init__(self, payload: Payload, batch_size: int, connections: int, scheme: str = "tcp") -> None:
         super().__init__(payload, batch_size)
-        transport = "tcp://127.0.0.1:0" if connections else None
+        transport = f"{scheme}://127.0.0.1:0" if connections else None
         self._server = Server(payload.example(), batch_size, transport=transport)
         if connections:
             self._server.start()
@@ -36,3 +36,13 @@ class EchoCore(System):
 
     def worker(self, address: str, payload: Payload) -> Worker:
         return EchoWorker(address, payload)
+
+
+class EchoGrpc(EchoCore):
+    """The same over gRPC, for the cases that cross processes."""
+
+    name = "echo-grpc"
+    can = frozenset({"tcp", "tcp-batch", "batches"})
+
+    def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
+        return EchoLearner(payload, batch_size, connections, "grpc")
