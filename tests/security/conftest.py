@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from echo_core import Server, plugins
 from echo_core.channel import Channel
+
+from echo_core import Server, plugins
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `strangers`
 
 from strangers import EXAMPLE, SCHEMES, TOKEN, dial
+
 
 @pytest.fixture(autouse=True)
 def _authority(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:

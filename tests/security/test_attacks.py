@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from echo_core import Client, SecurityError, Server
 from echo_core.channel import Channel
 from echo_core.errors import EchoError, HandshakeRefused
 from echo_core.handshake import MESSAGE, ClientHandshake
 from echo_core.testing.processes import until
 from strangers import EXAMPLE, TOKEN, receive
+
+from echo_core import Client, SecurityError, Server
 
 Serve = Callable[..., Server]
 Strangers = Callable[[Server], Channel]
@@ -197,7 +198,8 @@ def test_secrets_are_nowhere_to_be_seen(serve: Serve, scheme: str, caplog: pytes
     texts = [repr(server), str(server.stats()), repr(server._transports), repr(server._transports[0].options)]
     with Client(server.address, EXAMPLE, token=secret) as client:
         client.send({"x": np.zeros(4, np.float32), "n": 0})
-        texts += [repr(client), str(client.stats()), repr(client._connection), repr(getattr(client._connection, "options", "")), repr(server.peers())]
+        texts += [repr(client), str(client.stats()), repr(client._connection), repr(server.peers())]
+        texts.append(repr(getattr(client._connection, "options", "")))
     for wrong in (secret + " ", b"x" * 40):
         try:
             Client(server.address, EXAMPLE, token=wrong[:-3], timeout=20)

@@ -12,7 +12,6 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from echo_core import Client, Server
 from echo_core.channel import Channel
 from echo_core.errors import EchoError
 from echo_core.handshake import ClientHandshake
@@ -21,6 +20,8 @@ from echo_core.wire import Kind, pack_header
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strangers import EXAMPLE, TOKEN, dial, receive
+
+from echo_core import Client, Server
 
 pytestmark = pytest.mark.needs("echo-samplers")
 
@@ -52,7 +53,8 @@ def learner(serve: Callable[..., Server]) -> Iterator[Server]:
         drainer.join()
 
 
-numbers = st.one_of(st.integers(0, 70), st.sampled_from([255, 65535, 65536, 1 << 20, (1 << 31) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1]))
+edges = [255, 65535, 65536, 1 << 20, (1 << 31) - 1, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1]
+numbers = st.one_of(st.integers(0, 70), st.sampled_from(edges))
 
 
 @st.composite
@@ -122,7 +124,8 @@ def test_any_frames(learner: Server, data: st.DataObject) -> None:
             channel.send([reply])
             reply = handshake.receive(receive(channel))
         valid = pack_header(Kind.DATA, count=2, seq=1, length=2 * SAMPLE) + bytes([MARK]) * 2 * SAMPLE
-        said = b"".join(data.draw(st.lists(st.one_of(frames(), st.just(valid), mutated(valid), st.binary(max_size=40)), max_size=4), label="frames"))
+        parts = st.one_of(frames(), st.just(valid), mutated(valid), st.binary(max_size=40))
+        said = b"".join(data.draw(st.lists(parts, max_size=4), label="frames"))
         say(channel, said, data.draw(st.lists(st.integers(0, 60), max_size=4)))
     finally:
         channel.shutdown()

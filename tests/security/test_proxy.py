@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from echo_core import Client, SecurityError, Server
 from echo_core.testing.processes import until
 from echo_core.testing.samples import Tally, example, stacked
 from echo_core.tls import Authority
+
+from echo_core import Client, SecurityError, Server
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "grpc.md"
@@ -57,7 +58,7 @@ class Proxy:
             f"http {{\naccess_log off;\n{paths}{text}\n}}\n"
         )
         assert NGINX is not None
-        self._process = subprocess.Popen([NGINX, "-p", str(folder), "-c", str(config)], stderr=subprocess.PIPE)
+        self._process = subprocess.Popen([NGINX, "-p", str(folder), "-c", str(config)], stderr=subprocess.DEVNULL)
         until(lambda: self._answers(folder), "nginx listens")
 
     def _answers(self, folder: Path) -> bool:
@@ -67,7 +68,7 @@ class Proxy:
 
     def end(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_a_proxy_that_is_restarted_loses_nothing(server: Server, proxy: Proxy, t
         second = Proxy.__new__(Proxy)
         config = tmp_path / "nginx.conf"
         assert NGINX is not None
-        second._process = subprocess.Popen([NGINX, "-p", str(tmp_path), "-c", str(config)], stderr=subprocess.PIPE)
+        second._process = subprocess.Popen([NGINX, "-p", str(tmp_path), "-c", str(config)], stderr=subprocess.DEVNULL)
         try:
             client.wait()
         finally:

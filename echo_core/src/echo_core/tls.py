@@ -91,7 +91,9 @@ class Authority:
         except OSError as error:
             if isinstance(error, SecurityError):
                 raise
-            raise SecurityError(f"{self.directory} holds no authority: {error.strerror}; make one with Authority.create({str(directory)!r})") from None
+            raise SecurityError(
+                f"{self.directory} holds no authority: {error.strerror}; make one with Authority.create({str(directory)!r})"
+            ) from None
 
     @classmethod
     def create(cls, directory: str | os.PathLike[str], *, days: float = AUTHORITY_DAYS) -> Authority:
@@ -258,7 +260,7 @@ def _by_cryptography(name: str, hosts: list[str], days: float, certificate: Path
     if issuer is not None:
         signer = serialization.load_pem_private_key(issuer._key.read_bytes(), None)
         signers_name = x509.load_pem_x509_certificate(issuer.certificate.read_bytes()).subject
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -272,10 +274,9 @@ def _by_cryptography(name: str, hosts: list[str], days: float, certificate: Path
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
     if issuer is None:
-        usage = dict.fromkeys(
-            ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"), False
-        )
-        builder = builder.add_extension(x509.KeyUsage(key_cert_sign=True, crl_sign=True, **usage), critical=True)
+        usage = dict.fromkeys(["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"], False)
+        signing = x509.KeyUsage(key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False, **usage)
+        builder = builder.add_extension(signing, critical=True)
     else:
         names = [x509.IPAddress(ipaddress.ip_address(host)) if _is_ip(host) else x509.DNSName(host) for host in hosts]
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -294,7 +295,8 @@ def _by_openssl(name: str, hosts: list[str], days: float, certificate: Path, key
         _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", new)
         _openssl("req", "-new", "-key", new, "-subj", f"/CN={name}", "-out", request)
         if issuer is None:
-            extensions.write_text("basicConstraints=critical,CA:TRUE,pathlen:0\nkeyUsage=critical,keyCertSign,cRLSign\nsubjectKeyIdentifier=hash\n")
+            usage = "keyUsage=critical,keyCertSign,cRLSign\nsubjectKeyIdentifier=hash\n"
+            extensions.write_text(f"basicConstraints=critical,CA:TRUE,pathlen:0\n{usage}")
             sign: list[Any] = ["-signkey", new]
         else:
             names = ",".join(f"{'IP' if _is_ip(host) else 'DNS'}:{host}" for host in hosts)
@@ -309,7 +311,9 @@ def _openssl(*arguments: str | Path) -> None:
     try:
         subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, umask=0o077, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
-        raise SecurityError('making certificates takes the cryptography package or the openssl command; run: pip install "echo-core[tls]"') from None
+        raise SecurityError(
+            'making certificates takes the cryptography package or the openssl command; run: pip install "echo-core[tls]"'
+        ) from None
     except subprocess.CalledProcessError as error:
         raise SecurityError(f"openssl {arguments[0]} failed: {error.stderr.decode(errors='replace').strip()[-300:]}") from None
 

@@ -63,11 +63,12 @@ def test_health_as_load_balancers_ask_for_it() -> None:
 
 
 def test_weights_of_a_hundred_megabytes() -> None:
-    with Server(EXAMPLE, 2, "grpc://127.0.0.1:0", token=TOKEN) as server, Client(server.address, EXAMPLE, token=TOKEN, timeout=120) as client:
+    with Server(EXAMPLE, 2, "grpc://127.0.0.1:0", token=TOKEN) as server:
         published = server.publish({"w": np.arange(25_000_000, dtype=np.float32)})
-        weights = client.weights(120)
-        assert weights.digest == published.digest
-        assert weights.params["w"][-1] == 24_999_999
+        with Client(server.address, EXAMPLE, token=TOKEN, timeout=120) as client:
+            weights = client.weights(120)
+            assert weights.digest == published.digest
+            assert weights.params["w"][-1] == 24_999_999
 
 
 def authority(tmp_path: Path) -> Authority:
@@ -106,7 +107,7 @@ def test_an_expired_certificate(tmp_path: Path) -> None:
     transport = GrpcsTransport(port=0, tls_certificate=old.certificate, tls_key=old.key)
     with Server(EXAMPLE, 2, transport, token=TOKEN) as server:
         time.sleep(2.5)
-        with pytest.raises(SecurityError, match="(?i)certificate"):
+        with pytest.raises(SecurityError, match="certificate"):
             Client(server.address, EXAMPLE, token=TOKEN, tls_authority=ours.certificate, timeout=20)
 
 

@@ -7,11 +7,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import echo_core
 import numpy as np
 import pytest
 from echo_core.weights import pack
 from echo_core.wire import Kind, frame, pack_header, pack_reply, pack_request, weights_frames
+
+import echo_core
 
 NATIVE = Path(__file__).resolve().parent / "native"
 CXX = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
@@ -60,8 +61,9 @@ def to_worker() -> list[bytes]:
 @pytest.mark.parametrize(("target", "inputs"), [("learner", to_learner()), ("incoming", to_worker())], ids=["learner", "incoming"])
 def test_no_forbidden_outcome(target: str, inputs: list[bytes], tmp_path: Path) -> None:
     program = str(tmp_path / "fuzz")
-    flags = ["-std=c++20", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DECHO_FUZZ_MAIN", "-I", echo_core.get_include()]
-    subprocess.run([str(CXX), *flags, str(NATIVE / f"{target}_fuzz.cpp"), "-o", program, "-pthread"], check=True)
+    flags = ["-std=c++20", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DECHO_FUZZ_MAIN"]
+    source = str(NATIVE / f"{target}_fuzz.cpp")
+    subprocess.run([str(CXX), *flags, "-I", echo_core.get_include(), source, "-o", program, "-pthread"], check=True)
     files = []
     for number, data in enumerate(inputs):
         files.append(str(tmp_path / f"{number}"))

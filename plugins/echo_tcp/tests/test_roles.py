@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ TOKENS = ["the key of everything", "write:the key of workers", "read:the key of 
 class Extended(Server):
     """A server with operations of every kind."""
 
-    _operations = {
+    _operations: ClassVar = {
         **Server._operations,
         "sample_replay": needs("read")(lambda server, peer, body, blob: ({"rows": 3}, b"")),
         "stop": lambda server, peer, body, blob: ({"stopped": True}, b""),

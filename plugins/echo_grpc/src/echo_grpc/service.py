@@ -74,7 +74,8 @@ class GrpcAcceptor(Acceptor):
                 timer = threading.Timer(LINGER_SECONDS, lambda: over.is_set() or context.cancel())
                 timer.daemon = True
                 timer.start()
-                context.add_callback(timer.cancel) or timer.cancel()
+                if not context.add_callback(timer.cancel):
+                    timer.cancel()
 
         def gone() -> None:
             over.set()
