@@ -63,8 +63,9 @@ class Server(Store):
     Batches are leases: zero-copy, writable, valid for as long as anything refers to them, also after `close()`.
     """
 
-    # What clients may ask for by `request()`, each with the roles it takes (`security.needs`; without: admin). They are given the server: closures over it would be a reference cycle, and a dropped
-    # server would live on, listening, until the garbage collector came by.
+    # What clients may ask for by `request()`, each with the roles it takes (`security.needs`; without: admin). They are given the
+    # server: closures over it would be a reference cycle, and a dropped server would live on, listening, until the garbage collector
+    # came by.
     _operations: ClassVar[Mapping[str, Operation]] = {
         "stats": security.needs("write", "read")(lambda server, peer, body, blob: (server.stats(), b"")),
         "ping": security.needs("write", "read")(lambda server, peer, body, blob: ({"time": time.time()}, blob)),
