@@ -65,6 +65,19 @@ def native_stress(session: nox.Session, sanitizer: str) -> None:
         session.run("setarch", "-R", str(program), *session.posargs, external=True)
 
 
+@nox.session(venv_backend="none")
+def fuzz(session: nox.Session) -> None:
+    """The native parsers under libFuzzer (needs clang++). The argument is seconds per target, 60 by default."""
+    seconds = session.posargs[0] if session.posargs else "60"
+    for source in sorted(Path("plugins").glob("*/tests/native/*_fuzz.cpp")):
+        corpus = Path("build/fuzz") / source.stem
+        corpus.mkdir(parents=True, exist_ok=True)
+        program = f"{corpus}.run"
+        flags = ["-std=c++20", "-O1", "-g", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all", "-I", INCLUDE]
+        session.run(os.environ.get("CLANGXX", "clang++"), *flags, str(source), "-o", program, "-pthread", external=True)
+        session.run(program, f"-max_total_time={seconds}", "-max_len=8192", "-timeout=400", str(corpus), external=True)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Formatting and types."""

@@ -28,6 +28,9 @@ SYSTEMS: dict[str, Entry] = {
     "echo-shm": Entry("benchmarks.adapters.echo_core:EchoShm", ("echo-shm", "echo-core", "echo-samplers")),
     "id-echo": Entry("benchmarks.adapters.id_echo:IdEcho", ("id-echo",)),
     "pyzmq": Entry("benchmarks.adapters.pyzmq:PyZmq", ("pyzmq",)),
+    "echo-grpc": Entry(
+        "benchmarks.adapters.echo_core:EchoGrpc", ("echo-grpc", "echo-core", "echo-samplers")
+    ),
     "grpcio": Entry("benchmarks.adapters.grpcio:Grpcio", ("grpcio",)),
 }
 

@@ -1,4 +1,4 @@
-"""Echo: `Server` and `Client` with default options, over TCP or in-process, and through shared memory."""
+"""Echo: `Server` and `Client` with default options, over TCP or in-process, and through shared memory and gRPC."""
 
 from __future__ import annotations
 
@@ -48,3 +48,13 @@ class EchoShm(EchoCore):
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return EchoLearner(payload, batch_size, connections, f"shm://echo-benchmark-{os.getpid()}")
+
+
+class EchoGrpc(EchoCore):
+    """The same over gRPC, for the cases that cross processes."""
+
+    name = "echo-grpc"
+    can = frozenset({"tcp", "tcp-batch", "batches"})
+
+    def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
+        return EchoLearner(payload, batch_size, connections, "grpc://127.0.0.1:0")

@@ -835,9 +835,8 @@ def test_a_learner_without_authentication() -> None:
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 5000, b"ECHO\x02\x01\0\0\xff\xff\xff\xff", b""])
-def test_strangers_are_turned_away(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_module, "HANDSHAKE_SECONDS", 0.3)
-    with serve() as server, net.dial("learner") as stranger, net.dial("learner") as hasty:
+def test_strangers_are_turned_away(data: bytes) -> None:
+    with serve(handshake_timeout=0.3) as server, net.dial("learner") as stranger, net.dial("learner") as hasty:
         hasty.close()
         stranger.sendall(data)
         stranger.settimeout(10)
@@ -1122,33 +1121,42 @@ def test_damaged_weights_are_never_handed_out() -> None:
 @given(st.data())
 def test_the_window_resends_exactly_what_is_not_acknowledged(data: st.DataObject) -> None:
     """Against a learner that commits any part of what was sent, at any time, in order."""
-    window = Window([2, 0, 3], max_bytes=100, max_count=30)
-    taken = committed = delivered = 0
+    spec = Spec.from_example({"a": np.zeros(2, np.uint8), "b": np.zeros(0), "c": np.zeros(3, np.uint8)})
+    window = Window(spec.flattener, max_bytes=100, most=30, coalesce_bytes=40)
+    taken = committed = delivered = newest = 0  # the newest that was ever sent
 
     def payload(first: int, count: int) -> bytes:
         numbers = np.arange(first, first + count, dtype=np.uint8)
         return numbers.repeat(2).tobytes() + numbers.repeat(3).tobytes()
 
     for _ in range(data.draw(st.integers(0, 40))):
-        step = data.draw(st.sampled_from(["add", "send", "ack", "resume"]))
+        step = data.draw(st.sampled_from(["add", "gather", "send", "ack", "resume"]))
         count = data.draw(st.integers(1, 12))
         if step == "add" and taken + count < 250:
             under_way = taken - window.acknowledged
             if window.has_room(count):
-                assert not under_way or under_way + count <= 30
+                assert not under_way or under_way + count <= 20
                 window.add(count, payload(taken + 1, count))
                 taken += count
+        elif step == "gather" and taken + count < 250:
+            for _ in range(count):
+                room = taken - window.acknowledged < 20
+                x = np.full(3, taken + 1, np.uint8)
+                answer = window.gatherer.take({"a": x[:2], "b": np.zeros(0), "c": x})
+                assert bool(answer) == room
+                taken += room
         elif step == "send" and (entries := window.next_entries()):
             data_frame = b"".join(window.encode(entries))
             read = parse_header(data_frame, 5, frozenset({Kind.DATA}))
             assert data_frame[24:] == payload(read.seq, read.count)
             assert read.seq <= delivered + 1, "a gap"
             delivered = max(delivered, read.seq + read.count - 1)
+            newest = max(newest, delivered)
         elif step == "ack":
             committed = data.draw(st.integers(committed, delivered))
             window.acknowledge(committed)
             with pytest.raises(ProtocolError):
-                window.acknowledge(delivered + 1)
+                window.acknowledge(newest + 1)
         elif step == "resume":
             committed = data.draw(st.integers(committed, delivered))
             window.resume(committed)
@@ -1156,6 +1164,7 @@ def test_the_window_resends_exactly_what_is_not_acknowledged(data: st.DataObject
             if again := window.next_entries():
                 assert again[0].first <= committed + 1 <= again[0].last
                 delivered = again[-1].last
+                newest = max(newest, delivered)
         assert (window.taken, window.acknowledged) == (taken, committed)
     window.resume(committed)
     while window.next_entries():

@@ -494,7 +494,7 @@ def echo_configure(config):
         "batch_size": 4,
         "num_buffers": 5,
         "lease_timeout": 10.0,
-        "token": b"correct-horse-battery",
+        "token": [b"correct-horse-battery"],
         "extra": object,
     }
     import fake_watch

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from echo_core.errors import EchoError, HandshakeRefused, ProtocolError, SecurityError, SpecError
 from echo_core.handshake import LIMIT_AFTER, LIMIT_BEFORE, MESSAGE, ClientHandshake, Message, ServerHandshake
+from echo_core.security import EVERYTHING, find_tokens
 from echo_core.spec import Spec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -269,6 +270,27 @@ def test_a_role_that_is_not_served_is_refused() -> None:
     assert isinstance(ours, HandshakeRefused) and ours.code == "role"
     assert "worker" in str(ours) and isinstance(theirs, ProtocolError)
     assert talk(client(role="learner"), server(roles=("worker", "learner"))) == (None, None)
+
+
+def test_a_token_gives_the_roles_it_has_at_the_learner() -> None:
+    tokens = tuple(find_tokens(["the key of everything", "write:the key of workers", "read:the key of readers"]))
+    for role, token, held in [
+        ("worker", tokens[0], EVERYTHING),
+        ("worker", tokens[1], {"write"}),
+        ("observer", tokens[1], {"write"}),
+        ("observer", tokens[2], {"read"}),
+    ]:
+        s = server(tokens=tokens)
+        assert talk(client(role=role, token=token), s) == (None, None)
+        assert s.peer["permissions"] == held
+    # What a worker says of its own token does not count.
+    (promoted,) = find_tokens("admin:the key of readers")
+    ours, theirs = talk(client(token=promoted, name="w9"), server(tokens=tokens))
+    for error in (ours, theirs):
+        assert isinstance(error, SecurityError) and "a worker needs a token for write, this one is for read" in str(error)
+    open_to_all = server(tokens=())
+    assert talk(client(token=None), open_to_all) == (None, None)
+    assert open_to_all.peer["permissions"] == EVERYTHING
 
 
 @pytest.mark.parametrize("theirs", [0, 1, 3, 255])

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from echo_core.address import Address
 from echo_core.errors import SecurityError
-from echo_core.security import Token, check_exposure, default_token_path, find_token
+from echo_core.security import EVERYTHING, Token, TokenSource, check_exposure, default_token_path, find_token, find_tokens, may, needs
 
 SECRET = "correct-horse-battery-staple"
 
@@ -143,8 +143,9 @@ def test_a_directory_that_others_can_write_is_refused(home: dict[str, str], tmp_
         find_token(None, home)
 
 
-def test_only_the_first_line_counts(tmp_path: Path) -> None:
-    path = secret_file(tmp_path / "token", f"\n  {SECRET} \r\nand a comment\n")
+def test_empty_lines_and_comments_do_not_count(tmp_path: Path) -> None:
+    path = secret_file(tmp_path / "token", f"\n# of the lab\n  {SECRET} \r\n")
+    assert find_tokens(path) == [SECRET.encode()]
     assert find_token(path) == SECRET.encode()
 
 
@@ -162,7 +163,7 @@ def test_unusable_files(tmp_path: Path) -> None:
         (tmp_path / "directory", "not a plain file"),
         (tmp_path / "pipe", "not a plain file"),
         (secret_file(tmp_path / "empty", " \n"), "is empty"),
-        (secret_file(tmp_path / "huge", "x" * 5000), "5000 bytes, a token at most 4096"),
+        (secret_file(tmp_path / "huge", "x" * 5000), "5000 bytes, tokens at most 4096"),
     ]:
         with pytest.raises(SecurityError) as error:
             find_token(None, {"ECHO_TOKEN_FILE": str(path)})
@@ -186,10 +187,12 @@ def test_no_place_for_a_file(tmp_path: Path) -> None:
         find_token(None, {"HOME": str(tmp_path / "file")})
 
 
-def test_a_short_token_is_used_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_token_is_used_with_a_warning(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_core.security._warned", set())
     with caplog.at_level(logging.WARNING, logger="echo"):
         assert find_token("hunter2") == b"hunter2"
-    assert "only 7 bytes" in caplog.text
+        assert find_token("hunter2") == b"hunter2"
+    assert caplog.text.count("only 7 bytes") == 1
     assert "hunter2" not in caplog.text
 
 
@@ -216,3 +219,58 @@ def test_exposure_of_whole_addresses() -> None:
     check_exposure(Address.parse("tcp://[::1]:1"), authenticated=False)
     with pytest.raises(SecurityError, match="tcp://learner:1"):
         check_exposure(Address.parse("tcp://learner:1"), authenticated=False)
+
+
+# ------------------------------------------------------------------------- several tokens, and their roles
+
+
+def test_one_token_a_line_with_the_roles_in_front_of_it(tmp_path: Path) -> None:
+    text = f"{SECRET}-new\nwrite:{SECRET}-workers\n# old\nread,write:{SECRET}: with a colon\nadmin:{SECRET}-boss\nother:{SECRET}\n"
+    for tokens in (find_tokens(text), find_tokens(secret_file(tmp_path / "t", text)), find_tokens(None, {"ECHO_TOKEN": text})):
+        assert [token.decode() for token in tokens] == [
+            f"{SECRET}-new", f"{SECRET}-workers", f"{SECRET}: with a colon", f"{SECRET}-boss", f"other:{SECRET}",
+        ]  # fmt: skip
+        assert [token.roles for token in tokens] == [EVERYTHING, {"write"}, {"read", "write"}, EVERYTHING, EVERYTHING]
+    assert find_tokens([f"write:{SECRET}", b"write:raw bytes are as they are"])[1] == b"write:raw bytes are as they are"
+    assert find_token(text) == f"{SECRET}-new".encode()
+
+
+def test_roles_survive_copies() -> None:
+    (token,) = find_tokens(f"write:{SECRET}")
+    for same in (pickle.loads(pickle.dumps(token)), copy.deepcopy(token)):
+        assert same.roles == {"write"}
+        assert "horse" not in repr(vars(same))
+
+
+@pytest.mark.parametrize("text", ["write:", "# only this", "\n", "read,write: "])
+def test_a_list_without_a_token_is_an_error(text: str) -> None:
+    with pytest.raises(SecurityError, match="is empty"):
+        find_tokens(text)
+
+
+def test_a_token_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = secret_file(tmp_path / "token", f"{SECRET}-old\n")
+    source = TokenSource(path)
+    assert source() == (f"{SECRET}-old".encode(),)
+    secret_file(path, f"{SECRET}-new\n{SECRET}-old\n")
+    assert source() == (f"{SECRET}-new".encode(), f"{SECRET}-old".encode())
+    path.unlink()
+    with caplog.at_level(logging.ERROR):
+        assert len(source()) == len(source()) == 2
+    assert len(caplog.records) == 1 and "kept" in caplog.text and "horse" not in caplog.text
+    secret_file(path, f"{SECRET}-new\n")
+    assert source() == (f"{SECRET}-new".encode(),)
+
+
+def test_operations_say_whom_they_are_for() -> None:
+    @needs("read", "write")
+    def either() -> None: ...
+
+    def undeclared() -> None: ...
+
+    assert may(frozenset(("write",)), either) is may(EVERYTHING, either) is may(EVERYTHING, undeclared) is None
+    assert may(frozenset(("admin",)), either) is None
+    assert may(frozenset(), either) == "write or read"
+    assert may(frozenset(("write", "read")), undeclared) == "admin"
+    with pytest.raises(ValueError, match="wrte"):
+        needs("wrte")

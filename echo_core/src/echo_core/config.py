@@ -296,7 +296,7 @@ def server_arguments(
             for transport in config.server.transports
         ]
         if "token" not in passed and security.names_token:
-            arguments["token"] = security.find_token()
+            arguments["token"] = security.accepted()
     config.host.observers().hook.echo_configure(config=config)
     return arguments | passed
 

@@ -38,12 +38,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from . import __version__
 from .errors import EchoError, HandshakeRefused, ProtocolError, SecurityError, SpecError
+from .security import EVERYTHING, ROLES
 from .wire import MAX_NUMBER, PROTOCOL_VERSION, Buffer, dump_json, parse_json
 
 if TYPE_CHECKING:
     from .spec import Spec
 
-__all__ = ["ClientHandshake", "ServerHandshake"]
+__all__ = ["CONNECTION_ROLES", "ClientHandshake", "ServerHandshake"]
+
+#: What a client is there for, and what its token must permit: a worker sends experience; an
+#: observer sends none, and asks for what its token permits.
+CONNECTION_ROLES: Final = {"worker": frozenset(("write",)), "observer": EVERYTHING}
 
 MAGIC: Final = b"ECHO"
 MESSAGE: Final = Struct("<4sBBHI")
@@ -216,10 +221,11 @@ class _Handshake(ABC):
 class ServerHandshake(_Handshake):
     """The learner's end.
 
-    `tokens` empty: no authentication; several: a client may hold any of them (rotation).
-    `roles` are those this learner serves. After an error, `refusal` is what to send before
-    hanging up. `peer` has client, role, base, name, pid, host and version from HELLO on, and from PROOF on table:
-    the one of `tables` whose spec the worker's must match, "" for `spec`.
+    `tokens` empty: no authentication; several: a client may hold any of them (rotation), and has
+    the roles of the one it holds. `roles` are those this learner serves. After an error, `refusal`
+    is what to send before hanging up. `peer` has client, role, base, name, pid, host and version
+    from HELLO on, and from PROOF on what the client may do, `permissions`, and table: the one of
+    `tables` whose spec the worker's must match, "" for `spec`.
     """
 
     other = "worker"
@@ -230,7 +236,7 @@ class ServerHandshake(_Handshake):
         tokens: Sequence[bytes] = (),
         incarnation: str = "",
         *,
-        roles: Sequence[str] = ("worker",),
+        roles: Sequence[str] = tuple(CONNECTION_ROLES),
         tables: Mapping[str, Spec] | None = None,
     ) -> None:
         super().__init__(spec)
@@ -305,6 +311,15 @@ class ServerHandshake(_Handshake):
                 " ECHO_TOKEN_FILE",
             )
             raise SecurityError(f"{self._who()} was refused: its token is not this learner's")
+        held: frozenset[str] = EVERYTHING if proven is None else getattr(proven, "roles", EVERYTHING)
+        self.peer["permissions"] = held
+        wanted = CONNECTION_ROLES.get(self.peer["role"], EVERYTHING)
+        if not held & wanted:
+            named = ", ".join(role for role in ROLES if role in held)
+            needed = " or ".join(role for role in ROLES if role in wanted)
+            text = f"a {self.peer['role']} needs a token for {needed}, this one is for {named}"
+            self.refuse("role", text)
+            raise SecurityError(f"{self._who()} was refused: {text}")
         self._choose_table(body)
         self._due = Message.SPEC
         mine = _mac(proven, LEARNER_LABEL, self._transcript.digest()) if proven else ""
@@ -402,6 +417,8 @@ class ClientHandshake(_Handshake):
     def _refused(self, body: dict[str, Any]) -> None:
         code, text = _printable(body.get("code", ""), 32), _printable(body.get("text", ""), 2048)
         if code == "auth":
+            raise SecurityError(f"the learner refused this worker: {text}")
+        if code == "role" and "token" in text:
             raise SecurityError(f"the learner refused this worker: {text}")
         if code == "spec":
             raise SpecError(f"the learner refused this worker: {self._difference or text}")

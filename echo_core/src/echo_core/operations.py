@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import EchoError, EchoTimeoutError, ProtocolError
+from .security import needs
 from .wire import MAX_CONTROL_BYTES
 
 if TYPE_CHECKING:
@@ -120,11 +121,11 @@ def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
 
 
 OPERATIONS: Mapping[str, Operation] = {
-    "stats": lambda server, peer, body, blob: (server.stats(), b""),
-    "ping": lambda server, peer, body, blob: ({"time": time.time()}, blob),
-    "tables": lambda server, peer, body, blob: ({name: table.spec.to_json() for name, table in server.tables.items()}, b""),
-    "update_priorities": _update_priorities,
-    "delete": _delete,
-    "sample": _sample,
-    "insert": _insert,
+    "stats": needs("write", "read")(lambda server, peer, body, blob: (server.stats(), b"")),
+    "ping": needs("write", "read")(lambda server, peer, body, blob: ({"time": time.time()}, blob)),
+    "tables": needs("write", "read")(lambda server, peer, body, blob: ({name: table.spec.to_json() for name, table in server.tables.items()}, b"")),
+    "update_priorities": needs("read")(_update_priorities),
+    "delete": needs("admin")(_delete),
+    "sample": needs("read")(_sample),
+    "insert": needs("write")(_insert),
 }

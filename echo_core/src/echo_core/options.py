@@ -18,12 +18,17 @@ class ListenOptions:
     timeout: float = 30.0  # seconds: default of waits
     auth: bool = True  # False: serve anybody who can connect, whatever `sink.tokens` says
     max_connections: int = 4096  # further clients are refused with code "busy"
+    max_pending: int = 256  # clients in their handshake at the same time
+    handshake_timeout: float = 10.0  # seconds a client has to prove itself
 
     def __post_init__(self) -> None:
         if not self.timeout >= 0:
             raise ValueError(f"timeout must be at least 0 seconds, not {self.timeout!r}")
         if self.max_connections < 1:
             raise ValueError(f"max_connections must be at least 1, not {self.max_connections}")
+        for name in ("max_pending", "handshake_timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +40,20 @@ class ConnectOptions:
     allow_unauthenticated: bool = False  # holding a token, still accept a learner asking for none
     client_id: str = ""  # 32 hex digits that outlive reconnects; "" draws a random one
     name: str = ""  # shown to people; "" is host:pid
-    role: str = "worker"
+    role: str = "worker"  # "observer": sends no experience, and needs no token for it
     table: str = ""  # the learner's replay table that the samples are for; "" is its first, or its stream
     window_bytes: int = 64 << 20  # samples are kept until acknowledged: at most so many bytes ...
     max_inflight_msgs: int = 65536  # ... and so many samples; at either bound `send` waits
+    max_coalesced_bytes: int = 256 << 10  # of samples gathered into one frame on a busy link
     reconnect: bool = True  # False: a lost connection is final
 
     def __post_init__(self) -> None:
         if not self.timeout >= 0:
             raise ValueError(f"timeout must be at least 0 seconds, not {self.timeout!r}")
-        for name in ("window_bytes", "max_inflight_msgs"):
+        for name in ("window_bytes", "max_inflight_msgs", "max_coalesced_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_coalesced_bytes > 16 << 20:
+            raise ValueError("max_coalesced_bytes cannot exceed 16 MiB, the most a frame carries")
         if self.client_id and not re.fullmatch("[0-9a-f]{32}", self.client_id):
             raise ValueError(f"client_id must be 32 hex digits, not {self.client_id!r}")

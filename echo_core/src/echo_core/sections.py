@@ -12,7 +12,7 @@ from .address import Address
 from .errors import PluginError
 from .fields import build_options
 from .plugins import PluginHost
-from .security import Token, find_token
+from .security import Token, find_tokens
 
 __all__ = [
     "KEYS",
@@ -135,7 +135,21 @@ class SecurityConfig:
 
     def find_token(self) -> Token | None:
         """The token these settings lead to; None without authentication. Raises SecurityError."""
-        return find_token(self.token or self.token_file) if self.auth else None
+        tokens = self._tokens() if self.auth else None
+        return tokens[0] if tokens else None
+
+    def accepted(self) -> Path | list[Token] | None:
+        """What a server takes as `token=`: a file as such, so that it is read again when it changes.
+
+        None without authentication. Raises SecurityError.
+        """
+        tokens = self._tokens() if self.auth else None
+        return self.token_file if tokens and self.token_file is not None else tokens
+
+    def _tokens(self) -> list[Token]:
+        if self.token is None:
+            return find_tokens(self.token_file)
+        return find_tokens(bytes(self.token).decode("utf-8", "replace"))
 
 
 @dataclass(frozen=True)

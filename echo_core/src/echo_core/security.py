@@ -3,6 +3,12 @@
 Whoever holds the token may feed the learner and read its weights. It never travels: both ends
 prove that they hold it (see `echo_core.handshake`). On one machine it needs no set-up, because
 the first process creates a file that only its user can read.
+
+A learner may accept several tokens, one a line: while they are rotated, and to give out less than
+everything. `write:9f2c...` is a token for rollout workers: whoever holds it may send experience and
+receive weights, but neither read a replay table (`read`) nor do anything that changes the learner
+(`admin`, which includes the others). A token without roles in front of it has all of them. The
+learner's list decides; what stands in front of a worker's own token is not even sent.
 """
 
 from __future__ import annotations
@@ -10,15 +16,37 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final, TypeVar
 
 from .address import Address, is_loopback_host
 from .errors import SecurityError
 
-__all__ = ["Token", "check_exposure", "check_private", "default_token_path", "find_token"]
+__all__ = [
+    "EVERYTHING",
+    "ROLES",
+    "Token",
+    "TokenSource",
+    "check_exposure",
+    "check_private",
+    "default_token_path",
+    "find_token",
+    "find_tokens",
+    "may",
+    "needs",
+]
+
+ROLES: Final = ("write", "read", "admin")
+EVERYTHING: Final = frozenset(ROLES)
+
+Explicit = str | bytes | os.PathLike[str] | Sequence[str | bytes] | None
+_Operation = TypeVar("_Operation", bound=Callable[..., Any])
+
+_PREFIX = re.compile(r"((?:write|read|admin)(?:,(?:write|read|admin))*):(.*)", re.S)
 
 _MAX_BYTES = 4096
 _SHORT = 16  # bytes; below this a token can be guessed offline from one recorded handshake
@@ -30,9 +58,12 @@ class Token(bytes):
     """A secret as bytes that never shows: not in repr, str, format, logs or tracebacks.
 
     Compare proofs made from it with `hmac.compare_digest`, never tokens themselves.
+
+    Attributes:
+        roles: what its holder may do.
     """
 
-    __slots__ = ()
+    roles: frozenset[str] = EVERYTHING
 
     def __repr__(self) -> str:
         return "Token(hidden)"
@@ -43,30 +74,35 @@ class Token(bytes):
         return format(repr(self), spec)
 
 
-def find_token(
-    explicit: str | bytes | os.PathLike[str] | None = None,
-    env: Mapping[str, str] = os.environ,
-) -> Token:
-    """The token of this process, from the first place that has one.
+def find_token(explicit: Explicit = None, env: Mapping[str, str] = os.environ) -> Token:
+    """The token with which this process proves itself: the first of `find_tokens`."""
+    return find_tokens(explicit, env)[0]
 
-    1. `explicit`: the token as text or bytes, or a path object that names a token file;
+
+def find_tokens(explicit: Explicit = None, env: Mapping[str, str] = os.environ) -> list[Token]:
+    """The tokens of this process, from the first place that has any.
+
+    1. `explicit`: a token as text or bytes, several in a list, or a path object that names a file;
     2. ECHO_TOKEN: the token;
     3. ECHO_TOKEN_FILE: the path of a token file;
     4. `default_token_path()`, created with a random token when it is not there, so that all
        processes of one user on one machine agree without any set-up.
 
-    A file's first line is the token; surrounding white space does not count.
+    Text holds one token a line, `secret` or `role,role:secret`; surrounding white space, empty
+    lines and lines that begin with # do not count. Bytes are one token as they are.
 
     Raises:
-        SecurityError: the token is empty, or its file is missing, readable by other users, owned
-            by another user, not a plain file, or cannot be created; ends in what to do.
+        SecurityError: a token is empty, or the file is missing, readable by other users, owned by
+            another user, not a plain file, or cannot be created; ends in what to do.
     """
     if isinstance(explicit, os.PathLike):
         return _read(Path(explicit).expanduser(), "token_file")
+    if isinstance(explicit, (str, bytes)):
+        return _parse([explicit], "the token given")
     if explicit is not None:
-        return _checked(explicit, "the token given")
+        return _parse(explicit, "the tokens given")
     if "ECHO_TOKEN" in env:
-        return _checked(env["ECHO_TOKEN"], "ECHO_TOKEN")
+        return _parse([env["ECHO_TOKEN"]], "ECHO_TOKEN")
     if "ECHO_TOKEN_FILE" in env:
         if not env["ECHO_TOKEN_FILE"].strip():
             raise SecurityError("ECHO_TOKEN_FILE is empty; unset it, or set it to a file's path")
@@ -76,6 +112,54 @@ def find_token(
         _create(path)
     _check_directory(path.parent)
     return _read(path, "the token file")
+
+
+class TokenSource:
+    """The tokens a learner accepts, looked up again for every client: a token file that changes
+    counts at once, and for the clients to come only.
+
+    While the file cannot be read, as in the middle of being replaced, the last tokens count on.
+    """
+
+    def __init__(self, explicit: Explicit = None, env: Mapping[str, str] = os.environ) -> None:
+        """Raises as `find_tokens`."""
+        self._explicit, self._env = explicit, env
+        self._last = tuple(find_tokens(explicit, env))
+        self._trouble = ""
+
+    def __call__(self) -> tuple[Token, ...]:
+        try:
+            self._last = tuple(find_tokens(self._explicit, self._env))
+            self._trouble = ""
+        except SecurityError as error:
+            if self._trouble != str(error):
+                self._trouble = str(error)
+                _log.error("the tokens read before are kept: %s", error)
+        return self._last
+
+
+def needs(*roles: str) -> Callable[[_Operation], _Operation]:
+    """Declare that an operation for clients takes any one of these roles (`admin` always suffices).
+
+    An operation that declares nothing is for `admin` alone.
+    """
+    unknown = set(roles) - EVERYTHING
+    if unknown:
+        raise ValueError(f"unknown roles {sorted(unknown)}; there are {', '.join(ROLES)}")
+
+    def declare(operation: _Operation) -> _Operation:
+        operation.needs = frozenset(roles)  # type: ignore[attr-defined]
+        return operation
+
+    return declare
+
+
+def may(held: frozenset[str], operation: Callable[..., Any]) -> str | None:
+    """None if who holds these roles may have `operation` carried out, else the roles it takes."""
+    wanted: frozenset[str] = getattr(operation, "needs", frozenset(("admin",)))
+    if "admin" in held or held & wanted:
+        return None
+    return " or ".join(role for role in ROLES if role in wanted) or "admin"
 
 
 def default_token_path(env: Mapping[str, str] = os.environ) -> Path:
@@ -143,15 +227,39 @@ def check_exposure(
     )
 
 
-def _checked(token: str | bytes, where: str) -> Token:
-    if isinstance(token, str):
-        token = token.strip().encode()
+def _parse(given: Sequence[str | bytes], where: str) -> list[Token]:
+    tokens: dict[bytes, Token] = {}
+    for item in given:
+        for secret in item.splitlines() if isinstance(item, str) else [item]:
+            if isinstance(secret, bytes):
+                token = _checked(secret, where)
+            else:
+                secret = secret.strip()
+                if not secret or secret.startswith("#"):
+                    continue
+                prefix = _PREFIX.fullmatch(secret)
+                token = _checked((prefix[2] if prefix else secret).strip().encode(), where)
+                if prefix:
+                    token.roles = frozenset(prefix[1].split(","))
+                    if "admin" in token.roles:
+                        token.roles = EVERYTHING
+            tokens.setdefault(bytes(token), token)
+    if not tokens:
+        _checked(b"", where)
+    return list(tokens.values())
+
+
+_warned: set[str] = set()  # places whose short token was complained of
+
+
+def _checked(token: bytes, where: str) -> Token:
     if not token:
         raise SecurityError(
             f"{where} is empty; make a token with: "
             'python -c "import secrets; print(secrets.token_hex(32))"'
         )
-    if len(token) < _SHORT:
+    if len(token) < _SHORT and where not in _warned:
+        _warned.add(where)
         _log.warning(
             "%s has only %d bytes, which can be guessed; 32 random ones are better",
             where,
@@ -160,7 +268,7 @@ def _checked(token: str | bytes, where: str) -> Token:
     return Token(token)
 
 
-def _read(path: Path, where: str) -> Token:
+def _read(path: Path, where: str) -> list[Token]:
     try:
         # Without O_NONBLOCK, opening a named pipe would wait for somebody to write.
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -176,13 +284,16 @@ def _read(path: Path, where: str) -> Token:
         check_private(path, status)
         if status.st_size > _MAX_BYTES:
             raise SecurityError(
-                f"{where}: {path} has {status.st_size} bytes, a token at most {_MAX_BYTES}"
+                f"{where}: {path} has {status.st_size} bytes, tokens at most {_MAX_BYTES}"
             )
         data = os.read(file, _MAX_BYTES)
     finally:
         os.close(file)
-    lines = data.strip().splitlines()
-    return _checked(lines[0].strip() if lines else b"", f"{where} {path}")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise SecurityError(f"{where}: {path} is no text; put one token a line into it") from None
+    return _parse([text], f"{where} {path}")
 
 
 def _create(path: Path) -> None:

@@ -53,7 +53,8 @@ class Server(Store):
             replay table, called "default".
         num_buffers: batch buffers (at least 2): one is being filled while others wait or are held by the learner.
         lease_timeout: seconds that `sample()` waits when batches still alive hold every buffer, before it raises LeaseError.
-        token: secret shared with the workers; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file.
+        token: secret shared with the workers, or several (`security.find_tokens`); None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's
+            token file.
         capacity: items of that table; may also stand in the sampler's mapping.
         remover, rate_limiter, max_times_sampled, seed: of that table, see `Table`.
         tables: several replay tables, each with an example of its own: `Server(tables=[Table(...), ...], batch_size=32)`. `sample()`,
@@ -68,8 +69,9 @@ class Server(Store):
     Batches are leases: zero-copy, writable, valid for as long as anything refers to them, also after `close()`.
     """
 
-    # What clients may ask for by `request()`. They are given the server: closures over it would be a reference cycle, and a dropped
-    # server would live on, listening, until the garbage collector came by.
+    # What clients may ask for by `request()`, each with the roles it takes (`security.needs`; without: admin). They are given the
+    # server: closures over it would be a reference cycle, and a dropped server would live on, listening, until the garbage collector
+    # came by.
     _operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
 
     def __init__(
@@ -87,7 +89,7 @@ class Server(Store):
         seed: int | None = None,
         tables: Iterable[Table] | None = None,
         lease_timeout: float = 10.0,
-        token: str | bytes | None = None,
+        token: security.Explicit = None,
         host: plugins.PluginHost | None = None,
         num_drainers: int | None = None,
         producer_queue_size: int | None = None,
@@ -102,6 +104,7 @@ class Server(Store):
             raise ConfigError("with tables=[...], example, sampler and capacity belong into each Table(...)")
         self._transports = list(_transports(transport, host))
         self._token = token
+        self._token_source: security.TokenSource | None = None
         if tables:
             made = _make_tables(tables, batch_size, host)
             self._open_tables(made, batch_size)
@@ -320,8 +323,10 @@ class Server(Store):
 
     # ---- what the sink reports --------------------------------------------------------------------------------------------
 
-    def _tokens(self) -> list[bytes]:
-        return [security.find_token(self._token)]
+    def _tokens(self) -> tuple[security.Token, ...]:
+        if self._token_source is None:
+            self._token_source = security.TokenSource(self._token)
+        return self._token_source()
 
     def _peer_connected(self, peer: Peer) -> None:
         with self._lock:

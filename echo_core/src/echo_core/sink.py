@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import ClosedError, EchoError
+from .errors import ClosedError, EchoError, SecurityError
+from .security import may
 from .shared import SharedStore, share
 from .slot import Slot, claim
 
@@ -34,6 +35,7 @@ class Sink:
         spec: the `Spec` that every sample must match.
         incarnation: 32 hex digits, new for every server: workers tell a restart from a dropped connection by it.
         native: PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the store's memory alive.
+        table_name: of the replay table this sink is for; "" is the first, or the stream.
         tables: the `Spec` of each replay table that clients may name in their handshake; empty for a stream. `spec`, `native` and
             `claim` are those of the first.
     """
@@ -44,7 +46,7 @@ class Sink:
         self.incarnation: str = secrets.token_hex(16)
         self.native: object = server._native()
         self.tables: dict[str, Spec] = {name: table.spec for name, table in server.tables.items()}
-        self._name: str | None = None
+        self.table_name: str = ""
 
     def _alive(self) -> Server:
         server = self._server()
@@ -54,7 +56,7 @@ class Sink:
 
     @property
     def tokens(self) -> Sequence[bytes]:
-        """Tokens that authenticate a client, any of them; read (and, on first use, created) when a network transport asks."""
+        """Tokens that authenticate a client, any of them. Ask again for every client: they are read anew (and created on first use)."""
         return self._alive()._tokens()
 
     @property
@@ -70,14 +72,14 @@ class Sink:
             EchoTimeoutError: the store stayed full. ClosedError: it is closed.
         """
         server = self._alive()
-        return claim(server if self._name is None else server.table(self._name), timeout)
+        return claim(server.table(self.table_name) if self.table_name else server, timeout)
 
     def table(self, name: str) -> Sink:
         """The same server as a client sees it that named a table in its handshake; "" is the sink itself."""
         if not name:
             return self
         sink = copy.copy(self)
-        sink._name, sink.spec = name, self.tables[name]
+        sink.table_name, sink.spec = name, self.tables[name]
         sink.native = self._alive().table(name).native()
         return sink
 
@@ -110,10 +112,13 @@ class Sink:
         """Answer a client's request.
 
         Raises:
+            SecurityError: the client's token does not permit the operation.
             EchoError: unknown operation or a failed one; its text travels back to the client.
         """
         server = self._alive()
         operation = server._operations.get(op)
         if operation is None:
             raise EchoError(f"this server has no operation {op!r}")
+        if (wanted := may(peer.permissions, operation)) is not None:
+            raise SecurityError(f"operation {op!r} needs a token for {wanted}; yours is for {', '.join(sorted(peer.permissions))}")
         return operation(server, peer, body, blob)

@@ -57,6 +57,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .errors import EchoError
 from .fields import Text, build_options
 from .options import ConnectOptions, ListenOptions
+from .security import EVERYTHING
 
 if TYPE_CHECKING:
     from .address import Address
@@ -76,6 +77,7 @@ class Peer:
     name: str
     address: str
     role: str = "worker"
+    permissions: frozenset[str] = EVERYTHING  # the roles of its token
     pid: int = 0
     host: str = ""
     connected_at: float = 0.0  # time.time()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from echo_core.testing import TransportContract
-from echo_tcp.transport import TcpTransport
+from echo_tcp.transport import TcpsTransport, TcpTransport
 
 
 class TestTcp(TransportContract):
@@ -21,3 +22,12 @@ class TestTcpWithManyThreads(TestTcp):
 class TestTcp6(TestTcp):
     def transport(self, **options: Any) -> TcpTransport:
         return TcpTransport(port=0, host="::1", **options)
+
+
+class TestTcps(TransportContract):
+    @pytest.fixture(autouse=True)
+    def _own_authority(self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config"))
+
+    def transport(self, **options: Any) -> TcpsTransport:
+        return TcpsTransport(port=0, **options)

@@ -39,6 +39,11 @@ class Channel(ABC):
         """Wait for bytes, put at least one into `buffer` (never empty), return how many; 0 when
         the peer has ended the stream."""
 
+    def receive(self) -> Buffer | None:
+        """`recv_into` for channels whose bytes come in pieces of memory already: the next piece,
+        which nobody will change; empty at the end. None: this channel has none, use `recv_into`."""
+        return None
+
     @abstractmethod
     def shutdown(self) -> None:
         """End the stream: blocked `send` and `recv_into` return or raise at once, later ones

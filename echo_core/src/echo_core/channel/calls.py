@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConnectionClosedError, EchoError
-from ..wire import Kind, frame, pack_error, pack_reply, pack_request, parse_reply, parse_request
+from ..wire import Buffer, Kind, frame, pack_error, pack_reply, pack_request, parse_reply, parse_request
 from .link import Gate, Link, wait_until
 
 __all__ = ["Calls", "Handler", "answer"]
@@ -18,7 +18,7 @@ log = logging.getLogger("echo")
 Handler = Callable[[str, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
 
 
-def answer(handler: Handler, payload: bytearray) -> bytes:
+def answer(handler: Handler, payload: Buffer) -> bytes:
     """Have a request handled: the payload of the answer. ProtocolError if it is no request."""
     op, body, blob = parse_request(payload)
     try:
@@ -36,7 +36,7 @@ class Calls:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, bytearray | Exception | None] = {}
+        self._waiting: dict[int, Buffer | Exception | None] = {}
 
     def ask(
         self, link: Link, op: str, body: dict[str, Any], blob: bytes, timeout: float, who: str
@@ -65,7 +65,7 @@ class Calls:
         assert answer is not None
         return parse_reply(answer)
 
-    def answered(self, number: int, payload: bytearray) -> None:
+    def answered(self, number: int, payload: Buffer) -> None:
         """An answer has come; of a request given up since, it is dropped. `gate.lock` held."""
         if number in self._waiting:
             self._waiting[number] = payload

@@ -14,7 +14,14 @@ from contextlib import suppress
 from typing import Any
 
 from ..address import Address
-from ..errors import ClosedError, EchoError, EchoTimeoutError, ForkError, HandshakeRefused
+from ..errors import (
+    ClosedError,
+    EchoError,
+    EchoTimeoutError,
+    ForkError,
+    HandshakeRefused,
+    SecurityError,
+)
 from ..options import ConnectOptions
 from ..spec import Spec
 from ..transport import Connection
@@ -48,6 +55,7 @@ class ChannelConnection(Connection):
         self._forked = False
         self._blocked = 0  # under the lock
         self._uplink = up = uplink() if uplink else Uplink(dial, address, spec, options)
+        self._gather = up.window.gatherer.take
         self._lock = up.gate.lock
         try:
             with self._lock:
@@ -64,11 +72,32 @@ class ChannelConnection(Connection):
     # ------------------------------------------------------------------------------ samples
 
     def send(self, sample: Any, timeout: float | None = None) -> None:
-        self._check()
-        self._take(1, self._flattener.tobytes(sample), timeout)
+        taken = self._gather(sample)
+        if taken != 1:
+            self._send(taken, sample, timeout)
+
+    def _send(self, taken: int, sample: Any, timeout: float | None) -> None:
+        """What is left of `send` when the gatherer declined, or somebody waits for the sample."""
+        up = self._uplink
+        if not taken:
+            self._check()
+            self._check_role()
+            if not up.window.small:
+                self._take(1, self._flattener.tobytes(sample), timeout)
+                return
+            seconds, start = self._seconds(timeout), time.monotonic()
+            while not taken:
+                with self._lock:
+                    left = max(0.0, seconds - (time.monotonic() - start))
+                    self._wait_for_room(1, left)
+                taken = self._gather(sample)  # without the lock: it may run the sample's code
+        if taken == 2:
+            with self._lock:
+                up.gate.work.notify_all()
 
     def send_batch(self, samples: Any, timeout: float | None = None) -> None:
         self._check()
+        self._check_role()
         count, data = self._flattener.batch_tobytes(samples)
         if count:
             self._take(count, data, timeout)
@@ -76,16 +105,20 @@ class ChannelConnection(Connection):
     def _take(self, count: int, data: bytes, timeout: float | None) -> None:
         up = self._uplink
         with self._lock:
-            if not up.window.has_room(count):
-                self._blocked += 1
-                up.wait(
-                    lambda: up.closing or up.window.has_room(count),
-                    self._seconds(timeout),
-                    lambda: f"send() waits for {up.learner()} to take the samples under way",
-                )
-            self._check()
+            self._wait_for_room(count, self._seconds(timeout))
             up.window.add(count, data)
             up.gate.work.notify_all()
+
+    def _wait_for_room(self, count: int, seconds: float) -> None:
+        up = self._uplink
+        if not up.window.has_room(count):
+            self._blocked += 1
+            up.wait(
+                lambda: up.closing or up.window.has_room(count),
+                seconds,
+                lambda: f"send() waits for {up.learner()} to take the samples under way",
+            )
+        self._check()
 
     def flush(self, timeout: float | None = None) -> None:
         self._check()
@@ -196,6 +229,13 @@ class ChannelConnection(Connection):
         if self._uplink.closing:
             raise ClosedError(f"this connection to {self.address} is closed")
 
+    def _check_role(self) -> None:
+        if self.options.role != "worker":
+            raise SecurityError(
+                f"this connection has the role {self.options.role!r}, which sends no experience;"
+                " connect without role=..."
+            )
+
     def _seconds(self, timeout: float | None) -> float:
         seconds: float = self.options.timeout if timeout is None else timeout
         if not seconds >= 0:
@@ -228,6 +268,7 @@ def _after_fork() -> None:
     """In the child: the threads are gone, locks may be held for ever, the channel is shared."""
     for connection in list(_open):
         connection._forked = True
+        connection._uplink.window.stop()
         connection._uplink.forget()
     _open.clear()
 

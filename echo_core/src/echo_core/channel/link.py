@@ -144,7 +144,9 @@ class Link:
         self._posted: deque[bytes] = deque()
         self._writing = False
         self._closed = False
-        # Bytes received and not yet read: _buffer[_start:_end].
+        # Bytes received and not yet read: _buffer[_start:_end]. With `_pieces` every buffer is
+        # a piece of the channel's, good for ever; else it is filled again and again.
+        self._pieces = False
         self._buffer = memoryview(bytearray(max(BUFFER_BYTES, len(leftover))))
         self._buffer[: len(leftover)] = leftover
         self._start, self._end = 0, len(leftover)
@@ -167,39 +169,50 @@ class Link:
         self._fill(self._header, begun=False)
         return parse_header(self._header, self._sample_bytes, self._allowed)
 
-    def read(self, length: int) -> bytearray:
-        """`length` bytes of the frame's payload."""
+    def read(self, length: int) -> Buffer:
+        """`length` bytes of the frame's payload, which nobody will change."""
+        if self._pieces and 0 < length <= self._end - self._start:
+            self._start += length  # it lies in one piece: no copy
+            self.half_since = 0.0
+            return self._buffer[self._start - length : self._start]
         data = bytearray(length)
         self._fill(memoryview(data), begun=True)
         return data
-
-    def read_into(self, view: memoryview) -> None:
-        """Fill `view` from the frame's payload."""
-        self._fill(view, begun=True)
 
     def _fill(self, view: memoryview, begun: bool) -> None:
         done, wanted = 0, len(view)
         while done < wanted:
             if self._start == self._end:
-                self._start, self._end = 0, 0
                 if begun or done:
                     self.half_since = self.half_since or time.monotonic()
-                large = wanted - done >= len(self._buffer)  # then past the buffer: one copy less
-                n = self._channel.recv_into(view[done:] if large else self._buffer)
+                large = wanted - done >= BUFFER_BYTES  # then past the buffer: one copy less
+                n = self._more(view[done:] if large else None)
                 if n == 0:
                     middle = " in the middle of a frame" if begun or done else ""
                     raise ConnectionClosedError(f"the other end closed the connection{middle}")
                 self.received += n
                 self.heard_at = time.monotonic()
-                if large:
+                if large and not self._pieces:
                     done += n
                     continue
-                self._end = n
             take = min(wanted - done, self._end - self._start)
             view[done : done + take] = self._buffer[self._start : self._start + take]
             self._start += take
             done += take
         self.half_since = 0.0
+
+    def _more(self, view: memoryview | None) -> int:
+        """Wait for bytes: into `view` if given, else into the buffer, or as one. How many came."""
+        piece = self._channel.receive()
+        if piece is not None:
+            self._pieces = True
+            self._buffer, self._start, self._end = memoryview(piece), 0, len(piece)
+            return self._end
+        if view is not None:
+            return self._channel.recv_into(view)
+        self._start, self._end = 0, 0
+        self._end = self._channel.recv_into(self._buffer)
+        return self._end
 
     # --------------------------------------------------------------- writing, from any thread
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..errors import ConnectionClosedError, ProtocolError
+from ..frames import Inserter
 from ..options import ListenOptions
+from ..security import TokenSource
 from ..transport import Listener, Peer
 from .base import Acceptor
 from .served import ServedClient
@@ -24,7 +27,15 @@ __all__ = ["ChannelListener"]
 log = logging.getLogger("echo")
 
 ACCEPT_PAUSE = 0.2  # seconds, when the process is out of file descriptors or memory
+CROWDED_SECONDS = 2.0  # in a crowd a handshake may be thrown out after so long
 COMPLAINT_PAUSE = 1.0  # seconds between two log lines about strangers
+
+
+class Intake(NamedTuple):
+    """One table, or the stream: those who wait for its space do so in turns, and delay nobody at another."""
+
+    turn: Turn
+    inserter: Inserter
 
 
 class ChannelListener(Listener):
@@ -36,14 +47,18 @@ class ChannelListener(Listener):
         self.address = acceptor.address
         self.sink = sink
         self.options = options
-        self.tokens: tuple[bytes, ...] = tuple(sink.tokens) if options.auth else ()
+        own = getattr(options, "token", None)
+        self._own_tokens = TokenSource(own) if own is not None and options.auth else None
+        _ = self.tokens  # so that a token file that is no use is an error here
         self.sessions = Sessions()
-        self.turn = Turn()
+        self._intakes: dict[str, Intake] = {}  # by table, under the lock
         self.newest: PackedWeights | None = sink.weights
         self._acceptor = acceptor
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._clients: set[ServedClient] = set()
+        self._pending: dict[ServedClient, float] = {}  # in their handshake, since, oldest first
+        self._room = threading.Condition(self._lock)
         self._complained_at = 0.0
         self._counts = dict.fromkeys(
             (
@@ -70,16 +85,45 @@ class ChannelListener(Listener):
                     self._closing.wait(ACCEPT_PAUSE)
                 continue
             client = self.served(self, channel)
+            self._make_room()
             try:
                 with self._lock:
                     self._clients.add(client)
+                    self._pending[client] = time.monotonic()
                 client.thread.start()
             except RuntimeError as error:  # no more threads
                 self._complain("%s cannot serve a client: %s", self.address, error)
                 with self._lock:
                     self._clients.discard(client)
+                    self._pending.pop(client, None)
                 channel.shutdown()
                 channel.close()
+
+    def intake(self, sink: Sink) -> Intake:
+        """Where the samples of `sink`'s clients go in."""
+        with self._lock:
+            name = sink.table_name
+            if name not in self._intakes:
+                self._intakes[name] = Intake(Turn(), Inserter(sink.native))
+            return self._intakes[name]
+
+    def _make_room(self) -> None:
+        """Wait until one more handshake may be under way; in a crowd the oldest is thrown out."""
+        with self._room:
+            while len(self._pending) >= self.options.max_pending and not self._closing.is_set():
+                oldest, since = next(iter(self._pending.items()))
+                left = since + CROWDED_SECONDS - time.monotonic()
+                if left <= 0:
+                    del self._pending[oldest]
+                    oldest.throw_out()
+                else:
+                    self._room.wait(min(left, 0.1))
+
+    def decided(self, client: ServedClient) -> None:
+        """Its handshake is over, well or not."""
+        with self._room:
+            self._pending.pop(client, None)
+            self._room.notify_all()
 
     # -------------------------------------------------------------------- the listener's face
 
@@ -147,6 +191,13 @@ class ChannelListener(Listener):
 
     # -------------------------------------------------------------------- what clients report
 
+    @property
+    def tokens(self) -> Sequence[bytes]:
+        """Those that let a client in now."""
+        if not self.options.auth:
+            return ()
+        return self.sink.tokens if self._own_tokens is None else self._own_tokens()
+
     def cannot_serve(self) -> tuple[str, str] | None:
         """Code and text of a refusal, if no more clients can be taken."""
         if self._closing.is_set():
@@ -165,8 +216,10 @@ class ChannelListener(Listener):
         self._complain("%s turned %s away: %s", self.address, address or "a client", str(error))
 
     def gone(self, client: ServedClient) -> None:
-        with self._lock:
+        with self._room:
             self._clients.discard(client)
+            self._pending.pop(client, None)
+            self._room.notify_all()
             if client.link is not None:
                 self._counts["bytes_received"] += client.link.received
                 self._counts["bytes_sent"] += client.link.sent

@@ -29,7 +29,6 @@ from .link import LOG_AFTER, Gate, Link, Work, deadline, run_handshake, wait_unt
 from .sessions import Session
 
 if TYPE_CHECKING:
-    from ..slot import Slot
     from .listener import ChannelListener
 
 __all__ = ["ServedClient"]
@@ -38,7 +37,6 @@ log = logging.getLogger("echo")
 
 T = TypeVar("T")
 
-HANDSHAKE_SECONDS = 10.0
 LOOK_UP_SECONDS = 0.25  # while waiting for space: how soon an evicted client lets go
 TURN_ROWS = 256  # samples of one client before it is another's turn
 STREAMING_SECONDS = 1.0  # how long after its last byte a client still counts as streaming
@@ -47,8 +45,8 @@ STREAMING_SECONDS = 1.0  # how long after its last byte a client still counts as
 class ServedClient:
     """A client from its first byte to its last.
 
-    A frame of samples is received whole into `_staging` before a slot is claimed for any of
-    them, so a client that stops in the middle of one holds nothing but its own memory.
+    A frame of samples is received whole before a slot is claimed for any of them, so a client
+    that stops in the middle of one holds nothing but its own memory.
     """
 
     def __init__(self, listener: ChannelListener, channel: Channel) -> None:
@@ -62,8 +60,6 @@ class ServedClient:
         self._sink = listener.sink
         self._channel = channel
         self._session: Session
-        self._leaf_bytes = [leaf.nbytes for leaf in self._sink.spec.leaves]
-        self._staging = memoryview(bytearray())
         self._waiting_since = 0.0  # for space
         # Under the gate's lock.
         self._committing = False
@@ -89,9 +85,9 @@ class ServedClient:
     def _admit(self) -> bool:
         """The handshake; False if the client was turned away."""
         listener, sink = self.listener, self._sink
-        handshake = ServerHandshake(sink.spec, listener.tokens, sink.incarnation, tables=sink.tables)
         try:
-            with deadline(self._channel, HANDSHAKE_SECONDS, "a handshake"):
+            handshake = ServerHandshake(sink.spec, listener.tokens, sink.incarnation, tables=sink.tables)
+            with deadline(self._channel, listener.options.handshake_timeout, "a handshake"):
                 reason = listener.cannot_serve()
                 if reason:
                     # Its HELLO is read first: hanging up on unread bytes may destroy the answer.
@@ -100,10 +96,12 @@ class ServedClient:
                     raise ConnectionClosedError(reason[1])
                 run_handshake(self._channel, handshake)
         except (EchoError, OSError) as error:
+            listener.decided(self)  # now nobody else touches the channel
             self._channel.shutdown()
             self._channel.close()
             listener.turned_away(self.peer.address, error)
             return False
+        listener.decided(self)
         hello = handshake.peer
         try:
             self._sink = sink = sink.table(hello["table"])
@@ -112,9 +110,11 @@ class ServedClient:
             self._channel.close()
             listener.turned_away(self.peer.address, error)
             return False
-        self._leaf_bytes = [leaf.nbytes for leaf in sink.spec.leaves]
+        self._intake = listener.intake(sink)
+        self.peer.address = self._channel.peer  # by now it may know more
         self.peer.id, self.peer.name, self.peer.role = hello["client"], hello["name"], hello["role"]
         self.peer.pid, self.peer.host = hello["pid"], hello["host"]
+        self.peer.permissions = hello["permissions"]
         self.peer.connected_at, self.peer.state_since = time.time(), time.monotonic()
         listener.count("connections_total")
         self.link = Link(
@@ -125,7 +125,10 @@ class ServedClient:
             self.gate,
             self._work,
         )
-        self._session = listener.sessions.open(hello["client"], hello["base"], self)
+        # An observer has no samples, and cannot meddle with those of a worker whose id it knows.
+        worker = self.peer.role == "worker"
+        session = hello["client"] if worker else f"observer {hello['client']}"
+        self._session = listener.sessions.open(session, hello["base"] if worker else 0, self)
         return True
 
     def _serve(self) -> None:
@@ -178,10 +181,9 @@ class ServedClient:
     # ------------------------------------------------------------------------------ samples
 
     def _data(self, link: Link, header: Header) -> None:
-        if len(self._staging) < header.length:
-            self._staging = memoryview(bytearray(header.length))
-        payload = self._staging[: header.length]
-        link.read_into(payload)
+        if self.peer.role != "worker":
+            raise ProtocolError(f"a client of the role {self.peer.role!r} sends no experience")
+        payload = link.read(header.length)
         self.peer.bytes = link.received
         known = self._session.committed + 1 - header.seq  # samples of the frame that we have
         if known < 0:
@@ -201,41 +203,32 @@ class ServedClient:
         self.listener.count("duplicates", min(known, header.count))
         self.listener.count("samples", max(0, header.count - known))
 
-    def _store(self, link: Link, payload: memoryview, row: int, count: int) -> None:
+    def _store(self, link: Link, payload: Buffer, row: int, count: int) -> None:
         """Commit the frame's samples from number `row` (from 0) on."""
-        turn, sink = self.listener.turn, self._sink
+        turn, inserter = self._intake
 
-        def claim(timeout: float) -> Slot | None:
-            try:
-                return sink.claim(timeout)
-            except EchoTimeoutError:
-                return None
+        def some(timeout: float) -> int:
+            if timeout:
+                inserter.wait_space(timeout)
+            return self._commit(payload, row, min(count - row, TURN_ROWS), count)
 
         while row < count:
             self._patiently(link, turn.acquire)
             try:
-                slot: Slot | None = self._patiently(link, claim)
-                stop = min(count, row + TURN_ROWS)
-                while slot is not None:
-                    self._commit(slot, payload, row, count)
-                    row += 1
-                    slot = claim(0) if row < stop else None
+                row += self._patiently(link, some)
             finally:
                 turn.release()
 
-    def _commit(self, slot: Slot, payload: memoryview, row: int, count: int) -> None:
+    def _commit(self, payload: Buffer, row: int, most: int, count: int) -> int:
         session = self._session
-        with slot, session.lock:
+        with session.lock:
             if session.owner is not self:
                 raise ConnectionClosedError("replaced by a newer connection of the same client")
-            run = 0  # where the samples of this leaf begin
-            for leaf, size in enumerate(self._leaf_bytes):
-                slot.buffer(leaf)[:] = payload[run + row * size : run + (row + 1) * size]
-                run += count * size
-            slot.commit()
-            session.committed += 1
-            session.inserted += 1
+            done = self._intake.inserter.insert(payload, count, row, most)
+            session.committed += done
+            session.inserted += done
             self.peer.samples = session.inserted
+        return done
 
     def _patiently(self, link: Link, attempt: Callable[[float], T | None]) -> T:
         """What `attempt(timeout)` gives, asked again for as long as the store may be full, the
@@ -276,7 +269,7 @@ class ServedClient:
         self.peer.weights_version, self.peer.weights_digest = version, digest
         self._sink.receipt(self.peer, version, digest)
 
-    def _control(self, link: Link, header: Header, payload: bytearray) -> None:
+    def _control(self, link: Link, header: Header, payload: Buffer) -> None:
         if header.flags & REPLY:
             with self.gate.lock:
                 self.calls.answered(header.seq, payload)
@@ -310,6 +303,10 @@ class ServedClient:
         return None
 
     # --------------------------------------------------------------------- from other threads
+
+    def throw_out(self) -> None:
+        """End a handshake that keeps others waiting; before `decided`, under the listener's lock."""
+        self._channel.shutdown()
 
     def refresh(self) -> None:
         """Bring `peer.state` up to date."""

@@ -33,7 +33,7 @@ from ..handshake import ClientHandshake
 from ..options import ConnectOptions
 from ..spec import Spec
 from ..weights import verify
-from ..wire import REPLY, TO_WORKER, U64, Header, Kind, WeightsAssembler, frame
+from ..wire import REPLY, TO_WORKER, U64, Buffer, Header, Kind, WeightsAssembler, frame
 from .base import Channel
 from .calls import Calls, Handler, answer
 from .link import Gate, Link, Work, deadline, run_handshake, wait_until
@@ -74,8 +74,13 @@ class Uplink:
         self.gate = Gate()
         self.over = threading.Event()
         self.window = Window(
-            [leaf.nbytes for leaf in spec.leaves], options.window_bytes, options.max_inflight_msgs
+            spec.flattener,
+            options.window_bytes,
+            options.max_inflight_msgs,
+            options.max_coalesced_bytes,
         )
+        if options.role != "worker":
+            self.window.stop()
         self.calls = Calls(self.gate)
         self.link: Link | None = None
         self.trouble: Exception | None = None
@@ -140,6 +145,7 @@ class Uplink:
         with self.gate.lock:
             self.error = self.error or error
             self.over.set()
+            self.window.stop()
             self.calls.fail(self.error)
             self.gate.changed.notify_all()
             link = self.link
@@ -157,6 +163,7 @@ class Uplink:
             if self.closing:
                 return
             self.closing = True
+            self.window.stop()
             self.gate.changed.notify_all()
         why: EchoError | None = None
         try:
@@ -322,7 +329,7 @@ class Uplink:
                     with self.gate.lock:
                         link.post(frame(Kind.PING, flags=REPLY, seq=header.seq))
             else:
-                reason = link.read(header.length).decode("utf-8", "replace")
+                reason = bytes(link.read(header.length)).decode("utf-8", "replace")
                 raise ConnectionClosedError(f"the learner said goodbye: {reason}")
 
     def _hold(self, link: Link, version: int, meta: bytes, payload: np.ndarray) -> None:
@@ -333,7 +340,7 @@ class Uplink:
             link.post(frame(Kind.RECEIPT, U64.pack(digest), seq=version))
             self.gate.changed.notify_all()
 
-    def _control(self, link: Link, header: Header, payload: bytearray) -> None:
+    def _control(self, link: Link, header: Header, payload: Buffer) -> None:
         if header.flags & REPLY:
             with self.gate.lock:
                 self.calls.answered(header.seq, payload)

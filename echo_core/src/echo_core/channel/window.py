@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ProtocolError
+from ..frames import SMALL, Chunk, Gatherer
 from ..wire import Buffer, Kind, max_count, pack_header
+
+if TYPE_CHECKING:
+    from ..pytree import Flattener
 
 __all__ = ["Entry", "Window"]
 
@@ -19,31 +23,47 @@ class Entry(NamedTuple):
 
     first: int
     count: int  # type: ignore[assignment]  # of samples; tuple.count is not missed
-    data: memoryview
+    data: memoryview | Chunk
 
     @property
     def last(self) -> int:
         return self.first + self.count - 1
 
+    def payload(self) -> memoryview:
+        """For each leaf, the entry's samples."""
+        return self.data if isinstance(self.data, memoryview) else memoryview(self.data.payload())
+
 
 class Window:
-    """Unacknowledged samples in order, and how far they have been sent. The owner's lock is held
-    for every call; what `next_entries` returned may be encoded without it.
+    """Unacknowledged samples in order, and how far they have been sent.
+
+    `gatherer` takes small samples one by one, from any thread and without a lock. The owner's lock
+    is held for every call here; what `next_entries` returned may be encoded without it.
 
     `acknowledged` counts the samples that are committed for good, `taken` all of them.
     """
 
-    def __init__(self, leaf_bytes: Sequence[int], max_bytes: int, max_count: int) -> None:
+    def __init__(
+        self, flattener: Flattener, max_bytes: int, most: int, coalesce_bytes: int = COALESCE_BYTES
+    ) -> None:
         self.acknowledged = 0
-        self.taken = 0
-        self._leaf_bytes = tuple(leaf_bytes)
-        self._sample_bytes = sum(leaf_bytes)
-        self._max_bytes = max_bytes
-        self._max_count = max_count
-        self._bytes = 0
+        self._leaf_bytes = tuple(spec.nbytes for spec in flattener.specs)
+        self._sample_bytes = sum(self._leaf_bytes)
+        self._coalesce_bytes = coalesce_bytes
+        self._most = min(most, max_bytes // max(1, self._sample_bytes))  # samples under way
+        self._numbered = 0  # of those taken, not counting what the gatherer still has
         self._newest_sent = 0
         self._sent: deque[Entry] = deque()
         self._unsent: deque[Entry] = deque()
+        self._over = False
+        self.small = 0 < self._sample_bytes <= SMALL  # whether the gatherer takes them
+        largest = min(max_count(self._sample_bytes), max(1, self._most))
+        self.gatherer = Gatherer(flattener, coalesce_bytes, largest)
+        self._permit()
+
+    @property
+    def taken(self) -> int:
+        return self.gatherer.taken
 
     @property
     def has_unsent(self) -> bool:
@@ -57,17 +77,32 @@ class Window:
     def has_room(self, count: int) -> bool:
         """True if `count` more samples fit; any number fits into an empty window."""
         under_way = self.taken - self.acknowledged
-        return not under_way or (
-            under_way + count <= self._max_count
-            and self._bytes + count * self._sample_bytes <= self._max_bytes
+        return not under_way or under_way + count <= self._most
+
+    def stop(self) -> None:
+        """The gatherer takes no more."""
+        self._over = True
+        self._permit()
+
+    def _permit(self) -> None:
+        self.gatherer.limit = (
+            self.acknowledged + max(1, self._most) if self.small and not self._over else -1
         )
 
     def add(self, count: int, data: bytes) -> None:
         """Number and keep `count` samples; `data` holds each leaf's samples in turn."""
+        self._number_gathered()
         for n, payload in self._frame_sized(count, memoryview(data)):
-            self._unsent.append(Entry(self.taken + 1, n, payload))
-            self.taken += n
-            self._bytes += len(payload)
+            self._append(n, payload)
+            self.gatherer.note(n)
+
+    def _number_gathered(self) -> None:
+        while (chunk := self.gatherer.collect()) is not None:
+            self._append(chunk.count, chunk)
+
+    def _append(self, count: int, data: memoryview | Chunk) -> None:
+        self._unsent.append(Entry(self._numbered + 1, count, data))
+        self._numbered += count
 
     def _frame_sized(self, count: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:
         """Cut a batch that is larger than a frame may be."""
@@ -84,15 +119,22 @@ class Window:
             yield n, memoryview(b"".join(rows))
 
     def next_entries(self) -> list[Entry]:
-        """Unsent entries for one frame, from now on counted as sent; empty when there are none."""
+        """Unsent entries for one frame, from now on counted as sent; empty when there are none,
+        and then the gatherer is told that somebody waits."""
+        self.gatherer.idle = True  # before looking, so that what is taken meanwhile is not missed
+        if not self._unsent and (chunk := self.gatherer.collect()) is not None:
+            self._append(chunk.count, chunk)
         if not self._unsent:
             return []
+        self.gatherer.idle = False
         entries = [self._unsent.popleft()]
-        size, count = len(entries[0].data), entries[0].count
-        most = max_count(self._sample_bytes)
+        count = entries[0].count
+        most = min(
+            max_count(self._sample_bytes), self._coalesce_bytes // max(1, self._sample_bytes)
+        )
         while self._unsent:
-            size, count = size + len(self._unsent[0].data), count + self._unsent[0].count
-            if size > COALESCE_BYTES or count > most:
+            count += self._unsent[0].count
+            if count > most:
                 break
             entries.append(self._unsent.popleft())
         self._sent.extend(entries)
@@ -106,14 +148,15 @@ class Window:
         header = pack_header(Kind.DATA, count=count, seq=entries[0].first, length=length)
         if len(entries) == 1:
             yield header
-            yield entries[0].data
+            yield entries[0].payload()
             return
         pieces: list[Buffer] = [header]
+        payloads = [entry.payload() for entry in entries]
         starts = [0] * len(entries)
         for size in self._leaf_bytes:
             for i, entry in enumerate(entries):
                 stop = starts[i] + entry.count * size
-                pieces.append(entry.data[starts[i] : stop])
+                pieces.append(payloads[i][starts[i] : stop])
                 starts[i] = stop
         yield b"".join(pieces)
 
@@ -132,7 +175,8 @@ class Window:
         self._sent.clear()
         if number > self.taken and not self._unsent:
             # A session of this id that went on before: its numbers continue.
-            self.taken = self.acknowledged = self._newest_sent = number
+            self.gatherer.note(number - self.taken)
+            self._numbered = self.acknowledged = self._newest_sent = number
         if not self.acknowledged <= number <= self._newest_sent:
             raise ProtocolError(
                 f"the learner has {number} samples of this client, which sent {self._newest_sent}"
@@ -142,5 +186,6 @@ class Window:
 
     def _release(self, entries: deque[Entry], number: int) -> None:
         while entries and entries[0].last <= number:
-            self._bytes -= len(entries.popleft().data)
+            entries.popleft()
         self.acknowledged = number
+        self._permit()

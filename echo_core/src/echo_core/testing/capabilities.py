@@ -18,6 +18,8 @@ class Capabilities:
         exclusive: an address has one listener; a second is an OSError that names it.
         restarts: an address that was closed, or whose learner was killed, can be taken again.
         severable: `TransportContract.sever` can cut a link.
+        forks: a forked child may make a connection of its own after its parent had one. False: it
+            is told so by a ForkError.
         dialable: strangers can reach the address with a plain socket and write what they like.
     """
 
@@ -26,4 +28,5 @@ class Capabilities:
     exclusive: bool = True
     restarts: bool = True
     severable: bool = True
+    forks: bool = True
     dialable: bool = True

@@ -23,6 +23,7 @@ from .clauses.recovery import RecoveryClauses
 from .clauses.refusal import RefusalClauses
 from .clauses.waiting import WaitingClauses
 from .clauses.weights import WeightsClauses
+from .processes import until
 from .rig import Rig, sever_sockets
 
 __all__ = ["TransportContract"]
@@ -62,7 +63,8 @@ class TransportContract(
     def sever(self, server: Server, client: Client, reset: bool) -> None:
         """Cut the link between the two without a word to either, as a failing network would;
         with `reset`, throw away what is under way. Does so for every kind of socket."""
-        assert sever_sockets(server.address, reset), "no socket found to cut; override sever()"
+        # A link that was cut a moment ago and is not back yet has no socket.
+        until(lambda: sever_sockets(server.address, reset), "a socket to cut; or override sever()")
 
     def unique(self) -> str:
         """A name that no other call returns."""

@@ -16,5 +16,12 @@ def echo_transports() -> Iterable[TransportInfo]:
             client="echo_tcp.transport:TcpClient",
             api=1,
             summary="TCP over IPv4 and IPv6: native at both ends, token authentication",
-        )
+        ),
+        TransportInfo(
+            name="tcps",
+            factory="echo_tcp.transport:TcpsTransport",
+            client="echo_tcp.transport:TcpClient",
+            api=1,
+            summary="TCP with TLS 1.3",
+        ),
     ]

@@ -10,7 +10,7 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from echo_core.errors import EchoError, SpecError
+from echo_core.errors import EchoError, SecurityError, SpecError
 from echo_core.options import ConnectOptions
 from echo_core.transport import Connection
 
@@ -95,15 +95,25 @@ class TcpConnection(Connection):
             self._end(0.0)
             raise
         # Bound once: a method in between would cost a third of a small send.
-        self.send = worker.send  # type: ignore[method-assign]
-        self.send_batch = worker.send_batch  # type: ignore[method-assign]
+        if options.role == "worker":
+            self.send = worker.send  # type: ignore[method-assign]
+            self.send_batch = worker.send_batch  # type: ignore[method-assign]
         _open.add(self)
 
     def send(self, sample: Any, timeout: float | None = None) -> None:
+        self._check_role()
         self._worker.send(sample, timeout)
 
     def send_batch(self, samples: Any, timeout: float | None = None) -> None:
+        self._check_role()
         self._worker.send_batch(samples, timeout)
+
+    def _check_role(self) -> None:
+        if self.options.role != "worker":
+            raise SecurityError(
+                f"this connection has the role {self.options.role!r}, which sends no experience;"
+                " connect without role=..."
+            )
 
     def flush(self, timeout: float | None = None) -> None:
         self._worker.flush(timeout)
@@ -125,7 +135,10 @@ class TcpConnection(Connection):
         """Beside what every connection counts: bytes_received, frames_sent, window_bytes_used,
         blocked_seconds, weights_received, ack_rtt_p50_ns and ack_rtt_p99_ns (from handing a
         frame to the network until its acknowledgement)."""
-        return self._worker.stats()
+        stats: dict[str, Any] = self._worker.stats()
+        if self.options.role != "worker":
+            stats.update(samples=0, acknowledged=0)  # a learner counts as if it had all there are
+        return stats
 
     def close(self, timeout: float | None = None) -> None:
         try:

@@ -8,6 +8,7 @@ bytes and time, so that strangers can neither stop it nor fill its memory.
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import selectors
@@ -15,7 +16,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from echo_core.errors import EchoError, ProtocolError
 from echo_core.handshake import ServerHandshake
 from echo_core.transport import Peer
-from echo_core.wire import REPLY, Kind, frame, pack_error, pack_reply, parse_request
+from echo_core.wire import MAX_NUMBER, REPLY, Kind, frame, pack_error, pack_reply, parse_request
 
 from ._learner import ADDED, CONTROL, LOST, RECEIPT, NativeLearner
 from .pending import Pending
@@ -38,6 +39,7 @@ __all__ = ["Control"]
 
 _log = logging.getLogger("echo")
 
+NO_SAMPLES = MAX_NUMBER  # the base of clients that send none
 ACCEPT_PAUSE = 0.25  # seconds without accepting when nothing else helps
 REFUSALS_AT_ONCE = 16  # between such pauses
 ACCEPTS_AT_ONCE = 64  # then the handshakes under way are looked after
@@ -58,7 +60,7 @@ class Control:
         listening: Iterable[socket.socket],
         natives: Mapping[str, NativeLearner],
         sink: Sink,
-        tokens: Iterable[bytes],
+        tokens: Callable[[], Sequence[bytes]],
         options: TcpListenOptions,
         greeting: bytes | None,
     ) -> None:
@@ -66,7 +68,7 @@ class Control:
         self._listening = list(listening)
         self._natives = natives
         self._sink = sink
-        self._tokens = tuple(tokens)
+        self._tokens = tokens
         self._options = options
         self._greeting = greeting
         self._complaints = Seldom()
@@ -247,7 +249,7 @@ class Control:
         handshake = None
         if self._greeting is None:
             sink = self._sink
-            handshake = ServerHandshake(sink.spec, self._tokens, sink.incarnation, tables=sink.tables)
+            handshake = ServerHandshake(sink.spec, self._tokens(), sink.incarnation, tables=sink.tables)
         pending = Pending(sock, address, handshake, self._greeting or b"", deadline)
         self._pending[sock] = pending
         self._selector.register(sock, pending.events, lambda events: self._go_on(pending, events))
@@ -291,6 +293,7 @@ class Control:
             name=hello["name"],
             address=pending.address,
             role=hello["role"],
+            permissions=hello["permissions"],
             pid=hello["pid"],
             host=hello["host"],
             connected_at=time.time(),
@@ -298,11 +301,17 @@ class Control:
         )
         # The first table's loops serve those who name none, too.
         table = hello["table"] if hello["table"] in self._natives else ""
+        client, base = bytes.fromhex(hello["client"]), hello["base"]
+        if peer.role != "worker":
+            # To the loops every number it could give a sample is one they have already. Its session
+            # must not be that of a worker, whose id it may have heard.
+            client = hashlib.sha256(b"no worker" + client).digest()[:16]
+            base = NO_SAMPLES
         with self._lock:
             key = self._natives[table].add(
                 sock.detach(),
-                bytes.fromhex(hello["client"]),
-                hello["base"],
+                client,
+                base,
                 echo1=self._greeting is not None,
                 unsent=bytes(pending.unsent),
                 leftover=pending.leftover(),

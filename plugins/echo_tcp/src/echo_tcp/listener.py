@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from echo_core.address import Address
@@ -32,7 +32,10 @@ CLOSE_SECONDS = 5.0  # default of close()
 class TcpListener(Listener):
     """See `echo_core.transport.Listener`; made by `TcpTransport.listen`."""
 
-    def __init__(self, options: TcpListenOptions, sink: Sink, tokens: Iterable[bytes]) -> None:
+    def __init__(
+        self, options: TcpListenOptions, sink: Sink, tokens: Callable[[], Sequence[bytes]]
+    ) -> None:
+        tokens()  # a token file that is no use is an error now
         hello = greeting(sink.spec) if options.protocol == "echo1" else None
         sockets, port = listen_on(options.host, options.port, options.receive_buffer)
         try:

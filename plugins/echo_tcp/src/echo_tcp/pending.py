@@ -127,6 +127,7 @@ class Pending:
             "table": "",
             "pid": 0,
             "host": self.address.rpartition(":")[0],
+            "permissions": frozenset(("write",)),
         }
 
     def leftover(self) -> bytes:

@@ -1,15 +1,18 @@
-"""TCP: `TcpTransport` for a `Server`, `TcpClient` for workers that use the original Echo API."""
+"""TCP: `TcpTransport` for a `Server`, `TcpsTransport` with TLS, `TcpClient` for workers that use the original Echo API."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from echo_core.address import Address
+from echo_core.channel import Channel, ChannelTransport
 from echo_core.client import Client
-from echo_core.security import check_exposure, find_token
+from echo_core.security import TokenSource, check_exposure
 from echo_core.transport import Connection, ListenOptions, Transport
+
+from echo_core import tls
 
 from .connection import TcpConnection, TcpConnectOptions
 
@@ -18,8 +21,9 @@ if TYPE_CHECKING:
     from echo_core.spec import Spec
 
     from .listener import TcpListener
+    from .secure import TlsAcceptor
 
-__all__ = ["TcpClient", "TcpListenOptions", "TcpTransport"]
+__all__ = ["TcpClient", "TcpListenOptions", "TcpTransport", "TcpsConnectOptions", "TcpsListenOptions", "TcpsTransport"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +36,6 @@ class TcpListenOptions(ListenOptions):
     protocol: Literal["echo2", "echo1"] = "echo2"  # "echo1": the original wire format
     token: str | bytes | None = field(default=None, repr=False)  # None: the server's
     allow_insecure: bool = False  # listen beyond this machine without authentication
-    handshake_timeout: float = 10.0  # seconds a client has to prove itself
-    max_pending: int = 256  # clients in their handshake at the same time
     receive_buffer: int = 0  # bytes in the kernel for each connection; 0: it grows as needed
     staging_bytes: int = 256 << 20  # of each thread, for large frames that find no slots
 
@@ -93,15 +95,67 @@ class TcpTransport(Transport):
 
         options = self.options
         check_exposure(options.host, options.authenticated, options.allow_insecure)
-        tokens: Sequence[bytes] = ()
+        tokens: Callable[[], Sequence[bytes]] = tuple
         if options.authenticated:
-            own = options.token
-            tokens = sink.tokens if own is None else [find_token(own)]
+            tokens = (lambda: sink.tokens) if options.token is None else TokenSource(options.token)
         return TcpListener(options, sink, tokens)
 
     @classmethod
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
         return TcpConnection(address, spec, cls.connect_options(address, options))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TcpsListenOptions(tls.TlsListenOptions):
+    """Options of `TcpsTransport`."""
+
+    host: str = "127.0.0.1"  # an address or name of this machine; "::" is every interface, IPv4 too
+    port: int = 50051  # 0: any free one
+    token: str | bytes | None = field(default=None, repr=False)  # None: the server's
+    allow_insecure: bool = False  # listen beyond this machine without authentication
+    receive_buffer: int = 0  # bytes in the kernel for each connection; 0: it grows as needed
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # The same checks as without TLS.
+        TcpListenOptions(**{f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("tls_")})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TcpsConnectOptions(tls.TlsConnectOptions):
+    """What a TCP connection with TLS can be told."""
+
+    window_bytes: int = 8 << 20
+    max_coalesced_bytes: int = 512 << 10
+
+
+class TcpsTransport(ChannelTransport):
+    """TCP with TLS 1.3: `tcps://`. Served by Python threads, not by the native loops; see docs/security.md for what it costs.
+
+    Args:
+        **options: see `TcpsListenOptions`.
+
+    Raises:
+        ConfigError: an option is unknown or unusable.
+    """
+
+    scheme = "tcps"
+    Options = TcpsListenOptions
+    ConnectOptions = TcpsConnectOptions
+
+    def bind(self) -> TlsAcceptor:
+        from .secure import TlsAcceptor
+
+        options = self.options
+        known = options.auth or options.tls_client_authority is not None
+        check_exposure(options.host, known, options.allow_insecure)
+        return TlsAcceptor(options, tls.server_context(options, options.host))
+
+    @classmethod
+    def dial(cls, address: Address, options: Any, timeout: float) -> Channel:
+        from .secure import dial_tls
+
+        return dial_tls(address, tls.client_context(options), options.tls_server_name, timeout)
 
 
 class TcpClient(Client):
@@ -113,6 +167,7 @@ class TcpClient(Client):
         example: a pytree like the server's: one sample.
         max_inflight_msgs: samples under way and not acknowledged before `send()` waits; None
             leaves it to the transport.
+        tls: whether the learner listens with TLS (`tcps://`).
         **options: as of `echo_core.Client`.
 
     Raises: as `echo_core.Client`.
@@ -124,8 +179,10 @@ class TcpClient(Client):
         port: int,
         example: Any,
         max_inflight_msgs: int | None = None,
+        *,
+        tls: bool = False,
         **options: Any,
     ) -> None:
         if max_inflight_msgs is not None:
             options["max_inflight_msgs"] = max_inflight_msgs
-        super().__init__(Address("tcp", host, port), example, **options)
+        super().__init__(Address("tcps" if tls else "tcp", host, port), example, **options)

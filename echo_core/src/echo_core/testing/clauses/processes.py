@@ -90,6 +90,16 @@ class ProcessClauses:
         client = rig.client(server)
         client.send_batch(stacked(0, 0, 4))
 
+        if not self.capabilities.forks:
+
+            def told() -> None:
+                with pytest.raises(ForkError, match="fork"):
+                    rig.client(server.address)
+
+            forked(told, PATIENCE)
+            assert client.request("ping", blob=b"parent")[1] == b"parent"
+            return
+
         def child() -> None:
             with rig.client(server.address) as own:
                 own.send_batch(stacked(1, 0, 8))

@@ -1,0 +1,265 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Frames of samples at the speed of memory: gathered on the worker's side, scattered into slots on the learner's.
+
+The payload of a DATA frame holds for each leaf its samples one after another. What is here makes and takes such payloads without
+touching a sample from Python, for every transport that speaks `echo_core.wire` (see `echo_core.channel`).
+"""
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_RawFree, PyMem_RawMalloc
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+from libcpp.vector cimport vector
+
+from echo_core.capi cimport ECHO_CAPI_VERSION, ECHO_CLOSED, ECHO_OK, echo_capi, echo_run, echo_store, echo_store_of, echo_table
+from echo_core.pytree cimport Flattener
+
+from echo_core.errors import ClosedError
+
+cdef enum:
+    FEW = 64                # leaves whose addresses fit on the stack
+    GIL_BYTES = 32768       # copies larger than this are done without the GIL
+    SPARE_CHUNKS = 2        # kept for the next samples: fresh memory costs a page fault for every 4 KiB
+
+#: Samples up to so many bytes are gathered; larger ones fill a frame by themselves.
+SMALL = 32768
+
+
+cdef class Chunk:
+    """Samples end to end, as they were given to `Gatherer.take`."""
+
+    cdef char* data
+    cdef Gatherer gatherer   # to give the memory back to; once collected, so that the two are no cycle
+    cdef readonly Py_ssize_t count
+
+    def __dealloc__(self):
+        if self.data != NULL:
+            if self.gatherer is not None and self.gatherer.spares.size() < SPARE_CHUNKS:
+                self.gatherer.spares.push_back(self.data)
+            else:
+                PyMem_RawFree(self.data)
+
+    def payload(self) -> bytes:
+        """The samples as the payload of a DATA frame: for each leaf, its samples one after another."""
+        cdef Flattener flattener = self.gatherer.flattener
+        cdef Py_ssize_t leaf, row, size, stride = flattener.sample_bytes, offset = 0, count = self.count
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, count * stride)
+        cdef char* to = PyBytes_AS_STRING(out)
+        cdef const char* data = self.data
+        with nogil:
+            if count == 1 or flattener.count == 1:
+                memcpy(to, data, count * stride)
+            else:
+                for leaf in range(flattener.count):
+                    size = flattener.leaf[leaf].nbytes
+                    copy_column(to, data + offset, size, stride, count)
+                    to += count * size
+                    offset += size
+        return out
+
+
+cdef void copy_column(char* to, const char* data, Py_ssize_t size, Py_ssize_t stride, Py_ssize_t count) noexcept nogil:
+    """One leaf of `count` samples. Small leaves are frequent, and with a size the compiler knows a copy is a move or two."""
+    cdef Py_ssize_t row
+    if size == 4:
+        for row in range(count):
+            memcpy(to + row * 4, data + row * stride, 4)
+    elif size == 8:
+        for row in range(count):
+            memcpy(to + row * 8, data + row * stride, 8)
+    elif size == 1:
+        for row in range(count):
+            to[row] = data[row * stride]
+    elif size == 16:
+        for row in range(count):
+            memcpy(to + row * 16, data + row * stride, 16)
+    else:
+        for row in range(count):
+            memcpy(to + row * size, data + row * stride, size)
+
+
+@cython.final
+cdef class Gatherer:
+    """Takes small samples over, one call each, until somebody collects them for a frame.
+
+    Every method is one step as other threads see it: none gives the GIL away between looking and changing.
+
+    Args:
+        flattener: of the spec.
+        chunk_bytes: samples are kept in pieces of at most so many bytes, one frame each.
+
+    Attributes:
+        taken: how many samples were taken over; `note` counts those that go another way.
+        limit: `take` declines from this number on, and always when it is -1.
+        idle: set by whoever would wait for samples: the next `take` clears it and says so.
+    """
+
+    cdef Flattener flattener
+    cdef readonly Py_ssize_t room       # samples of a chunk
+    cdef readonly int64_t taken
+    cdef public int64_t limit
+    cdef public bint idle
+    cdef Chunk open_chunk
+    cdef list full
+    cdef vector[char*] spares
+
+    def __cinit__(self, Flattener flattener, Py_ssize_t chunk_bytes, Py_ssize_t most):
+        cdef Py_ssize_t size = max(1, flattener.sample_bytes)
+        self.flattener = flattener
+        self.room = max(1, min(chunk_bytes // size, most))
+        self.full = []
+
+    def __dealloc__(self):
+        cdef size_t i
+        for i in range(self.spares.size()):
+            PyMem_RawFree(self.spares[i])
+
+    def take(self, sample) -> int:
+        """Copy `sample`, checked by leaf: 0 it was declined (no room), 1 taken, 2 taken and somebody waits for it. Raises SpecError."""
+        cdef const void* few[FEW]
+        cdef const void** out = few
+        cdef Py_ssize_t i, size
+        cdef Chunk chunk
+        cdef char* to
+        cdef list keep
+        if self.flattener.count > FEW:
+            out = <const void**>PyMem_Calloc(self.flattener.count, sizeof(void*))
+            if out == NULL:
+                raise MemoryError()
+        keep = []
+        try:
+            while True:
+                if self.taken >= self.limit:
+                    return 0
+                if self.open_chunk is None:
+                    self.open_chunk = self.new_chunk()
+                self.flattener.pointers(sample, out, keep)
+                # Other threads ran meanwhile if a leaf had to be converted. From here on none does, so `out` stays good.
+                chunk = self.open_chunk
+                if chunk is not None and self.taken < self.limit:
+                    break
+            to = chunk.data + chunk.count * self.flattener.sample_bytes
+            for i in range(self.flattener.count):
+                size = self.flattener.leaf[i].nbytes
+                memcpy(to, out[i], size)
+                to += size
+        finally:
+            if out != few:
+                PyMem_Free(out)
+        chunk.count += 1
+        self.taken += 1
+        if chunk.count == self.room:
+            self.full.append(chunk)
+            self.open_chunk = None
+        if self.idle:
+            self.idle = False
+            return 2
+        return 1
+
+    cdef Chunk new_chunk(self):
+        cdef Chunk chunk = Chunk.__new__(Chunk)
+        if self.spares.size():
+            chunk.data = self.spares.back()
+            self.spares.pop_back()
+        else:
+            chunk.data = <char*>PyMem_RawMalloc(self.room * self.flattener.sample_bytes + 1)
+            if chunk.data == NULL:
+                raise MemoryError()
+        return chunk
+
+    def collect(self) -> Chunk | None:
+        """The oldest samples taken over, at most a chunk; None when there are none."""
+        cdef Chunk chunk
+        if self.full:
+            chunk = self.full.pop(0)
+        elif self.open_chunk is not None and self.open_chunk.count:
+            chunk, self.open_chunk = self.open_chunk, None
+        else:
+            return None
+        chunk.gatherer = self
+        return chunk
+
+    def note(self, int64_t count) -> None:
+        """`count` more samples were taken over, by the caller."""
+        self.taken += count
+
+
+@cython.final
+cdef class Inserter:
+    """Puts frames into a store: `Inserter(sink.native)`. One may be used from any thread, by several at a time."""
+
+    cdef const echo_capi* api
+    cdef echo_store* store
+    cdef object capsule     # keeps the store's memory
+    cdef vector[uint64_t] sizes
+    cdef readonly Py_ssize_t sample_bytes
+
+    def __cinit__(self, native):
+        cdef uint32_t leaf
+        self.api = echo_table(ECHO_CAPI_VERSION)
+        self.store = echo_store_of(native)
+        self.capsule = native
+        for leaf in range(self.api.leaf_count(self.store)):
+            self.sizes.push_back(self.api.leaf_bytes(self.store, leaf))
+        self.sample_bytes = self.api.sample_bytes(self.store)
+
+    def insert(self, payload, Py_ssize_t count, Py_ssize_t first=0, Py_ssize_t most=-1) -> int:
+        """Copy samples of a frame into slots and commit them, without waiting for space.
+
+        Args:
+            payload: of a DATA frame of `count` samples: any contiguous buffer.
+            first: the sample to begin with, from 0.
+            most: how many to insert at most; -1: all that follow.
+
+        Returns:
+            how many went in, in order; fewer than asked for when the store is full.
+
+        Raises:
+            ClosedError: the store is closed, and none went in.
+            ValueError: the payload does not have the bytes of `count` samples.
+        """
+        cdef Py_buffer view
+        cdef Py_ssize_t wanted, done = 0
+        cdef bint closed = False
+        if not 0 <= first <= count:
+            raise ValueError(f"sample {first} of a frame of {count}")
+        wanted = count - first if most < 0 else min(most, count - first)
+        PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
+        try:
+            if view.len != count * self.sample_bytes:
+                raise ValueError(f"{view.len} bytes for {count} samples of {self.sample_bytes}")
+            with nogil:
+                done = self.copy(<const char*>view.buf, count, first, wanted, &closed)
+        finally:
+            PyBuffer_Release(&view)
+        if closed and not done:
+            raise ClosedError("the server is closed and takes no more samples")
+        return done
+
+    cdef Py_ssize_t copy(self, const char* data, Py_ssize_t count, Py_ssize_t first, Py_ssize_t wanted, bint* closed) noexcept nogil:
+        cdef Py_ssize_t done = 0
+        cdef uint64_t size
+        cdef uint32_t leaf
+        cdef echo_run run
+        cdef int status
+        cdef const char* rows
+        while done < wanted:
+            status = self.api.claim(self.store, <uint32_t>min(wanted - done, 1 << 30), &run)
+            if status != ECHO_OK:
+                closed[0] = status == ECHO_CLOSED
+                break
+            rows = data
+            for leaf in range(<uint32_t>self.sizes.size()):
+                size = self.sizes[leaf]
+                memcpy(self.api.leaf(self.store, &run, leaf), rows + (first + done) * size, run.count * size)
+                rows += count * size
+            self.api.commit(self.store, &run)
+            done += run.count
+        return done
+
+    def wait_space(self, double seconds) -> None:
+        """Sleep until there may be space or the store is closed, for at most `seconds`."""
+        cdef int64_t ns = <int64_t>(min(seconds, 1e6) * 1e9)
+        with nogil:
+            self.api.wait_space(self.store, ns)

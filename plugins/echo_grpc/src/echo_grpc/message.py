@@ -1,0 +1,111 @@
+"""The messages of echo.proto by hand: one field of raw bytes, so that no object is made for it.
+
+What generated clients of other languages write is read too: any order, unknown fields, none at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from echo_core.errors import ProtocolError
+from echo_core.wire import Buffer
+
+__all__ = ["MAX_MESSAGE_BYTES", "health_request", "health_response", "pack", "unpack"]
+
+PIECE_BYTES = (2 << 20) - 16  # of data in one message: a frame that is larger travels in pieces
+MAX_MESSAGE_BYTES = 2 << 20  # what is received; a stranger cannot make us allocate more
+
+DATA_TAG = 0x0A  # field 1, length-delimited
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def pack(buffers: Sequence[Buffer]) -> Iterator[bytes]:
+    """The buffers' bytes, one after another, as messages of at most `MAX_MESSAGE_BYTES`."""
+    size = sum(map(len, buffers))
+    if size <= PIECE_BYTES:
+        if size:
+            yield b"".join((b"\x0a", _varint(size), *buffers))
+        return
+    for piece in _pieces(buffers):
+        yield from pack(piece)
+
+
+def _pieces(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
+    piece: list[Buffer] = []
+    room = PIECE_BYTES
+    for buffer in buffers:
+        rest = memoryview(buffer)
+        while len(rest) > room:
+            piece.append(rest[:room])
+            rest = rest[room:]
+            yield piece
+            piece, room = [], PIECE_BYTES
+        piece.append(rest)
+        room -= len(rest)
+    yield piece
+
+
+def unpack(message: bytes) -> memoryview:
+    """The `data` of a message, not copied. Raises ProtocolError if it is none."""
+    data = memoryview(message)[:0]
+    for tag, value in _fields(message):
+        if tag == DATA_TAG:
+            data = value  # the last one counts
+    return data
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, memoryview]]:
+    """(tag, what a length-delimited field holds, or nothing) of every field."""
+    view, at, end = memoryview(message), 0, len(message)
+    while at < end:
+        tag, at = _read_varint(message, at)
+        kind = tag & 7
+        if tag >> 3 == 0:
+            raise ProtocolError("a gRPC message with a field number 0")
+        if kind == BYTES:
+            size, at = _read_varint(message, at)
+            if size > end - at:
+                raise ProtocolError("a gRPC message whose data is longer than the message")
+            yield tag, view[at : at + size]
+            at += size
+            continue
+        if kind == VARINT:
+            _, at = _read_varint(message, at)
+        elif kind in (FIXED32, FIXED64):
+            at += 4 if kind == FIXED32 else 8
+        else:
+            raise ProtocolError(f"a gRPC message with a field of wire type {kind}")
+        if at > end:
+            raise ProtocolError("a gRPC message that ends in the middle of a field")
+        yield tag, view[:0]
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for i in range(10):
+        if at + i >= len(message):
+            raise ProtocolError("a gRPC message that ends in the middle of a number")
+        byte = message[at + i]
+        value |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            return value, at + i + 1
+    raise ProtocolError("a gRPC message with a number of more than ten bytes")
+
+
+def health_request(message: bytes) -> str:
+    """The service that a grpc.health.v1.HealthCheckRequest asks about."""
+    return bytes(unpack(message)).decode("utf-8", "replace")  # field 1 there too
+
+
+def health_response(status: int) -> bytes:
+    """grpc.health.v1.HealthCheckResponse: 1 SERVING, 2 NOT_SERVING, 3 SERVICE_UNKNOWN."""
+    return bytes((0x08, status))

@@ -1,0 +1,198 @@
+"""The learner's end: a gRPC server whose calls are clients for `echo_core.channel`."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import grpc
+from echo_core.address import Address
+from echo_core.channel import Acceptor, Channel
+
+from .message import MAX_MESSAGE_BYTES, health_request, health_response
+from .stream import LINGER_SECONDS, GrpcChannel, Outbox, in_this_process
+
+if TYPE_CHECKING:
+    from .transport import GrpcListenOptions
+
+__all__ = ["METHOD", "GrpcAcceptor"]
+
+SERVICE = "echo.v2.Experience"
+METHOD = f"/{SERVICE}/Session"
+HEALTH = "grpc.health.v1.Health"
+SPARE_CALLS = 64  # beyond the clients: handshakes under way, health checks
+HANDSHAKE_SECONDS = 10  # for TCP, TLS and HTTP/2 together
+IDLE_SECONDS = 60  # a connection without a call is ended
+
+
+class GrpcAcceptor(Acceptor):
+    """See `echo_core.channel.Acceptor`."""
+
+    def __init__(self, options: GrpcListenOptions, scheme: str, credentials: grpc.ServerCredentials | None) -> None:
+        in_this_process()
+        calls = options.max_connections + SPARE_CALLS
+        self.health = Health()
+        self._arrived: queue.SimpleQueue[Channel | None] = queue.SimpleQueue()
+        self._closing = False
+        self._server = grpc.server(Threads(), options=_arguments(options), maximum_concurrent_rpcs=calls)
+        session = grpc.stream_stream_rpc_method_handler(self._session)
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(SERVICE, {"Session": session}),
+                grpc.method_handlers_generic_handler(HEALTH, self.health.methods()),
+            )
+        )
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        place = f"{host}:{options.port}"
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(place)
+            else:
+                port = self._server.add_secure_port(place, credentials)
+            self._server.start()
+        except RuntimeError as error:
+            self._server.stop(None)
+            raise OSError(
+                errno.EADDRINUSE,
+                f"cannot listen on {place}: {error}; choose another port, or port=0 for any free one",
+            ) from error
+        self.address = Address(scheme, options.host, port)
+
+    def _session(self, arriving: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        if self._closing:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the learner is closing")
+        outbox, over = Outbox(), threading.Event()
+
+        def end() -> None:
+            # Ending the answers ends the call once they are sent; a peer that does not read them is not waited for.
+            if not over.is_set():
+                timer = threading.Timer(LINGER_SECONDS, lambda: over.is_set() or context.cancel())
+                timer.daemon = True
+                timer.start()
+                if not context.add_callback(timer.cancel):
+                    timer.cancel()
+
+        def gone() -> None:
+            over.set()
+            outbox.close()
+
+        if not context.add_callback(gone):
+            return
+        self._arrived.put(GrpcChannel(outbox, arriving, _peer(context), end, lambda: None))
+        yield from outbox
+
+    def accept(self) -> Channel:
+        channel = self._arrived.get()
+        if channel is None:
+            raise OSError(errno.ECANCELED, "closed")
+        return channel
+
+    def shutdown(self) -> None:
+        self._closing = True
+        self.health.drain()
+        self._arrived.put(None)
+
+    def close(self) -> None:
+        """Frees the address; calls under way go on until `finish`."""
+        self._server.stop(3600.0)
+
+    def finish(self) -> None:
+        """End every call, and every thread."""
+        self._server.stop(None).wait()
+
+
+class Threads(Executor):
+    """A thread for each call, which ends with it: a pool would keep as many as there ever were."""
+
+    def submit(self, fn: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*arguments, **keywords))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="echo-grpc", daemon=True).start()
+        return future
+
+
+class Health:
+    """grpc.health.v1: SERVING until the learner closes."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._draining = False
+        self._watching = 0
+
+    def methods(self) -> dict[str, grpc.RpcMethodHandler]:
+        return {
+            "Check": grpc.unary_unary_rpc_method_handler(self._check),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+        }
+
+    def drain(self) -> None:
+        with self._changed:
+            self._draining = True
+            self._changed.notify_all()
+
+    def _check(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        if health_request(request) not in ("", SERVICE):
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no such service here; ask for {SERVICE}")
+        return health_response(2 if self._draining else 1)
+
+    def _watch(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        if health_request(request) not in ("", SERVICE):
+            yield health_response(3)
+            return
+        with self._changed:
+            if self._watching >= SPARE_CALLS // 2:  # each keeps a thread from those who wait to be served
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch; use Check")
+            self._watching += 1
+        try:
+            if not self._draining:
+                yield health_response(1)
+            over = threading.Event()
+
+            def gone() -> None:
+                over.set()
+                with self._changed:
+                    self._changed.notify_all()
+
+            context.add_callback(gone)
+            with self._changed:
+                while not self._draining and not over.is_set():
+                    self._changed.wait(10)
+            if not over.is_set():
+                yield health_response(2)
+        finally:
+            with self._changed:
+                self._watching -= 1
+
+
+def _arguments(options: GrpcListenOptions) -> list[tuple[str, Any]]:
+    calls = options.max_connections + SPARE_CALLS
+    return [
+        ("grpc.so_reuseport", 0),  # a second learner at the same address is a mistake
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_concurrent_streams", calls),  # a proxy carries many workers on one connection
+        ("grpc.max_allowed_incoming_connections", 2 * calls),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),
+        ("grpc.max_connection_idle_ms", IDLE_SECONDS * 1000),
+        ("grpc.keepalive_time_ms", 20_000),  # a worker whose machine is gone is noticed
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ]
+
+
+def _peer(context: grpc.ServicerContext) -> str:
+    """`127.0.0.1:5555`, `[::1]:5555`; with mutual TLS after the name in the certificate."""
+    where = unquote(context.peer()).removeprefix("ipv4:").removeprefix("ipv6:")
+    names = context.auth_context().get("x509_common_name", [])
+    return f"{names[0].decode('utf-8', 'replace')}@{where}" if names else where

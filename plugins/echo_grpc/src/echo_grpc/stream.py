@@ -1,0 +1,157 @@
+"""A gRPC call as a channel of bytes: `GrpcChannel`, the same for both ends."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+from echo_core.channel import Channel
+from echo_core.errors import ForkError, SecurityError
+from echo_core.wire import Buffer
+
+from .message import pack, unpack
+
+__all__ = ["GrpcChannel", "Outbox", "in_this_process"]
+
+LINGER_SECONDS = 1.0  # for what was sent to be taken by a peer that reads slowly, after shutdown
+
+_used_in = 0  # process id; 0: gRPC was not used yet
+_left_to_the_parent: list[object] = []  # in a forked child: destroying gRPC's objects there hangs
+
+
+def in_this_process() -> None:
+    """Note that gRPC runs here. Raises ForkError in a child of a process where it did."""
+    global _used_in
+    if _used_in not in (0, os.getpid()):
+        raise ForkError(
+            "gRPC was used before this process was forked, and its threads stayed in the parent;"
+            " start the process with multiprocessing's 'spawn' or 'forkserver', fork before the"
+            " first grpc:// connection, or use tcp://"
+        )
+    _used_in = os.getpid()
+
+
+class Outbox:
+    """Messages on their way to gRPC, which iterates over them: one waits while one is sent."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._message: bytes | None = None
+        self._closed = False
+
+    def put(self, message: bytes) -> None:
+        with self._changed:
+            while self._message is not None and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                raise ConnectionAbortedError("the connection is closed")
+            self._message = message
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """No more; what waits is still sent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        with self._changed:
+            while self._message is None:
+                if self._closed:
+                    raise StopIteration
+                self._changed.wait()
+            message, self._message = self._message, None
+            self._changed.notify_all()
+            return message
+
+
+class GrpcChannel(Channel):
+    """See `echo_core.channel.Channel`.
+
+    Args:
+        outbox: what gRPC sends.
+        arriving: what it receives; iterating ends with the stream.
+        peer: who is at the other end, for people.
+        end: ends the call at once, from any thread; called by `shutdown`.
+        release: frees what belongs to the call; called by `close`.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        arriving: Iterator[bytes],
+        peer: str,
+        end: Callable[[], Any],
+        release: Callable[[], Any],
+    ) -> None:
+        self.peer = peer
+        self._outbox = outbox
+        self._arriving = arriving
+        self._end = end
+        self._release = release
+        self._rest = memoryview(b"")
+        self._over = False
+        self._process = os.getpid()
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        try:
+            for message in pack(buffers):
+                self._outbox.put(message)
+        except ConnectionAbortedError:
+            # A call that failed to begin says why; it may be a certificate.
+            if not self._over and isinstance(self._arriving, grpc.RpcError):
+                raise _reason(self._arriving) from None
+            raise
+
+    def receive(self) -> memoryview:
+        if self._rest:
+            piece, self._rest = self._rest, memoryview(b"")
+            return piece
+        try:
+            for message in self._arriving:
+                if piece := unpack(message):
+                    return piece
+            return memoryview(b"")
+        except grpc.RpcError as error:
+            raise _reason(error) from None
+        except (ValueError, TypeError) as error:  # the call or its channel is closed
+            raise ConnectionAbortedError(f"the call is over: {error}") from None
+
+    def recv_into(self, buffer: memoryview) -> int:
+        piece = self.receive()
+        taken = min(len(piece), len(buffer))
+        buffer[:taken] = piece[:taken]
+        self._rest = piece[taken:]
+        return taken
+
+    def shutdown(self) -> None:
+        self._over = True
+        self._outbox.close()
+        self._end()
+
+    def close(self) -> None:
+        if os.getpid() == self._process:
+            self._outbox.close()
+            self._release()
+        else:
+            _left_to_the_parent.append(self)
+
+
+def _reason(error: grpc.RpcError) -> OSError:
+    """Why a call ended, as what the channel's users expect."""
+    code = getattr(error, "code", lambda: None)()
+    details = getattr(error, "details", lambda: None)() or "the call was cancelled"
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return ConnectionRefusedError(f"busy: the learner takes no more clients ({details})")
+    if "CERTIFICATE" in details.upper() or "verification check failed" in details:
+        return SecurityError(
+            f"the learner's certificate and this worker do not agree: {details}; check its dates, the"
+            " name in the address, and tls_authority (tls_certificate where it asks for one)"
+        )
+    return ConnectionResetError(details)

@@ -1,0 +1,162 @@
+"""gRPC: `GrpcTransport` for a `Server` (`grpc://`), `GrpcsTransport` with TLS (`grpcs://`), `GrpcClient` for workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from echo_core.address import Address
+from echo_core.channel import ChannelTransport
+from echo_core.channel.listener import ChannelListener
+from echo_core.client import Client
+from echo_core.security import check_exposure
+
+from echo_core import tls
+
+from .message import MAX_MESSAGE_BYTES
+from .service import METHOD, GrpcAcceptor
+from .stream import GrpcChannel, Outbox, in_this_process
+
+if TYPE_CHECKING:
+    from echo_core.sink import Sink
+    from echo_core.transport import Listener
+
+__all__ = ["GrpcClient", "GrpcConnectOptions", "GrpcListenOptions", "GrpcTransport", "GrpcsTransport"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpcListenOptions(tls.TlsListenOptions):
+    """Options of `GrpcTransport`; those that begin with tls_ count for grpcs:// only."""
+
+    host: str = "127.0.0.1"  # an address or name of this machine; "::" is every interface, IPv4 too
+    port: int = 50051  # 0: any free one
+    token: str | bytes | None = field(default=None, repr=False)  # None: the server's
+    allow_insecure: bool = False  # listen beyond this machine without authentication
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.host:
+            raise ValueError('host is empty; write "0.0.0.0" or "::" for every interface')
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port is a number from 0 to 65535, not {self.port}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpcConnectOptions(tls.TlsConnectOptions):
+    """What a gRPC connection can be told; the options that begin with tls_ count for grpcs:// only."""
+
+    window_bytes: int = 8 << 20
+    # gRPC costs some 100 µs a message, whatever is in it: a busy link sends large ones.
+    max_coalesced_bytes: int = 1 << 20
+    keepalive: float = 20.0  # seconds of silence until the learner is asked whether it is still there
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.1 <= self.keepalive <= 86400:
+            raise ValueError(f"keepalive must be from 0.1 to 86400 seconds, not {self.keepalive}")
+
+
+class GrpcListener(ChannelListener):
+    """See `echo_core.channel.listener`: ends the gRPC server when its clients are gone."""
+
+    _acceptor: GrpcAcceptor
+
+    def close(self, timeout: float | None = None) -> None:
+        super().close(timeout)
+        self._acceptor.finish()
+
+
+class GrpcTransport(ChannelTransport):
+    """A learner's end on gRPC.
+
+    Args:
+        **options: see `GrpcListenOptions`.
+
+    Raises:
+        ConfigError: an option is unknown or unusable.
+    """
+
+    scheme = "grpc"
+    Options = GrpcListenOptions
+    ConnectOptions = GrpcConnectOptions
+
+    def listen(self, sink: Sink) -> Listener:
+        return GrpcListener(self.bind(), sink, self.options)
+
+    def bind(self) -> GrpcAcceptor:
+        options = self.options
+        check_exposure(options.host, options.auth, options.allow_insecure)
+        return GrpcAcceptor(options, self.scheme, None)
+
+    @classmethod
+    def dial(cls, address: Address, options: Any, timeout: float) -> GrpcChannel:
+        in_this_process()
+        host, port = address.endpoint
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        arguments: list[tuple[str, Any]] = [
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, however many clients
+            ("grpc.enable_retries", 0),  # Echo knows better what has arrived
+            ("grpc.enable_http_proxy", 0),  # as over TCP: the address is where the learner is
+            ("grpc.keepalive_time_ms", int(options.keepalive * 1000)),
+            ("grpc.keepalive_timeout_ms", int(options.keepalive * 500)),
+            ("grpc.http2.max_pings_without_data", 0),
+        ]
+        channel = cls._channel(target, arguments, options)
+        outbox = Outbox()
+        try:
+            call = channel.stream_stream(METHOD)(outbox)
+            if not call.add_callback(outbox.close):  # whoever sends is told when the call ends
+                outbox.close()
+        except BaseException:
+            channel.close()
+            raise
+        return GrpcChannel(outbox, call, target, call.cancel, channel.close)
+
+    @classmethod
+    def _channel(cls, target: str, arguments: list[tuple[str, Any]], options: Any) -> grpc.Channel:
+        return grpc.insecure_channel(target, options=arguments)
+
+
+class GrpcsTransport(GrpcTransport):
+    """The same with TLS: `grpcs://`."""
+
+    scheme = "grpcs"
+
+    def bind(self) -> GrpcAcceptor:
+        options = self.options
+        authority = options.tls_client_authority
+        check_exposure(options.host, options.auth or authority is not None, options.allow_insecure)
+        tls.server_context(options, options.host)  # gRPC only logs that a certificate is no use
+        with tls.server_identity(options, options.host) as identity:
+            pair = identity.key.read_bytes(), identity.certificate.read_bytes()
+        roots = None if authority is None else authority.read_bytes()
+        credentials = grpc.ssl_server_credentials([pair], roots, roots is not None)
+        return GrpcAcceptor(options, self.scheme, credentials)
+
+    @classmethod
+    def _channel(cls, target: str, arguments: list[tuple[str, Any]], options: Any) -> grpc.Channel:
+        key, certificate = tls.client_identity(options)
+        credentials = grpc.ssl_channel_credentials(tls.trusted(options) or None, key, certificate)
+        if options.tls_server_name:
+            arguments.append(("grpc.ssl_target_name_override", options.tls_server_name))
+        return grpc.secure_channel(target, credentials, options=arguments)
+
+
+class GrpcClient(Client):
+    """A worker's connection over gRPC.
+
+    Args:
+        host: the learner's host name or address.
+        port: its port.
+        example: a pytree like the server's: one sample.
+        tls: whether the learner listens with TLS (`grpcs://`).
+        **options: as of `echo_core.Client`.
+
+    Raises: as `echo_core.Client`.
+    """
+
+    def __init__(self, host: str, port: int, example: Any, *, tls: bool = False, **options: Any) -> None:
+        super().__init__(Address("grpcs" if tls else "grpc", host, port), example, **options)

@@ -1,0 +1,190 @@
+"""What gRPC has beside the contract: health, certificates, large weights, SIGTERM, forks."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from echo_core.errors import EchoTimeoutError, SecurityError
+from echo_core.testing.processes import until
+from echo_core.tls import Authority
+from echo_grpc.transport import GrpcsTransport, GrpcTransport
+
+from echo_core import Client, Server
+
+EXAMPLE = {"x": np.zeros(4, np.float32), "n": np.zeros((), np.int64)}
+TOKEN = "the token of these tests, long enough"
+
+
+def sample(number: int) -> dict[str, np.ndarray]:
+    return {"x": np.full(4, number, np.float32), "n": np.array(number)}
+
+
+def check(channel: grpc.Channel, service: str = "") -> int:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=20).status
+
+
+def test_health_as_load_balancers_ask_for_it() -> None:
+    pytest.importorskip("grpc_health")
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    server = Server(EXAMPLE, 2, "grpc://127.0.0.1:0", token=TOKEN).start()
+    with grpc.insecure_channel("{}:{}".format(*server.address.endpoint)) as channel:
+        assert check(channel) == check(channel, "echo.v2.Experience") == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as unknown:
+            check(channel, "something else")
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        seen = []
+        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+
+        def watch() -> None:
+            try:
+                for answer in watching:
+                    seen.append(answer.status)
+            except grpc.RpcError:
+                pass
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        until(lambda: seen, "the first answer")
+        server.close()
+        thread.join(20)
+        assert seen == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
+
+
+def test_weights_of_a_hundred_megabytes() -> None:
+    with Server(EXAMPLE, 2, "grpc://127.0.0.1:0", token=TOKEN) as server:
+        published = server.publish({"w": np.arange(25_000_000, dtype=np.float32)})
+        with Client(server.address, EXAMPLE, token=TOKEN, timeout=120) as client:
+            weights = client.weights(120)
+            assert weights.digest == published.digest
+            assert weights.params["w"][-1] == 24_999_999
+
+
+def authority(tmp_path: Path) -> Authority:
+    return Authority.create(tmp_path / "authority")
+
+
+def test_certificates(tmp_path: Path) -> None:
+    ours = authority(tmp_path)
+    learner = ours.issue("learner", ["127.0.0.1"])
+    worker = ours.issue("worker-3")
+    stranger = Authority.create(tmp_path / "other").issue("worker-3")
+    given = {"tls_certificate": learner.certificate, "tls_key": learner.key}
+    trust = {"tls_authority": ours.certificate, "token": TOKEN, "timeout": 20}
+    with Server(EXAMPLE, 2, GrpcsTransport(port=0, **given), token=TOKEN) as server:
+        with Client(server.address, EXAMPLE, **trust) as client:
+            client.send_batch({"x": np.zeros((2, 4), np.float32), "n": np.arange(2)})
+            assert server.sample(20) is not None
+        with pytest.raises(SecurityError, match="certificate"):
+            Client(server.address, EXAMPLE, token=TOKEN, timeout=20)  # who does not know the authority
+        with pytest.raises(SecurityError, match="certificate"):
+            Client(server.address, EXAMPLE, tls_server_name="another.host", **trust)
+    with Server(EXAMPLE, 2, GrpcsTransport(port=0, tls_client_authority=ours.certificate, **given), token=TOKEN) as server:
+        with Client(server.address, EXAMPLE, tls_certificate=worker.certificate, tls_key=worker.key, **trust) as client:
+            client.request("ping")
+            assert server.peers()[0].address.startswith("worker-3@")
+        for wrong in ({}, {"tls_certificate": stranger.certificate, "tls_key": stranger.key}):
+            with pytest.raises((SecurityError, EchoTimeoutError)):
+                Client(server.address, EXAMPLE, **trust | wrong | {"timeout": 2})
+        assert server.peers() == []
+
+
+def test_an_expired_certificate(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")  # openssl's command knows no seconds
+    ours = authority(tmp_path)
+    old = ours.issue("learner", ["127.0.0.1"], days=2 / 86400)
+    transport = GrpcsTransport(port=0, tls_certificate=old.certificate, tls_key=old.key)
+    with Server(EXAMPLE, 2, transport, token=TOKEN) as server:
+        time.sleep(2.5)
+        with pytest.raises(SecurityError, match="certificate"):
+            Client(server.address, EXAMPLE, token=TOKEN, tls_authority=ours.certificate, timeout=20)
+
+
+def test_exposure_without_authentication_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SecurityError, match="allow_insecure"):
+        Server(EXAMPLE, 2, GrpcTransport(port=0, host="0.0.0.0", auth=False)).start()
+    ours = authority(tmp_path)
+    with Server(EXAMPLE, 2, GrpcsTransport(port=0, host="0.0.0.0", auth=False, tls_client_authority=ours.certificate)):
+        pass  # mutual TLS is authentication
+
+
+def test_sigterm_loses_nothing(tmp_path: Path) -> None:
+    """A learner that is told to end finishes what has arrived; its workers keep the rest and go on with the next one."""
+    program = textwrap.dedent(f"""
+        import signal, sys
+        import numpy as np
+        from echo_core import Server
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        example = {{"x": np.zeros(4, np.float32), "n": np.zeros((), np.int64)}}
+        with Server(example, 10, sys.argv[1], token={TOKEN!r}, num_buffers=4) as server:
+            print(server.address, flush=True)
+            seen = []
+            try:
+                for sample in server.dataset_iter():
+                    seen += sample.batch["n"].tolist()
+            finally:
+                server.close()
+                while (sample := server.sample(1)) is not None:
+                    seen += sample.batch["n"].tolist()
+                print(seen[0], seen[-1], len(seen), flush=True)
+    """)
+
+    def learner(where: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, "-c", program, where], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+
+    first = learner("grpc://127.0.0.1:0")
+    assert first.stdout is not None
+    where = first.stdout.readline().strip()
+    second = None
+    try:
+        with Client(where, EXAMPLE, token=TOKEN, timeout=60) as client:
+            for number in range(1000):
+                client.send(sample(number))
+            client.wait()
+            first.send_signal(signal.SIGTERM)
+            said, _ = first.communicate(timeout=60)
+            assert said.split() == ["0", "999", "1000"] and first.returncode == 0
+            second = learner(where)
+            assert second.stdout is not None and second.stdout.readline().strip() == where
+            for number in range(1000, 1200):
+                client.send(sample(number))
+            client.wait()
+            assert client.stats()["learner_restarts"] == 1
+        second.send_signal(signal.SIGTERM)
+        said, _ = second.communicate(timeout=60)
+        assert said.split() == ["1000", "1199", "200"]
+    finally:
+        for process in (first, second):
+            if process is not None:
+                process.kill()
+                process.communicate()
+
+
+def test_grpcio_is_imported_when_selected_only() -> None:
+    code = "import sys, echo_core.plugins as p; p.installed(p.TRANSPORTS); p.default.examine(p.TRANSPORTS); print('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_learner_in_a_forked_child_is_an_error() -> None:
+    from echo_core.errors import ForkError
+    from echo_core.testing.processes import forked
+
+    with Server(EXAMPLE, 2, "grpc://127.0.0.1:0", token=TOKEN):
+
+        def child() -> None:
+            with pytest.raises(ForkError, match="spawn"):
+                Server(EXAMPLE, 2, "grpc://127.0.0.1:0", token=TOKEN).start()
+
+        forked(child)
+

@@ -1,0 +1,169 @@
+"""TCP with TLS, for `echo_core.channel`: sockets of the ssl module, one thread sending while another receives."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from echo_core.address import Address
+from echo_core.channel import Acceptor, Channel
+from echo_core.errors import SecurityError
+from echo_core.wire import Buffer
+
+from .dial import KEEPALIVE
+from .sockets import listen_on, name_of
+
+if TYPE_CHECKING:
+    from .transport import TcpsListenOptions
+
+__all__ = ["TlsAcceptor", "TlsChannel", "dial_tls"]
+
+PIECE_BYTES = 64 << 10  # encrypted at a time, so that receiving never waits long for the lock
+
+T = TypeVar("T")
+
+
+class TlsChannel(Channel):
+    """A TLS socket that two threads may use: OpenSSL's state is under a lock, waiting is not.
+
+    The TLS handshake is part of the first call, so that nobody who accepts connections waits for it.
+    """
+
+    def __init__(self, sock: ssl.SSLSocket, peer: str) -> None:
+        self.peer = peer
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._over = False
+        self._shaken = False
+        self._shaking = threading.Lock()
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        self.shake_hands()
+        joined = b"".join(buffers) if sum(map(len, buffers)) <= PIECE_BYTES else None
+        for buffer in buffers if joined is None else [joined]:
+            view = memoryview(buffer)
+            for start in range(0, len(view), PIECE_BYTES):
+                piece = view[start : start + PIECE_BYTES]
+                while piece:
+                    # Until it is taken whole OpenSSL must be given the same piece again.
+                    piece = piece[self._patiently(lambda piece=piece: self._sock.send(piece)) :]
+
+    def recv_into(self, buffer: memoryview) -> int:
+        self.shake_hands()
+        try:
+            return self._patiently(lambda: self._sock.recv_into(buffer))
+        except ssl.SSLZeroReturnError:
+            return 0
+
+    def shake_hands(self) -> None:
+        """The TLS handshake, unless it is done. Raises SecurityError or OSError."""
+        if self._shaken:
+            return
+        with self._shaking:
+            if not self._shaken:
+                self._patiently(self._sock.do_handshake)
+                self._shaken = True
+                common = dict(item for part in (self._sock.getpeercert() or {}).get("subject", ()) for item in part)
+                if "commonName" in common and self._sock.server_side:
+                    self.peer = f"{common['commonName']}@{self.peer}"
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        while True:
+            with self._lock:
+                if self._over:
+                    raise ConnectionAbortedError("the connection is closed")
+                try:
+                    return attempt()
+                except ssl.SSLWantReadError:
+                    event = selectors.EVENT_READ
+                except ssl.SSLWantWriteError:
+                    event = selectors.EVENT_WRITE
+                except (ssl.SSLCertVerificationError, ssl.SSLError) as error:
+                    raise _explained(error) from None
+            with selectors.PollSelector() as selector:
+                selector.register(self._sock, event)
+                selector.select()
+
+    def shutdown(self) -> None:
+        with self._lock:
+            self._over = True
+            with suppress(OSError):  # SSLSocket.shutdown() would go on in plain text
+                socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def _explained(error: ssl.SSLError) -> OSError:
+    reason = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason or str(error)
+    if isinstance(error, ssl.SSLCertVerificationError) or "CERTIFICATE" in str(error.reason) or "UNKNOWN_CA" in str(error.reason):
+        return SecurityError(
+            f"the other end's certificate, or this end's for it, is refused: {reason}; check its dates, the name in the address,"
+            " and tls_authority (tls_certificate where the learner asks for one)"
+        )
+    return ConnectionResetError(f"TLS: {reason}")
+
+
+def dial_tls(address: Address, context: ssl.SSLContext, server_name: str, timeout: float) -> TlsChannel:
+    """Reach the learner, TLS handshake included. Raises OSError, SecurityError."""
+    host, port = address.endpoint
+    plain = socket.create_connection((host, port), timeout=timeout)
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            plain.setsockopt(socket.IPPROTO_TCP, option, value)
+        sock = context.wrap_socket(plain, server_hostname=server_name or host, do_handshake_on_connect=False)
+    except BaseException:
+        plain.close()
+        raise
+    sock.setblocking(False)
+    return TlsChannel(sock, name_of((host, port)))
+
+
+class TlsAcceptor(Acceptor):
+    """See `echo_core.channel.Acceptor`."""
+
+    def __init__(self, options: TcpsListenOptions, context: ssl.SSLContext) -> None:
+        self._context = context
+        self._sockets, port = listen_on(options.host, options.port, options.receive_buffer)
+        self.address = Address("tcps", options.host, port)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        for sock in self._sockets:
+            self._selector.register(sock, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+
+    def accept(self) -> Channel:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj == self._wake:
+                    raise OSError("closed")
+                listening = key.fileobj
+                assert isinstance(listening, socket.socket)
+                try:
+                    plain, address = listening.accept()
+                except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                    continue
+                try:
+                    sock = self._context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+                    sock.setblocking(False)
+                except BaseException:
+                    plain.close()
+                    raise
+                return TlsChannel(sock, name_of(address))
+
+    def shutdown(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        self._selector.close()
+        for sock in self._sockets:
+            sock.close()
+        os.close(self._wake)

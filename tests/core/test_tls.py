@@ -1,0 +1,121 @@
+"""An authority of one's own: files that only their user can read, certificates that openssl accepts, by either way of making them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import ssl
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from echo_core.errors import ConfigError, SecurityError
+from echo_core.fields import build_options
+from echo_core.tls import Authority, TlsConnectOptions, TlsListenOptions
+
+from echo_core import tls
+
+
+@pytest.fixture(params=["cryptography", "openssl"], autouse=True)
+def maker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    if request.param == "cryptography":
+        pytest.importorskip("cryptography")
+    else:
+        if shutil.which("openssl") is None:
+            pytest.skip("there is no openssl command")
+        monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return str(request.param)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def talk(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> str:
+    """Both ends of a TLS handshake in memory; the protocol they agree on."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    s = server.wrap_bio(to_server, to_client, server_side=True)
+    c = client.wrap_bio(to_client, to_server, server_hostname=name)
+    for _ in range(4):
+        for end in (c, s):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+    return str(c.version())
+
+
+def test_what_is_issued_is_accepted(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        authority = Authority.create(tmp_path / "a")
+        learner = authority.issue("learner", ["127.0.0.1", "::1", "learner.example"])
+        worker = authority.issue("worker-3")
+    finally:
+        os.umask(before)
+    assert [mode(path) for path in (learner.key, worker.key, tmp_path / "a/authority.key")] == [0o600] * 3
+    assert mode(tmp_path / "a") == 0o700
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        "authority.key", "authority.pem", "learner.key", "learner.pem", "worker-3.key", "worker-3.pem",
+    ]  # fmt: skip
+    server = tls.server_context(
+        TlsListenOptions(tls_certificate=learner.certificate, tls_key=learner.key, tls_client_authority=authority.certificate), "127.0.0.1"
+    )
+    with_worker = TlsConnectOptions(tls_authority=authority.certificate, tls_certificate=worker.certificate, tls_key=worker.key)
+    for name in ("learner", "127.0.0.1", "::1", "learner.example"):
+        assert talk(server, tls.client_context(with_worker), name) == "TLSv1.3"
+    with pytest.raises(ssl.SSLCertVerificationError):
+        talk(server, tls.client_context(with_worker), "other.example")
+    with pytest.raises(ssl.SSLError):
+        talk(server, tls.client_context(TlsConnectOptions(tls_authority=authority.certificate)), "learner")
+    if shutil.which("openssl"):
+        command = ["openssl", "verify", "-x509_strict", "-CAfile", str(authority.certificate), str(learner.certificate)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 or "Authority Key Identifier" in done.stdout + done.stderr, done.stderr
+
+
+def test_the_users_own_authority_is_made_once_and_trusted(tmp_path: Path) -> None:
+    server = tls.server_context(TlsListenOptions(), "127.0.0.1")
+    first = (tmp_path / "config/echo/authority/authority.pem").read_bytes()
+    again = tls.server_context(TlsListenOptions(), "0.0.0.0")
+    assert (tmp_path / "config/echo/authority/authority.pem").read_bytes() == first
+    for context in (server, again):
+        for name in ("localhost", "127.0.0.1"):
+            assert talk(context, tls.client_context(TlsConnectOptions()), name) == "TLSv1.3"
+    assert sorted(os.listdir(tmp_path / "config/echo")) == ["authority"]
+
+
+def test_an_authority_open_to_others_is_refused(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "a")
+    key = tmp_path / "a/authority.key"
+    key.chmod(0o640)
+    with pytest.raises(SecurityError, match=f"chmod 600 {key}"):
+        Authority(tmp_path / "a")
+    key.chmod(0o600)
+    identity = authority.issue("learner")
+    identity.key.chmod(0o644)
+    with pytest.raises(SecurityError, match="chmod 600"):
+        tls.server_context(TlsListenOptions(tls_certificate=identity.certificate, tls_key=identity.key), "127.0.0.1")
+
+
+def test_mistakes_end_in_what_to_do(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "a")
+    with pytest.raises(SecurityError, match="already"):
+        Authority.create(tmp_path / "a")
+    with pytest.raises(SecurityError, match=r"Authority\.create"):
+        Authority(tmp_path / "nowhere")
+    for name in ("", "../x", "a b", "x" * 64, "-x", "x\n"):
+        with pytest.raises(SecurityError, match="cannot name"):
+            authority.issue(name)
+    learner, other = authority.issue("learner"), authority.issue("other")
+    with pytest.raises(SecurityError, match="belong"):
+        tls.server_context(TlsListenOptions(tls_certificate=learner.certificate, tls_key=other.key), "127.0.0.1")
+    with pytest.raises(SecurityError, match="check"):
+        tls.client_context(TlsConnectOptions(tls_authority=tmp_path / "nowhere.pem"))
+    with pytest.raises(ConfigError, match="tls_key"):
+        build_options(TlsListenOptions, {"tls_certificate": "x.pem"}, "grpcs")
+    assert "learner.key" not in repr(TlsListenOptions(tls_certificate=learner.certificate, tls_key=learner.key))
+    assert "PRIVATE" not in repr(authority)
