@@ -52,6 +52,8 @@ def server_stats(server: Server) -> dict[str, float | int | str]:
         out.update({f"transport/{scheme}/{key}": value for key, value in listener.stats().items()})
     now = time.monotonic()
     for peer in server.peers():
+        if peer.role != "worker":
+            continue
         worker = f"worker/{peer.name}"
         out[f"{worker}/samples"] = peer.samples
         out[f"{worker}/bytes"] = peer.bytes
