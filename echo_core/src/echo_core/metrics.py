@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Mapping
+from html import escape
 from typing import TYPE_CHECKING
 
 from . import plugins
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
     from .server import Server
 
-__all__ = ["StatsTicker", "server_stats"]
+__all__ = ["StatsTicker", "as_html", "server_stats"]
 
 
 def server_stats(server: Server) -> dict[str, float | int | str]:
@@ -62,6 +64,16 @@ def server_stats(server: Server) -> dict[str, float | int | str]:
         out[f"{worker}/state"] = peer.state
         out[f"{worker}/state_s"] = now - peer.state_since
     return out
+
+
+def as_html(title: str, stats: Mapping[str, float | int | str]) -> str:
+    """Figures as an HTML table. Workers choose their names, so that everything is escaped."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{escape(key)}</th><td>{value:,}</td></tr>" if isinstance(value, int)
+        else f"<tr><th style='text-align:left'>{escape(key)}</th><td>{escape(f'{value:.3f}' if isinstance(value, float) else str(value))}</td></tr>"
+        for key, value in stats.items()
+    )  # fmt: skip
+    return f"<details open><summary><code>{escape(title)}</code></summary><table>{rows}</table></details>"
 
 
 class StatsTicker:
