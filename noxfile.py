@@ -66,6 +66,14 @@ def native_stress(session: nox.Session, sanitizer: str) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation site, into build/docs. A warning is an error."""
+    install(session, ["docs"], "echo-core[all]")
+    session.run("python", "tools/hooks.py", "--check")
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "build/docs")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Formatting and types."""
     session.install(*nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint"))

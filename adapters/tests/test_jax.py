@@ -15,15 +15,16 @@ from echo_core import Server  # noqa: E402
 def test_batches_arrive_in_order_and_stay_what_they_were(ahead: int) -> None:
     from echo_adapters.jax import device_batches
 
-    server = Server({"x": np.zeros(64, np.float32)}, 4, num_buffers=4)
-    for i in range(4):
+    server = Server({"x": np.zeros(64, np.float32)}, 4, num_buffers=6)
+    for i in range(2):
         server.submit_batch({"x": np.full((4, 64), i, np.float32)})
     batches = device_batches(server, ahead=ahead, timeout=20)
     first = next(batches)
     assert isinstance(first["x"], jax.Array) and first["x"].shape == (4, 64)
-    doubled = jax.jit(lambda batch: batch["x"] * 2)(next(batches))
-    assert float(doubled[0, 0]) == 2
-    server.submit_batch({"x": np.full((4, 64), 4, np.float32)}, timeout=20)
+    double = jax.jit(lambda batch: batch["x"] * 2)
+    for i in range(1, 20):  # several times round all buffers but the one that is held
+        server.submit_batch({"x": np.full((4, 64), i + 1, np.float32)}, timeout=20)
+        assert float(double(next(batches))[0, 0]) == 2 * i
     server.close()
-    assert [float(batch["x"][3, 63]) for batch in batches] == [2, 3, 4]
+    assert [float(batch["x"][3, 63]) for batch in batches] == [20]
     assert float(first["x"].sum()) == 0, "a batch that is held was written over"

@@ -1,0 +1,44 @@
+"""Sphinx, for `nox -s docs`."""
+
+import re as _re
+from importlib.metadata import version as _version
+from pathlib import Path as _Path
+
+project = "Echo"
+author = "The Echo authors"
+release = _version("echo-core")
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "Echo"
+myst_heading_anchors = 3
+myst_fence_as_directive = ["mermaid"]
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+napoleon_use_ivar = True
+
+_HERE = _Path(__file__).resolve().parent
+
+
+def _as_rst(app, what, name, obj, options, lines):
+    """Docstrings are written to be read as text, in Markdown's manner: `code` becomes a literal, and every other sign stands for itself."""
+    parts = _re.split(r"`([^`]+)`", "\n".join(lines))
+    text = [f"``{part}``" if odd % 2 else _re.sub(r"([*|]|(?<=\w)_(?!\w))", r"\\\1", part) for odd, part in enumerate(parts)]
+    lines[:] = _re.sub(r"``(?=\w)(?<=\w``|[^\s`]``)", r"``\\ ", "".join(text)).split("\n")
+
+
+def _links_within(app, name, source):
+    """A link to a file of the repository that is no page of this site becomes its path."""
+
+    def stays(found):
+        text, target = found[1], found[2]
+        path = (_HERE / name).parent.joinpath(target.partition("#")[0]).resolve()
+        return found[0] if path.is_relative_to(_HERE) else f"{text} (`{path.relative_to(_HERE.parent)}`)"
+
+    source[0] = _re.sub(r"\[([^\]]+)\]\((\.\.?/[^):]+)\)", stays, source[0])
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", _as_rst, priority=400)  # before napoleon
+    app.connect("source-read", _links_within)
