@@ -39,6 +39,7 @@ def bench(session: nox.Session) -> None:
 def wheels(session: nox.Session) -> None:
     """All wheels and source distributions, for this Python, into dist/."""
     session.run("python", "tools/wheels.py", "--sdist", "--out", "dist", external=True)
+    session.run("python", "tools/contents.py", "dist", external=True)
 
 
 @nox.session(venv_backend="none")

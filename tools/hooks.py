@@ -1,6 +1,6 @@
 """Write docs/plugins/hooks.md from hookspecs.py, so that the reference cannot differ from it.
 
-    python tools/hooks.py            # write;  with --check: exit code 1 if the page differs
+python tools/hooks.py            # write;  with --check: exit code 1 if the page differs
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ HEAD = f"""# Reference: hooks
 <!-- Made by tools/hooks.py from echo_core/hookspecs.py: change that, and run it again. -->
 
 A plugin marks functions with `@hookimpl` and names its module in an entry point of one of three groups: `{TRANSPORTS}`, `{SAMPLERS}`, or
-`{OBSERVERS}` for observers, which implement any of the hooks that report. The names `hookimpl`, `TransportInfo` and `SamplerInfo` are those of
-`echo_core.hookspecs`. This is plugin API {hookspecs.PLUGIN_API}: see [what stays](versions.md).
+`{OBSERVERS}` for observers, which implement any of the hooks that report. The names `hookimpl`, `TransportInfo` and
+`SamplerInfo` are those of `echo_core.hookspecs`. This is plugin API {hookspecs.PLUGIN_API}: see [what stays](versions.md).
 """
 
 
@@ -30,7 +30,7 @@ def page() -> str:
     for name, function in hooks().items():
         parts.append(f"## `{name}`\n\n```text\n{name}{inspect.signature(function)}\n```\n\n{plain(function)}\n")
     for cls in (hookspecs.TransportInfo, hookspecs.SamplerInfo):
-        fields = ", ".join(field.name + ("" if field.default is dataclasses.MISSING else f" = {field.default!r}") for field in dataclasses.fields(cls))
+        fields = ", ".join(map(shown, dataclasses.fields(cls)))
         summary, _, attributes = plain(cls).partition("Attributes:")
         rows = []
         for line in inspect.cleandoc(attributes).splitlines():
@@ -40,6 +40,10 @@ def page() -> str:
                 rows.append(f"* `{line.partition(':')[0]}`: {line.partition(':')[2].strip()}")
         parts.append(f"## `{cls.__name__}`\n\n```text\n{cls.__name__}({fields})\n```\n\n{summary.strip()}\n\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
+
+
+def shown(field: dataclasses.Field[object]) -> str:
+    return field.name if field.default is dataclasses.MISSING else f"{field.name} = {field.default!r}"
 
 
 def hooks() -> dict[str, object]:

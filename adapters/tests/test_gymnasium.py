@@ -10,8 +10,9 @@ import pytest
 gymnasium = pytest.importorskip("gymnasium")
 pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers", "gymnasium")
 
-from echo_core import Client, Server  # noqa: E402
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
+
+from echo_core import Client, Server  # noqa: E402
 
 
 class Counting(gymnasium.Env):

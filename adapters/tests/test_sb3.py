@@ -34,14 +34,16 @@ def test_a_buffer_is_filled_by_workers_and_wraps_around() -> None:
 
 
 def test_dqn_takes_steps() -> None:
-    from echo_adapters.sb3 import EchoReplayBuffer, sb3_example
     from stable_baselines3 import DQN
+
+    from echo_adapters.sb3 import EchoReplayBuffer, sb3_example
 
     env = gymnasium.make("CartPole-v1")
     example = sb3_example(env)
     with Server(example, 32, "tcp://127.0.0.1:0") as server, Client(server.address, example) as client:
         client.send_batch({key: np.repeat(value[None], 64, 0) for key, value in example.items()})
         client.wait(10)
-        model = DQN("MlpPolicy", env, replay_buffer_class=EchoReplayBuffer, replay_buffer_kwargs={"server": server}, buffer_size=500, learning_starts=10, device="cpu", seed=0)  # fmt: skip
+        echo = {"replay_buffer_class": EchoReplayBuffer, "replay_buffer_kwargs": {"server": server}}
+        model = DQN("MlpPolicy", env, **echo, buffer_size=500, learning_starts=10, device="cpu", seed=0)
         model.learn(60)
         assert model.replay_buffer.size() == 124, "60 of its own, 64 of a worker's"

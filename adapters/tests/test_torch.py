@@ -10,8 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.needs("echo-samplers", "torch")
 
-from echo_core import EchoTimeoutError, Server  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
+
+from echo_core import EchoTimeoutError, Server  # noqa: E402
 
 
 def test_batches_are_tensors_over_the_store() -> None:

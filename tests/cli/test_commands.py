@@ -46,7 +46,9 @@ def test_plugins_are_listed_with_what_is_missing_and_broken(echoctl, tmp_path: P
     rows = {(row["kind"], row["name"]): row for row in done.json}
     assert rows["transport", "tcp"]["state"] == "ok" and rows["transport", "tcp"]["api"] == 1
     assert rows["sampler", "fifo"]["distribution"] == "echo-samplers"
-    assert 'pip install "echo-core[rdma]"' in (rows["transport", "rdma"]["note"] if rows["transport", "rdma"]["state"] == "missing" else 'pip install "echo-core[rdma]"')
+    assert 'pip install "echo-core[rdma]"' in (
+        rows["transport", "rdma"]["note"] if rows["transport", "rdma"]["state"] == "missing" else 'pip install "echo-core[rdma]"'
+    )
     disabled = echoctl("plugins", "list", ECHO_DISABLE_PLUGINS="tcp")
     assert disabled.code == 0 and "ECHO_DISABLE_PLUGINS" in disabled.out
     info = tmp_path / "site" / "echo_broken-1.0.dist-info"
@@ -125,15 +127,31 @@ def test_a_new_plugin_keeps_its_contract_as_generated(echoctl, tmp_path: Path, k
     pytest.importorskip("setuptools")
     made = echoctl("init", "plugin", kind, name, "--json").json
     folder, site = tmp_path / made["folder"], tmp_path / "site"
-    command = ["uv", "pip", "install", "--quiet", "--python", sys.executable, "--no-deps", "--no-build-isolation", "--target", str(site), str(folder)]
+    command = [
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        sys.executable,
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(site),
+        str(folder),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     listed = echoctl("plugins", "show", name, "--json", PYTHONPATH=path)
     assert listed.json[0]["distribution"] == f"echo-{name.replace('_', '-')}", listed.err
-    tests = subprocess.run([sys.executable, "-m", "pytest", "-q", str(folder)], cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)  # fmt: skip
+    kit = [sys.executable, "-m", "pytest", "-q", str(folder)]
+    env = {**os.environ, "PYTHONPATH": path}
+    tests = subprocess.run(kit, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert tests.returncode == 0 and " passed" in tests.stdout, tests.stdout[-3000:]
-    checked = echoctl("plugins", "check", f"echo-{name.replace('_', '-')}", "-k", "it or options or sample", "--json", PYTHONPATH=path, timeout=300)
+    checked = echoctl(
+        "plugins", "check", f"echo-{name.replace('_', '-')}", "-k", "it or options or sample", "--json", PYTHONPATH=path, timeout=300
+    )
     assert checked.code == 0 and checked.json["passed"] > 0 and not checked.json["failed"], checked.out
     assert echoctl("init", "plugin", kind, name).code == 2, "what is there is not overwritten"
     assert echoctl("init", "plugin", kind, "My-Pipe").code == 2

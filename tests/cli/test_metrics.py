@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from echo_core import Client, Server
 from echo_core.prometheus import Exporter, exposition
 

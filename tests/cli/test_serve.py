@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from echo_core import Client, EchoError
 from echo_core.observer import Observer
 

@@ -1,9 +1,9 @@
 """Gymnasium: a vector environment that sends every transition it makes to a learner.
 
-    envs = Recorder(gymnasium.make_vec("CartPole-v1", 8), client)      # client: Client(address, transition_example(envs))
-    obs, _ = envs.reset(seed=0)
-    while True:
-        obs, reward, terminated, truncated, _ = envs.step(policy(obs))
+envs = Recorder(gymnasium.make_vec("CartPole-v1", 8), client)      # client: Client(address, transition_example(envs))
+obs, _ = envs.reset(seed=0)
+while True:
+    obs, reward, terminated, truncated, _ = envs.step(policy(obs))
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import optree
-from echo_core import Client
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+
+from echo_core import Client
 
 __all__ = ["Recorder", "transition_example"]
 
@@ -23,7 +24,14 @@ def transition_example(envs: VectorEnv) -> dict[str, Any]:
     observation = optree.tree_map(np.asarray, envs.single_observation_space.sample())
     action = optree.tree_map(np.asarray, envs.single_action_space.sample())
     flag = np.zeros((), bool)
-    return {"obs": observation, "action": action, "reward": np.zeros((), np.float32), "next_obs": observation, "terminated": flag, "truncated": flag}
+    return {
+        "obs": observation,
+        "action": action,
+        "reward": np.zeros((), np.float32),
+        "next_obs": observation,
+        "terminated": flag,
+        "truncated": flag,
+    }
 
 
 class Recorder(VectorWrapper):
@@ -58,7 +66,8 @@ class Recorder(VectorWrapper):
         obs, reward, terminated, truncated, info = self.env.step(actions)
         next_obs = optree.tree_map(np.copy, obs)
         final = next_obs if self._mode is not AutoresetMode.SAME_STEP or "final_obs" not in info else self._finals(next_obs, info)
-        transitions = {"obs": self._obs, "action": actions, "reward": reward.astype(np.float32), "next_obs": final, "terminated": terminated, "truncated": truncated}  # fmt: skip
+        made_of = {"obs": self._obs, "action": actions, "reward": reward.astype(np.float32), "next_obs": final}
+        transitions = {**made_of, "terminated": terminated, "truncated": truncated}
         made = ~self._resets
         self._client.send_batch(optree.tree_map(lambda leaf: np.asarray(leaf)[made], transitions), self._timeout)
         self._obs = next_obs
@@ -71,6 +80,10 @@ class Recorder(VectorWrapper):
         ended = info["_final_obs"]
         final = optree.tree_map(np.copy, next_obs)
         for index in np.flatnonzero(ended):
-            one = info["final_obs"][index] if isinstance(info["final_obs"], np.ndarray) else optree.tree_map(lambda leaf, i=index: leaf[i], info["final_obs"])
+            one = (
+                info["final_obs"][index]
+                if isinstance(info["final_obs"], np.ndarray)
+                else optree.tree_map(lambda leaf, i=index: leaf[i], info["final_obs"])
+            )
             optree.tree_map(lambda into, value, i=index: into.__setitem__(i, value), final, one)
         return final

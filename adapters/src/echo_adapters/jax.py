@@ -1,7 +1,7 @@
 """JAX: batches of a server as arrays on a device.
 
-    for batch in device_batches(server):
-        state, loss = update(state, batch)
+for batch in device_batches(server):
+    state, loss = update(state, batch)
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import optree
+
 from echo_core import Server
 
 __all__ = ["device_batches"]

@@ -1,8 +1,8 @@
 """Stable-Baselines3: a replay buffer that remote workers fill.
 
-    server = Server(sb3_example(env), batch_size=256, transport="tcp://127.0.0.1:5555").start()
-    model = DQN("MlpPolicy", env, replay_buffer_class=EchoReplayBuffer, replay_buffer_kwargs={"server": server})
-    model.learn(100_000)
+server = Server(sb3_example(env), batch_size=256, transport="tcp://127.0.0.1:5555").start()
+model = DQN("MlpPolicy", env, replay_buffer_class=EchoReplayBuffer, replay_buffer_kwargs={"server": server})
+model.learn(100_000)
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from echo_core import EchoTimeoutError, Server
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
+
+from echo_core import EchoTimeoutError, Server
 
 __all__ = ["EchoReplayBuffer", "sb3_example"]
 

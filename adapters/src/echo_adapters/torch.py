@@ -1,8 +1,8 @@
 """PyTorch: batches of a server as tensors.
 
-    loader = DataLoader(BatchDataset(server), batch_size=None)    # batches come whole
-    for batch in loader:
-        loss = model(batch["obs"].to("cuda", non_blocking=True))
+loader = DataLoader(BatchDataset(server), batch_size=None)    # batches come whole
+for batch in loader:
+    loss = model(batch["obs"].to("cuda", non_blocking=True))
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import optree
-from echo_core import Server
 from torch import Tensor, cuda, from_numpy
 from torch.utils.data import IterableDataset, get_worker_info
+
+from echo_core import Server
 
 __all__ = ["BatchDataset"]
 

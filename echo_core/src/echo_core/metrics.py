@@ -68,11 +68,10 @@ def server_stats(server: Server) -> dict[str, float | int | str]:
 
 def as_html(title: str, stats: Mapping[str, float | int | str]) -> str:
     """Figures as an HTML table. Workers choose their names, so that everything is escaped."""
-    rows = "".join(
-        f"<tr><th style='text-align:left'>{escape(key)}</th><td>{value:,}</td></tr>" if isinstance(value, int)
-        else f"<tr><th style='text-align:left'>{escape(key)}</th><td>{escape(f'{value:.3f}' if isinstance(value, float) else str(value))}</td></tr>"
-        for key, value in stats.items()
-    )  # fmt: skip
+    def cell(value: float | int | str) -> str:
+        return f"{value:,}" if isinstance(value, int) else f"{value:.3f}" if isinstance(value, float) else escape(value)
+
+    rows = "".join(f"<tr><th style='text-align:left'>{escape(key)}</th><td>{cell(value)}</td></tr>" for key, value in stats.items())
     return f"<details open><summary><code>{escape(title)}</code></summary><table>{rows}</table></details>"
 
 

@@ -53,7 +53,11 @@ def exposition(stats: Mapping[str, float | int | str]) -> str:
                 put("echo_worker_state", "gauge", int(value == state), {**labels, "state": state})
         elif not isinstance(value, str) and not isinstance(value, bool):
             grows = rest.endswith(("_total", "_count")) or (group != "store" and rest in _GROWS)
-            base = re.sub(r"_s$", "_seconds", rest.removesuffix("_total").removesuffix("_count")) if grows else re.sub(r"_s$", "_seconds", rest)
+            base = (
+                re.sub(r"_s$", "_seconds", rest.removesuffix("_total").removesuffix("_count"))
+                if grows
+                else re.sub(r"_s$", "_seconds", rest)
+            )
             name = f"echo_{group}_{_legal(base)}" + ("_total" if grows else "")
             put(name, "counter" if grows else "gauge", value, labels)
     lines = []
@@ -120,7 +124,9 @@ class Exporter:
         try:
             self._http = ThreadingHTTPServer((host, port), Handler)
         except OSError as error:
-            raise OSError(error.errno, f"cannot serve metrics at {host}:{port}: {error.strerror}; choose another port, or 0 for any free one") from error
+            raise OSError(
+                error.errno, f"cannot serve metrics at {host}:{port}: {error.strerror}; choose another port, or 0 for any free one"
+            ) from error
         self._http.daemon_threads = True
         self.url = f"http://{host}:{self._http.server_address[1]}/metrics"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.1,), name="echo-metrics", daemon=True)

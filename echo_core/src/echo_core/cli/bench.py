@@ -40,7 +40,9 @@ except EchoError:
 
 @click.command(name="bench", short_help="measure transports on this machine")
 @click.option("--transport", "transports", multiple=True, help="Name or address; may be repeated. Default: every installed one.")
-@click.option("--bytes", "sizes", multiple=True, type=click.IntRange(1), help="Bytes of a sample; may be repeated. Default: 20, 1024, 28672.")
+@click.option(
+    "--bytes", "sizes", multiple=True, type=click.IntRange(1), help="Bytes of a sample; may be repeated. Default: 20, 1024, 28672."
+)
 @click.option("--workers", "counts", multiple=True, type=click.IntRange(1, 256), help="Worker processes; may be repeated. Default: 1, 4.")
 @click.option("--seconds", type=click.FloatRange(0.1, 600), default=2.0, show_default=True, help="Measured for each.")
 @click.option("--save", type=click.Path(path_type=Path), help="Write the figures here, as JSON.")
@@ -55,7 +57,9 @@ def command(transports: tuple[str, ...], sizes: tuple[int, ...], counts: tuple[i
     processor seconds per second of learner and workers together.
     """
     before = {_case(row): row for row in json.loads(compare.read_text())} if compare else {}
-    names = transports or tuple(record.name for record in plugins.default.examine(plugins.TRANSPORTS) if not record.error and not record.disabled)
+    names = transports or tuple(
+        record.name for record in plugins.default.examine(plugins.TRANSPORTS) if not record.error and not record.disabled
+    )
     if not names:
         raise ConfigError("no transport is installed; see: echoctl plugins list")
     cases = [(name, size, count) for name in names for size in sizes or (20, 1024, 28672) for count in counts or (1, 4)]
@@ -93,17 +97,19 @@ def _shown(row: dict[str, Any], compared: bool) -> list[str]:
 
 def _measure(name: str, size: int, count: int, seconds: float) -> dict[str, Any]:
     batch = max(1, min(4096, (16 << 20) // size))
-    with tempfile.TemporaryDirectory(prefix="echo-bench-") as folder:
-        with Server(np.zeros(size, np.uint8), batch, _listening(name, folder)) as server:
-            command = [sys.executable, "-c", _WORKER, str(server.address), str(size)]
-            workers = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(count)]
-            try:
-                return {"transport": name, "bytes": size, "workers": count, **_take(server, workers, seconds, size)}
-            finally:
-                for worker in workers:
-                    worker.kill()
-                for worker in workers:
-                    worker.wait()
+    with (
+        tempfile.TemporaryDirectory(prefix="echo-bench-") as folder,
+        Server(np.zeros(size, np.uint8), batch, _listening(name, folder)) as server,
+    ):
+        command = [sys.executable, "-c", _WORKER, str(server.address), str(size)]
+        workers = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(count)]
+        try:
+            return {"transport": name, "bytes": size, "workers": count, **_take(server, workers, seconds, size)}
+        finally:
+            for worker in workers:
+                worker.kill()
+            for worker in workers:
+                worker.wait()
 
 
 def _take(server: Server, workers: list[subprocess.Popen[bytes]], seconds: float, size: int) -> dict[str, Any]:

@@ -63,13 +63,23 @@ def _safely(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    yield OK, "versions", f"echo-core {__version__}, Python {sys.version.split()[0]}, numpy {np.__version__}, optree {optree.__version__}", ""
+    yield (
+        OK,
+        "versions",
+        f"echo-core {__version__}, Python {sys.version.split()[0]}, numpy {np.__version__}, optree {optree.__version__}",
+        "",
+    )
     try:
         installed = version("echo-core")
     except PackageNotFoundError:
         return
     if installed != __version__:
-        yield FAILURE, "versions", f"echo-core {__version__} is imported but {installed} is installed", "pip install --force-reinstall echo-core"
+        yield (
+            FAILURE,
+            "versions",
+            f"echo-core {__version__} is imported but {installed} is installed",
+            "pip install --force-reinstall echo-core",
+        )
 
 
 def _plugins() -> Iterator[Finding]:
@@ -192,7 +202,12 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
             return
         yield OK, "name", f"{address.host} is {', '.join(dict.fromkeys(str(entry[4][0]) for entry in found))}", ""
         if not is_loopback_host(address.host) and "ECHO_TOKEN" not in os.environ and "ECHO_TOKEN_FILE" not in os.environ:
-            yield WARNING, "token", "a server elsewhere, and neither ECHO_TOKEN nor ECHO_TOKEN_FILE is set", "copy the learner's token file here"
+            yield (
+                WARNING,
+                "token",
+                "a server elsewhere, and neither ECHO_TOKEN nor ECHO_TOKEN_FILE is set",
+                "copy the learner's token file here",
+            )
     start = time.monotonic()
     try:
         observer = Observer(address, timeout=timeout, name="echoctl doctor")
@@ -210,12 +225,17 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
             yield OK, "clocks", f"{1e3 * ahead:+.1f} ms apart, to within {1e3 * trips[0][0] / 2:.1f} ms", ""
         stats: dict[str, Any] = observer.stats()
         workers = sum(key.endswith("/state") for key in stats)
-        yield OK, "server", f"{workers} workers, {stats['store/samples_inserted_total']} samples, {stats['store/samples']}/{stats['store/capacity']} stored", ""
+        yield (
+            OK,
+            "server",
+            f"{workers} workers, {stats['store/samples_inserted_total']} samples, {stats['store/samples']}/{stats['store/capacity']} stored",
+            "",
+        )
 
 
 def _remedy(error: Exception, address: Address) -> str:
-    if isinstance(error, TimeoutError) or isinstance(error, ConnectionRefusedError):
-        return f"is the server running there? see its own address (server.address); a firewall? try: nc -vz {address.host} {address.port}"
+    if isinstance(error, (TimeoutError, ConnectionRefusedError)):
+        return f"is the server running there? a firewall? try: nc -vz {address.host} {address.port}"
     return ""
 
 

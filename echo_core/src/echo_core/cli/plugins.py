@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,17 @@ def list_(as_json: bool) -> int:
     have = {(row["kind"], row["name"]) for row in rows}
     for group, name, install in plugins.known():
         if (_NOUNS[group], name) not in have:
-            rows.append({"kind": _NOUNS[group], "name": name, "distribution": None, "version": None, "api": None, "state": "missing", "note": install})
+            rows.append(
+                {
+                    "kind": _NOUNS[group],
+                    "name": name,
+                    "distribution": None,
+                    "version": None,
+                    "api": None,
+                    "state": "missing",
+                    "note": install,
+                }
+            )
     if as_json:
         print_json(rows)
     else:
@@ -101,7 +112,9 @@ def check(package: str, tests: str | None, expression: str | None, timeout: floa
             distribution(package)
         except PackageNotFoundError:
             raise PluginNotFound(f"{package} is not installed; run: pip install {package}") from None
-        raise PluginError(f"{package} offers no transport and no sampler; its pyproject.toml needs an entry point in echo.transports or echo.samplers")
+        raise PluginError(
+            f"{package} offers no transport and no sampler; its pyproject.toml needs an entry point in echo.transports or echo.samplers"
+        )
     if broken := [record for record in records if record.error]:
         raise PluginError(str(broken[0].error))
     with tempfile.TemporaryDirectory(prefix="echo-check-") as folder:
@@ -109,7 +122,18 @@ def check(package: str, tests: str | None, expression: str | None, timeout: floa
         module = place / "test_contract.py"
         module.write_text(_CONTRACT + "\n".join(_contract(record) for record in records))
         report = place / "report.xml"
-        command_line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", folder, f"--junit-xml={report}", tests or str(module)]
+        command_line = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            folder,
+            f"--junit-xml={report}",
+            tests or str(module),
+        ]
         if expression:
             command_line += ["-k", expression]
         done = subprocess.run(
@@ -124,7 +148,10 @@ def check(package: str, tests: str | None, expression: str | None, timeout: floa
         print_json(result)
     else:
         kept = result["passed"] > 0 and not result["failed"]
-        console().print(f"{package}: {result['passed']} clauses kept, {len(result['failed'])} not, {result['skipped']} do not apply", style="green" if kept else "red")
+        console().print(
+            f"{package}: {result['passed']} clauses kept, {len(result['failed'])} not, {result['skipped']} do not apply",
+            style="green" if kept else "red",
+        )
     return int(bool(result["failed"]) or not result["passed"])
 
 
@@ -135,16 +162,25 @@ from echo_core.testing import SamplerContract, TransportContract
 '''
 
 
+_CLASS = """
+
+class Test{name}({base}Contract):
+    def {kind}(self, **options):
+        return plugins.{kind}_class({plugin!r})(**{{**dict({given}), **options}})
+"""
+
+
 def _contract(record: PluginRecord) -> str:
-    name = "".join(part.capitalize() for part in record.name.replace("-", "_").replace(".", "_").split("_"))
+    """The test class of one plugin, as source."""
     if record.group == plugins.TRANSPORTS:
         cls: Any = plugins.transport_class(record.name)
+        places = {"port": "port=0", "path": "path=str(self.scratch / self.unique())", "name": "name=self.unique()"}
         fields = {field.name for field in dataclasses.fields(cls.Options)}
-        how = "port=0, " if "port" in fields else "path=str(self.scratch / self.unique()), " if "path" in fields else "name=self.unique(), " if "name" in fields else ""
-        return f"\n\nclass Test{name}(TransportContract):\n    def transport(self, **options):\n        return plugins.transport_class({record.name!r})(**{{**dict({how}), **options}})\n"
-    cls = plugins.sampler_class(record.name)
-    capacity = "capacity=1000" if cls.storage == "replay" else ""
-    return f"\n\nclass Test{name}(SamplerContract):\n    def sampler(self, **options):\n        return plugins.sampler_class({record.name!r})(**{{**dict({capacity}), **options}})\n"
+        given, kind = next((how for option, how in places.items() if option in fields), ""), "transport"
+    else:
+        given, kind = "capacity=1000" if plugins.sampler_class(record.name).storage == "replay" else "", "sampler"
+    name = "".join(part.capitalize() for part in re.split(r"[^A-Za-z0-9]+", record.name))
+    return _CLASS.format(name=name, base=kind.capitalize(), kind=kind, plugin=record.name, given=given)
 
 
 def _result(report: Path) -> dict[str, Any]:
@@ -153,7 +189,12 @@ def _result(report: Path) -> dict[str, Any]:
     for case in ElementTree.parse(report).iter("testcase"):
         trouble = case.find("failure") if case.find("failure") is not None else case.find("error")
         if trouble is not None:
-            failed.append({"clause": f"{case.get('classname', '').rpartition('.')[2]}.{case.get('name')}", "why": (trouble.get("message") or "")[:500]})
+            failed.append(
+                {
+                    "clause": f"{case.get('classname', '').rpartition('.')[2]}.{case.get('name')}",
+                    "why": (trouble.get("message") or "")[:500],
+                }
+            )
         elif case.find("skipped") is not None:
             skipped += 1
         else:

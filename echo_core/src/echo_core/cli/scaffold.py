@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["SAMPLER", "SHARED", "TRANSPORT"]
 
 SHARED = {
-    "pyproject.toml": '''\
+    "pyproject.toml": """\
 [build-system]
 requires = ["setuptools>=77"]
 build-backend = "setuptools.build_meta"
@@ -30,8 +30,8 @@ echo_@name@ = ["py.typed"]
 [tool.pytest.ini_options]
 testpaths = ["tests"]
 addopts = ["--import-mode=importlib"]
-''',
-    "README.md": '''\
+""",
+    "README.md": """\
 # @dist@
 
 A @kind@ for Echo, chosen by its name, `@name@`.
@@ -41,7 +41,7 @@ A @kind@ for Echo, chosen by its name, `@name@`.
     echoctl plugins show @name@
 
 The contract is written in the docstrings of `echo_core.@kind@`.
-''',
+""",
     "src/echo_@name@/py.typed": "",
 }
 

@@ -25,15 +25,25 @@ __all__ = ["command"]
 
 @click.command(name="serve", short_help="run a server from a configuration")
 @click.option("-c", "--config", "files", multiple=True, type=click.Path(), help="TOML file; of several the later one wins.")
-@click.option("--example", "example_source", help="The sample: a .toml or .npz file, or module:function. Default: the table [example] of the configuration.")
+@click.option(
+    "--example",
+    "example_source",
+    help="The sample: a .toml or .npz file, or module:function. Default: the table [example] of the configuration.",
+)
 @click.option("--transport", help="Where to listen, such as tcp://127.0.0.1:0 (port 0: any free one).")
 @click.option("--sampler", help="Name of a sampler.")
 @click.option("--batch-size", type=int, help="Samples per batch.")
-@click.option("--address-file", type=click.Path(path_type=Path), help="Write the address here once workers can connect; removed at the end.")
+@click.option(
+    "--address-file", type=click.Path(path_type=Path), help="Write the address here once workers can connect; removed at the end."
+)
 @click.option("--consume", is_flag=True, help="Take batches and drop them, as a learner that learns nothing would.")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus figures at http://127.0.0.1:PORT/metrics (0: any free port).")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus figures at http://127.0.0.1:PORT/metrics (0: any free port)."
+)
 @click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Where to serve them.")
-@click.option("--drain", type=float, default=10.0, show_default=True, help="Seconds that workers have to hand over what is under way at the end.")
+@click.option(
+    "--drain", type=float, default=10.0, show_default=True, help="Seconds that workers have to hand over what is under way at the end."
+)
 @click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @json_option
 def command(files: tuple[str, ...], example_source: str | None, transport: str | None, sampler: str | None, batch_size: int | None,

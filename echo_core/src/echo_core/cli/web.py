@@ -48,7 +48,9 @@ class WebView:
                 elif path != "/stats.json":
                     self._answer(404, b"there is / and /stats.json\n", "text/plain")
                 elif not hmac.compare_digest(self.headers.get("Authorization", "").encode(), f"Bearer {token}".encode()):
-                    self._answer(401, b'{"error": "the token is missing or wrong: open the whole link that echoctl printed"}', "application/json")
+                    self._answer(
+                        401, b'{"error": "the token is missing or wrong: open the whole link that echoctl printed"}', "application/json"
+                    )
                 else:
                     self._answer(200, view._newest, "application/json")
 
@@ -57,7 +59,10 @@ class WebView:
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("Cache-Control", "no-store")
-                self.send_header("Content-Security-Policy", "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'")
+                self.send_header(
+                    "Content-Security-Policy",
+                    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'",
+                )
                 self.send_header("X-Content-Type-Options", "nosniff")
                 self.end_headers()
                 self.wfile.write(body)
@@ -68,7 +73,9 @@ class WebView:
         try:
             self._http = ThreadingHTTPServer((host, port), Handler)
         except OSError as error:
-            raise OSError(error.errno, f"cannot serve a page at {host}:{port}: {error.strerror}; choose another port, or 0 for any free one") from error
+            raise OSError(
+                error.errno, f"cannot serve a page at {host}:{port}: {error.strerror}; choose another port, or 0 for any free one"
+            ) from error
         self._http.daemon_threads = True
         self.url = f"http://{host}:{self._http.server_address[1]}/#{token}"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.1,), name="echo-web", daemon=True)
