@@ -16,6 +16,7 @@ def test_every_compiled_module_has_a_stub() -> None:
     assert {path.stem for path in CORE.glob("*.pyx")} == {path.stem for path in CORE.glob("*.pyi")}
 
 
+@pytest.mark.timeout(600)  # mypy reads numpy's stubs first
 def test_the_stubs_are_true(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     modules = [f"echo_core.{path.stem}" for path in sorted(CORE.glob("*.pyi"))]

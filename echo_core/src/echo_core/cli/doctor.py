@@ -225,17 +225,13 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
             yield OK, "clocks", f"{1e3 * ahead:+.1f} ms apart, to within {1e3 * trips[0][0] / 2:.1f} ms", ""
         stats: dict[str, Any] = observer.stats()
         workers = sum(key.endswith("/state") for key in stats)
-        yield (
-            OK,
-            "server",
-            f"{workers} workers, {stats['store/samples_inserted_total']} samples, {stats['store/samples']}/{stats['store/capacity']} stored",
-            "",
-        )
+        held = f"{stats['store/samples']}/{stats['store/capacity']} stored"
+        yield OK, "server", f"{workers} workers, {stats['store/samples_inserted_total']} samples, {held}", ""
 
 
 def _remedy(error: Exception, address: Address) -> str:
     if isinstance(error, (TimeoutError, ConnectionRefusedError)):
-        return f"is the server running there? a firewall? try: nc -vz {address.host} {address.port}"
+        return f"is the server running there? try: nc -vz {address.host} {address.port}"
     return ""
 
 
