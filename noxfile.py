@@ -39,6 +39,7 @@ def bench(session: nox.Session) -> None:
 def wheels(session: nox.Session) -> None:
     """All wheels and source distributions, for this Python, into dist/."""
     session.run("python", "tools/wheels.py", "--sdist", "--out", "dist", external=True)
+    session.run("python", "tools/contents.py", "dist", external=True)
 
 
 @nox.session(venv_backend="none")
@@ -76,6 +77,14 @@ def fuzz(session: nox.Session) -> None:
         flags = ["-std=c++20", "-O1", "-g", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all", "-I", INCLUDE]
         session.run(os.environ.get("CLANGXX", "clang++"), *flags, str(source), "-o", program, "-pthread", external=True)
         session.run(program, f"-max_total_time={seconds}", "-max_len=8192", "-timeout=400", str(corpus), external=True)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation site, into build/docs. A warning is an error."""
+    install(session, ["docs"], "echo-core[all]")
+    session.run("python", "tools/hooks.py", "--check")
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "build/docs")
 
 
 @nox.session

@@ -18,8 +18,8 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECTS = ["echo_core", "samplers", *sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/pyproject.toml"))]
-SOURCES = {".py", ".pyx", ".pxd", ".hpp", ".h", ".toml", ".in", ".md", ".typed", ".proto"}
+PROJECTS = ["echo_core", "samplers", "adapters", *sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/pyproject.toml"))]
+SOURCES = {".py", ".pyx", ".pxd", ".hpp", ".h", ".toml", ".in", ".md", ".typed", ".proto", ".html", ".pyi"}
 
 
 def digest_of_sources() -> str:

@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python(?: title=(\S+))?\n(.*?)^```$", re.M | re.S)
+NEEDING = re.compile(r"^```python needs=(\S+)\n(.*?)^```$", re.M | re.S)
 # Pages whose blocks have a test of their own.
 ELSEWHERE = {"docs/plugins/transport.md", "docs/plugins/sampler.md"}
 PAGES = sorted(
@@ -79,6 +80,18 @@ def test_titled_programs_run_side_by_side(page: str, tmp_path: Path) -> None:
     assert len(programs) >= 2, f"{page}: a program alone needs no title"
     outputs = [finish(process) for process in [run(program) for program in programs]]
     assert any(outputs), "at least one of the programs prints what it does"
+
+
+@pytest.mark.parametrize("library", ["gymnasium", "torch", "jax", "stable_baselines3"])
+def test_blocks_that_need_a_library_run_with_it(library: str, tmp_path: Path) -> None:
+    pytest.importorskip(library)
+    pytest.importorskip("echo_adapters")
+    blocks = [code for needed, code in NEEDING.findall((ROOT / "docs" / "adapters.md").read_text()) if needed == library]
+    assert blocks
+    program = tmp_path / "page.py"
+    for code in blocks:
+        program.write_text(code)
+        finish(run(program))
 
 
 def test_every_link_into_the_tree_leads_somewhere() -> None:

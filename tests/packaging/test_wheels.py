@@ -21,6 +21,7 @@ PROJECTS = {
     for path in (
         ROOT / "echo_core" / "pyproject.toml",
         ROOT / "samplers" / "pyproject.toml",
+        ROOT / "adapters" / "pyproject.toml",
         *sorted(ROOT.glob("plugins/*/pyproject.toml")),
     )
 }

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from .address import Address
 from .errors import AddressError, ConfigError, PluginError, did_you_mean, nearest
+from .example import from_table
 from .fields import Text, build_options
 from .layers import Layer, from_command_line, from_environment, from_file, from_mapping
 from .plugins import PluginHost
@@ -50,6 +51,7 @@ class Config:
 
     Attributes:
         server, client, security, plugins: the sections.
+        example: the pytree that the tables of `[example]` describe; None without them.
         host: the installed plugins under the settings of `[plugins]`.
     """
 
@@ -58,6 +60,7 @@ class Config:
     security: SecurityConfig
     plugins: PluginsConfig
     host: PluginHost
+    example: Any
 
     def __init__(self, layer: Layer, env: Mapping[str, str] | None = None) -> None:
         self._layer = layer
@@ -65,6 +68,7 @@ class Config:
         self._origins = layer.dotted_origins()
         self._check_keys()
         sections = {name: {} for name in KEYS} | layer.nested()
+        self.example = from_table(sections["example"]) if "example" in sections else None
         self.plugins = self._build(PluginsConfig, sections["plugins"], "plugins")
         self.host = PluginHost(self.plugins.disable, self.plugins.require, env)
         self.security = self._build(SecurityConfig, sections["security"], "security")
@@ -225,6 +229,8 @@ class Config:
     def _check_key(self, path: tuple[str, ...], origin: str) -> None:
         said = f"{origin}: " if origin else ""
         section = path[0]
+        if section == "example" and len(path) > 1:  # names of leaves are free
+            return
         if section not in KEYS:
             hint = did_you_mean(section, KEYS) or f"; there are {', '.join(KEYS)}"
             raise ConfigError(f"{said}{'.'.join(path)}: no section {section!r}{hint}")

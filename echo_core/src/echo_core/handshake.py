@@ -360,7 +360,8 @@ class ClientHandshake(_Handshake):
     `client_id` is 32 hex digits, the same for every connection of a session; `base` is how many
     samples of the session the worker knows committed. A worker that holds a token refuses a
     learner that asks for none, who may be anybody, unless `allow_unauthenticated`.
-    `peer` has server (its incarnation) and auth ("token" or "none").
+    `peer` has server (its incarnation) and auth ("token" or "none"). An observer, who sends no
+    samples, takes over whatever spec the learner has: then `peer` has its description too, as spec.
     """
 
     other = "learner"
@@ -464,7 +465,11 @@ class ClientHandshake(_Handshake):
                 " echo-core at both ends",
                 "table",
             )
-        self._difference = _difference(self._spec, self._field(body, "spec", dict), "learner")
+        described = self._field(body, "spec", dict)
+        if self._hello["role"] == "observer":
+            self._spec_json = self.peer["spec"] = described
+        else:
+            self._difference = _difference(self._spec, described, "learner")
         # Sent even when they differ: so the learner can report the same leaf on its side.
         self._due = Message.READY
         return _pack(Message.SPEC, {"spec": self._spec_json})

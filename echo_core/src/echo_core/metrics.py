@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Mapping
+from html import escape
 from typing import TYPE_CHECKING
 
 from . import plugins
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
     from .server import Server
 
-__all__ = ["StatsTicker", "server_stats"]
+__all__ = ["StatsTicker", "as_html", "server_stats"]
 
 
 def server_stats(server: Server) -> dict[str, float | int | str]:
@@ -57,6 +59,8 @@ def server_stats(server: Server) -> dict[str, float | int | str]:
         out.update({f"transport/{scheme}/{key}": value for key, value in listener.stats().items()})
     now = time.monotonic()
     for peer in server.peers():
+        if peer.role != "worker":
+            continue
         worker = f"worker/{peer.name}"
         out[f"{worker}/samples"] = peer.samples
         out[f"{worker}/bytes"] = peer.bytes
@@ -65,6 +69,15 @@ def server_stats(server: Server) -> dict[str, float | int | str]:
         out[f"{worker}/state"] = peer.state
         out[f"{worker}/state_s"] = now - peer.state_since
     return out
+
+
+def as_html(title: str, stats: Mapping[str, float | int | str]) -> str:
+    """Figures as an HTML table. Workers choose their names, so that everything is escaped."""
+    def cell(value: float | int | str) -> str:
+        return f"{value:,}" if isinstance(value, int) else f"{value:.3f}" if isinstance(value, float) else escape(value)
+
+    rows = "".join(f"<tr><th style='text-align:left'>{escape(key)}</th><td>{cell(value)}</td></tr>" for key, value in stats.items())
+    return f"<details open><summary><code>{escape(title)}</code></summary><table>{rows}</table></details>"
 
 
 class StatsTicker:

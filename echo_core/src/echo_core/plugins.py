@@ -50,6 +50,7 @@ __all__ = [
     "PluginRecord",
     "client_class",
     "installed",
+    "known",
     "notify",
     "observers",
     "sampler",
@@ -270,6 +271,11 @@ class PluginHost:
         return PluginNotFound(
             f"no {noun} named {name!r} (installed: {', '.join(have) or 'none'}){hint}"
         )
+
+
+def known() -> list[tuple[str, str, str]]:
+    """Transports and samplers there are elsewhere, installed or not: `(group, name, how to install it)`."""
+    return [(group, name, _install(extra)) for group, names in _EXTRAS.items() for name, extra in names.items()]
 
 
 def notify(manager: pluggy.PluginManager, hook: str, **arguments: Any) -> None:

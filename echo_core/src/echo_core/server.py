@@ -342,6 +342,10 @@ class Server(Store):
         _log.log(logging.WARNING if reason else logging.INFO, "worker %s left%s", peer.name, f": {reason}" if reason else "")
         plugins.notify(self._observers, "echo_peer_lost", peer=peer, reason=reason)
 
+    def _repr_html_(self) -> str:
+        """For notebooks: `stats()` as a table."""
+        return metrics.as_html(repr(self), self.stats())
+
     def __repr__(self) -> str:
         where = ", ".join(map(str, self.addresses)) or ("closed" if self.closed else "not started" if self._transports else "in-process")
         return f"<Server {where} batch_size={self.batch_size} pid={os.getpid()}>"

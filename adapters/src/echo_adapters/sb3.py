@@ -1,0 +1,80 @@
+"""Stable-Baselines3: a replay buffer that remote workers fill.
+
+server = Server(sb3_example(env), batch_size=256, transport="tcp://127.0.0.1:5555").start()
+model = DQN("MlpPolicy", env, replay_buffer_class=EchoReplayBuffer, replay_buffer_kwargs={"server": server})
+model.learn(100_000)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
+
+from echo_core import EchoTimeoutError, Server
+
+__all__ = ["EchoReplayBuffer", "sb3_example"]
+
+
+def sb3_example(env: Any) -> dict[str, np.ndarray]:
+    """The example of one transition of `env` (anything with `observation_space` and `action_space`), as workers send it."""
+    obs = np.zeros(env.observation_space.shape, env.observation_space.dtype)
+    action = np.zeros(env.action_space.shape, env.action_space.dtype)
+    number = np.zeros((), np.float32)
+    return {"obs": obs, "next_obs": obs, "action": action, "reward": number, "done": np.zeros((), bool), "timeout": np.zeros((), bool)}
+
+
+class EchoReplayBuffer(ReplayBuffer):
+    """A `ReplayBuffer` that takes what has arrived at `server` before it samples; what the model's own environment adds goes in as well.
+
+    Args:
+        server: started, with `sb3_example` as its example. Its `batch_size` is the size of the portions that are taken over.
+        wait: seconds to wait for workers when the buffer is still empty.
+        others: as `ReplayBuffer`.
+
+    Raises (from `sample`):
+        EchoTimeoutError: the buffer is empty and no worker sent anything.
+    """
+
+    def __init__(self, buffer_size: int, observation_space: spaces.Space, action_space: spaces.Space, *args: Any,
+                 server: Server, wait: float = 60.0, **kwargs: Any) -> None:  # fmt: skip
+        super().__init__(buffer_size, observation_space, action_space, *args, **kwargs)
+        if self.n_envs != 1:
+            raise ValueError("EchoReplayBuffer stores transitions one by one; give the model one environment and start more workers")
+        if self.optimize_memory_usage:
+            raise ValueError("optimize_memory_usage keeps only one worker's order; leave it out")
+        if server.batch_size > self.buffer_size:
+            raise ValueError(f"portions of {server.batch_size} do not fit into a buffer of {self.buffer_size}; make it larger")
+        self._server, self._wait = server, wait
+
+    def collect(self, timeout: float = 0.0) -> int:
+        """Take over everything that has arrived; returns how many transitions. Waits up to `timeout` seconds for the first."""
+        taken = 0
+        while True:
+            try:
+                sample = self._server.sample(timeout if not taken else 0.0)
+            except EchoTimeoutError:
+                return taken
+            if sample is None:
+                return taken
+            self._take(sample.batch)
+            taken += len(sample.batch["reward"])
+
+    def _take(self, batch: dict[str, np.ndarray]) -> None:
+        """A whole batch at once, where `add` would go row by row."""
+        rows = (self.pos + np.arange(len(batch["reward"]))) % self.buffer_size
+        self.observations[rows, 0] = batch["obs"]
+        self.next_observations[rows, 0] = batch["next_obs"]
+        self.actions[rows, 0] = batch["action"].reshape(len(rows), -1)
+        self.rewards[rows, 0] = batch["reward"]
+        self.dones[rows, 0] = batch["done"]
+        self.timeouts[rows, 0] = batch["timeout"]
+        self.full = self.full or self.pos + len(rows) >= self.buffer_size
+        self.pos = (self.pos + len(rows)) % self.buffer_size
+
+    def sample(self, batch_size: int, env: Any = None) -> Any:
+        if not self.collect() and self.size() == 0 and not self.collect(self._wait):
+            raise EchoTimeoutError(f"no worker sent a transition in {self._wait:g} s; start some, with Client(address, sb3_example(env))")
+        return super().sample(batch_size, env)

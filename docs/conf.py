@@ -1,0 +1,65 @@
+"""Sphinx, for `nox -s docs`."""
+
+import re as _re
+from importlib.metadata import version as _version
+from pathlib import Path as _Path
+
+project = "Echo"
+author = "The Echo authors"
+release = _version("echo-core")
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "Echo"
+myst_heading_anchors = 3
+myst_fence_as_directive = ["mermaid"]
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+napoleon_use_ivar = True
+
+_HERE = _Path(__file__).resolve().parent
+
+
+def _code_blocks(lines):
+    """An indented block after an empty line is code, at the first level of a docstring; sections (`Args:`) have no empty line there."""
+    out, inside = [], False
+    for before, line in zip(["", *lines], lines):
+        starts = line.startswith("    ") and not before.strip() and not inside and "::" not in out[-2:]
+        if starts and out:
+            out += ["::", ""]
+        inside = line.startswith(" ") or (inside and not line.strip())
+        out.append(line)
+    return out
+
+
+def _as_rst(app, what, name, obj, options, lines):
+    """Docstrings are written to be read as text, in Markdown's manner: `code` becomes a literal, and every other sign stands for itself."""
+    lines[:] = _code_blocks(lines)
+    if "::" in lines:  # what is indented below it is taken as it is
+        head, body = lines[: lines.index("::")], lines[lines.index("::") :]
+        after = next((i for i, line in enumerate(body[2:], 2) if line and not line.startswith(" ")), len(body))
+        _as_rst(app, what, name, obj, options, head)
+        rest = body[after:]
+        _as_rst(app, what, name, obj, options, rest)
+        lines[:] = head + body[:after] + rest
+        return
+    parts = _re.split(r"`([^`]+)`", "\n".join(lines))
+    text = [f"``{part}``" if odd % 2 else _re.sub(r"([*|]|(?<=\w)_(?!\w))", r"\\\1", part) for odd, part in enumerate(parts)]
+    lines[:] = _re.sub(r"``(?=\w)(?<=\w``|[^\s`]``)", r"``\\ ", "".join(text)).split("\n")
+
+
+def _links_within(app, name, source):
+    """A link to a file of the repository that is no page of this site becomes its path."""
+
+    def stays(found):
+        text, target = found[1], found[2]
+        path = (_HERE / name).parent.joinpath(target.partition("#")[0]).resolve()
+        return found[0] if path.is_relative_to(_HERE) else f"{text} (`{path.relative_to(_HERE.parent)}`)"
+
+    source[0] = _re.sub(r"\[([^\]]+)\]\((\.\.?/[^):]+)\)", stays, source[0])
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", _as_rst, priority=400)  # before napoleon
+    app.connect("source-read", _links_within)

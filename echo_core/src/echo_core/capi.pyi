@@ -1,0 +1,2 @@
+VERSION: int
+_table: object

@@ -1,0 +1,37 @@
+"""What commands print: JSON for programs, tables for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+__all__ = ["console", "json_option", "print_json", "table"]
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+def print_json(value: Any) -> None:
+    """One value; a line each when several are printed."""
+    click.echo(json.dumps(value, default=str))
+
+
+def console(stderr: bool = False) -> Any:
+    """A rich console; plain text when its output is no terminal, and never wrapped there."""
+    from rich.console import Console
+
+    made = Console(stderr=stderr, highlight=False)
+    return made if made.is_terminal else Console(stderr=stderr, highlight=False, width=10_000, soft_wrap=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table with a heading."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    made = Table(*columns, box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
+    for row in rows:
+        made.add_row(*(escape(str(cell)) for cell in row))
+    console().print(made)

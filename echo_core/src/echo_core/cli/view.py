@@ -1,0 +1,137 @@
+"""What a live view shows, computed from two looks at a server's figures: rates, fill, lag, and who waits for whom since when."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["Snapshot", "Watcher", "Worker"]
+
+Stats = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One row: rates per second, `lag` in policy versions (None: it holds no weights), `since` in seconds."""
+
+    name: str
+    samples: int
+    samples_per_s: float
+    bytes_per_s: float
+    weights_version: int
+    lag: int | None
+    state: str
+    since: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A moment of a server. Rates are per second since the last look; `fill` is from 0 to 1."""
+
+    time: float
+    samples_per_s: float
+    bytes_per_s: float
+    batches_per_s: float
+    samples_total: int
+    batches_total: int
+    stored: int
+    capacity: int
+    batch_size: int
+    fill: float
+    leases_held: int
+    weights_version: int
+    weights_age_s: float
+    lag_mean: float
+    lag_max: int
+    waits: list[str] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Watcher:
+    """Turns figures, one look after another, into snapshots."""
+
+    def __init__(self) -> None:
+        self._last: Stats = {}
+        self._at = 0.0
+        self._batches_since = 0.0  # time.monotonic() of the look at which the last batch had just been taken
+
+    def look(self, stats: Stats) -> Snapshot:
+        """The snapshot of `stats`; rates of the first one are 0."""
+        now = time.monotonic()
+        seconds = now - self._at if self._last else 0.0
+        if not self._last or stats["store/batches_taken_total"] != self._last.get("store/batches_taken_total"):
+            self._batches_since = now
+        workers = [self._worker(name, stats, seconds) for name in _workers(stats)]
+        lags = [worker.lag for worker in workers if worker.lag is not None]
+        stored, capacity = int(stats["store/samples"]), int(stats["store/capacity"])
+        snapshot = Snapshot(
+            time=time.time(),
+            samples_per_s=self._rate(stats, "store/samples_inserted_total", seconds),
+            bytes_per_s=sum(self._rate(stats, key, seconds) for key in stats if key.endswith("/bytes_received")),
+            batches_per_s=self._rate(stats, "store/batches_taken_total", seconds),
+            samples_total=int(stats["store/samples_inserted_total"]),
+            batches_total=int(stats["store/batches_taken_total"]),
+            stored=stored,
+            capacity=capacity,
+            batch_size=int(stats["store/batch_size"]),
+            fill=stored / capacity if capacity else 0.0,
+            leases_held=int(stats["store/leases_held"]),
+            weights_version=int(stats["weights/version"]),
+            weights_age_s=float(stats["weights/age_s"]),
+            lag_mean=sum(lags) / len(lags) if lags else 0.0,
+            lag_max=max(lags, default=0),
+            waits=_waits(stats, workers, now - self._batches_since),
+            workers=workers,
+        )
+        self._last, self._at = dict(stats), now
+        return snapshot
+
+    def _rate(self, stats: Stats, key: str, seconds: float) -> float:
+        # A counter that runs backwards belongs to a server, or a worker, that was started again.
+        return max(0.0, float(stats.get(key, 0)) - float(self._last.get(key, 0))) / seconds if seconds else 0.0
+
+    def _worker(self, name: str, stats: Stats, seconds: float) -> Worker:
+        key = f"worker/{name}"
+        held = int(stats.get(f"{key}/weights_version", 0))
+        return Worker(
+            name=name,
+            samples=int(stats.get(f"{key}/samples", 0)),
+            samples_per_s=self._rate(stats, f"{key}/samples", seconds),
+            bytes_per_s=self._rate(stats, f"{key}/bytes", seconds),
+            weights_version=held,
+            lag=max(0, int(stats["weights/version"]) - held) if held else None,
+            state=str(stats.get(f"{key}/state", "")),
+            since=float(stats.get(f"{key}/state_s", 0.0)),
+        )
+
+
+def _workers(stats: Stats) -> list[str]:
+    return [key[len("worker/") : -len("/state")] for key in stats if key.startswith("worker/") and key.endswith("/state")]
+
+
+def _waits(stats: Stats, workers: list[Worker], quiet: float) -> list[str]:
+    """Who waits for whom, and since when; the longest first."""
+    said: list[tuple[float, str]] = []
+    batch, stored = int(stats["store/batch_size"]), int(stats["store/samples"])
+    held, buffers = int(stats["store/leases_held"]), int(stats["store/num_buffers"])
+    blocked = [worker for worker in workers if worker.state == "waiting for space"]
+    hoarded = bool(buffers) and held >= buffers
+    for worker in blocked:
+        why = "to let go of batches it still holds" if hoarded else "to take batches"
+        said.append((worker.since, f"{worker.name} waits for the learner {why}, for {worker.since:.1f} s"))
+    for worker in workers:
+        if worker.state == "half a message":
+            said.append((worker.since, f"the learner waits for the rest of a message of {worker.name}, for {worker.since:.1f} s"))
+    if not blocked and not hoarded and stored < batch and quiet >= 1:
+        missing = batch - stored
+        whom = "workers: none is connected" if not workers else f"workers: {missing} of {batch} samples are missing"
+        said.append((quiet, f"the learner can have no batch: it waits for {whom}; the last was taken {quiet:.0f} s ago or more"))
+    for name in sorted({key.split("/")[1] for key in stats if key.startswith("table/") and key.endswith("/blocked")}):
+        if who := stats[f"table/{name}/blocked"]:
+            said.append((0.0, f"table {name}: its rate limiter lets {who} wait"))
+    return [text for _, text in sorted(said, key=lambda item: -item[0])]

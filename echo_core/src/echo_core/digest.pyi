@@ -1,0 +1,3 @@
+from typing_extensions import Buffer
+
+def digest(buffer: Buffer, seed: int = 0) -> int: ...

@@ -1,0 +1,139 @@
+"""Figures of a server in Prometheus' text format, and a small HTTP endpoint that serves them. Standard library only.
+
+Names follow Prometheus' guide: base units (seconds, bytes), `_total` for what only grows, one name for one thing with labels for its
+kinds: `echo_worker_samples_total{worker="w0"}`, `echo_transport_bytes_received_total{transport="tcp"}`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import weakref
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .server import Server
+
+__all__ = ["CONTENT_TYPE", "Exporter", "exposition"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+STATES = ("streaming", "idle", "waiting for space", "half a message")
+
+_LABELS = {"worker": "worker", "transport": "transport", "table": "table"}
+# Gauges among names that do not tell; everything else that ends in _count or _total, or is listed below, only grows.
+_GROWS = {
+    "samples", "duplicates", "bytes_received", "bytes_sent", "refused", "protocol_errors", "frames", "frames_direct", "acks",
+    "weights_sent", "rounds", "bytes",
+}  # fmt: skip
+_log = logging.getLogger("echo")
+
+
+def exposition(stats: Mapping[str, float | int | str]) -> str:
+    """`Server.stats()` as Prometheus' text format."""
+    families: dict[str, tuple[str, list[str]]] = {}
+
+    def put(name: str, kind: str, value: Any, labels: Mapping[str, str], suffix: str = "") -> None:
+        shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        lines = families.setdefault(name, (kind, []))[1]
+        lines.append(f"{name}{suffix}{{{shown}}} {value}" if shown else f"{name}{suffix} {value}")
+
+    for key, value in stats.items():
+        group, _, rest = key.partition("/")
+        labels = {}
+        if group in _LABELS:
+            label, _, rest = rest.rpartition("/")  # a worker's name may have slashes itself
+            labels[_LABELS[group]] = label
+        if group == "latency":
+            _latency(put, rest, value)
+        elif group == "worker" and rest == "state":
+            for state in STATES:
+                put("echo_worker_state", "gauge", int(value == state), {**labels, "state": state})
+        elif not isinstance(value, str) and not isinstance(value, bool):
+            grows = rest.endswith(("_total", "_count")) or (group != "store" and rest in _GROWS)
+            base = (
+                re.sub(r"_s$", "_seconds", rest.removesuffix("_total").removesuffix("_count"))
+                if grows
+                else re.sub(r"_s$", "_seconds", rest)
+            )
+            name = f"echo_{group}_{_legal(base)}" + ("_total" if grows else "")
+            put(name, "counter" if grows else "gauge", value, labels)
+    lines = []
+    for name, (kind, samples) in families.items():
+        lines += [f"# TYPE {name} {kind}", *samples]
+    return "\n".join(lines) + "\n"
+
+
+def _latency(put: Any, rest: str, value: Any) -> None:
+    """`latency/copy_p50_ns` is a quantile of the summary `echo_copy_seconds`."""
+    found = re.fullmatch(r"(.+)_(count|p50|p90|p99|max)(?:_ns)?", rest)
+    if found is None:
+        return
+    name, figure = f"echo_{_legal(found[1])}_seconds", found[2]
+    if figure == "count":
+        put(name, "summary", value, {}, "_count")
+    elif figure == "max":
+        put(f"echo_{_legal(found[1])}_max_seconds", "gauge", value / 1e9, {})
+    else:
+        put(name, "summary", value / 1e9, {"quantile": f"0.{figure[1:]}".rstrip("0")})
+
+
+def _legal(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9_]", "_", name)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+class Exporter:
+    """Serves `/metrics` on threads of its own until closed.
+
+    It refers to the server weakly: a server that was dropped is gone, and scrapes are answered with 503.
+
+    Raises:
+        OSError: the port cannot be taken, naming it and the way out.
+    """
+
+    def __init__(self, server: Server, host: str = "127.0.0.1", port: int = 0) -> None:
+        found = weakref.ref(server)
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 10.0  # seconds, for a scraper that says nothing
+
+            def do_GET(self) -> None:
+                living = found()
+                if self.path.partition("?")[0] not in ("/", "/metrics"):
+                    code, body = 404, b"figures are at /metrics\n"
+                elif living is None:
+                    code, body = 503, b"the server is gone\n"
+                else:
+                    code, body = 200, exposition(living.stats()).encode()
+                del living
+                self.send_response(code)
+                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                _log.debug("metrics: %s", format % args)
+
+        try:
+            self._http = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"cannot serve metrics at {host}:{port}: {error.strerror}; choose another port, or 0 for any free one"
+            ) from error
+        self._http.daemon_threads = True
+        self.url = f"http://{host}:{self._http.server_address[1]}/metrics"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.1,), name="echo-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving and free the port. Idempotent."""
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()

@@ -1,0 +1,173 @@
+"""plugins, config, token, bench, init."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers", "click", "rich")
+
+
+def test_without_the_extra_it_says_what_to_install(python, tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise ModuleNotFoundError(\"No module named 'click'\", name='click')")
+    done = python(
+        """
+        import io, sys
+        sys.path.insert(0, ".")
+        from contextlib import redirect_stderr
+        from echo_core.cli import main
+        with redirect_stderr(io.StringIO()) as said:
+            assert main() == 2
+        assert 'pip install "echo-core[cli]"' in said.getvalue()
+        """
+    )
+    assert done.returncode == 0
+
+
+def test_every_command_has_help(echoctl) -> None:
+    done = echoctl("--help")
+    assert done.code == 0
+    for name in ("serve", "top", "doctor", "bench", "plugins", "config", "token", "init"):
+        assert name in done.out and echoctl(name, "--help").code == 0
+    assert echoctl("--version").out.startswith("echoctl 0.")
+    wrong = echoctl("sevre")
+    assert wrong.code == 2 and "sevre" in wrong.err
+
+
+def test_plugins_are_listed_with_what_is_missing_and_broken(echoctl, tmp_path: Path) -> None:
+    done = echoctl("plugins", "list", "--json")
+    rows = {(row["kind"], row["name"]): row for row in done.json}
+    assert rows["transport", "tcp"]["state"] == "ok" and rows["transport", "tcp"]["api"] == 1
+    assert rows["sampler", "fifo"]["distribution"] == "echo-samplers"
+    assert 'pip install "echo-core[rdma]"' in (
+        rows["transport", "rdma"]["note"] if rows["transport", "rdma"]["state"] == "missing" else 'pip install "echo-core[rdma]"'
+    )
+    disabled = echoctl("plugins", "list", ECHO_DISABLE_PLUGINS="tcp")
+    assert disabled.code == 0 and "ECHO_DISABLE_PLUGINS" in disabled.out
+    info = tmp_path / "site" / "echo_broken-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[echo.transports]\nbroken = no_such_module\n")
+    broken = echoctl("plugins", "list", "--json", PYTHONPATH=os.pathsep.join([str(info.parent), os.environ.get("PYTHONPATH", "")]))
+    (row,) = [row for row in broken.json if row["state"] == "broken"]
+    assert broken.code == 1 and row["name"] == "broken" and "no_such_module" in row["note"]
+
+
+def test_a_plugin_is_shown_with_its_options(echoctl) -> None:
+    (shown,) = echoctl("plugins", "show", "tcp", "--json").json
+    assert shown["options"]["properties"]["port"] == {"type": "integer", "default": 50051}
+    assert "window_bytes" in shown["connect_options"]["properties"]
+    assert "max_connections" in echoctl("plugins", "show", "tcp").out
+    missing = echoctl("plugins", "show", "tpc")
+    assert missing.code == 3 and "tpc" in missing.err
+
+
+def test_a_configuration_is_shown_with_origins_and_checked(echoctl, tmp_path: Path) -> None:
+    (tmp_path / "echo.toml").write_text('[server]\nbatch_size = 8\n[security]\ntoken = "a secret nobody should see"\n')
+    (tmp_path / "echo.toml").chmod(0o600)
+    done = echoctl("config", "show", "-c", "echo.toml", "server.num_buffers=5", "--json", ECHO_CLIENT__TIMEOUT="3")
+    assert done.json["server.batch_size"] == {"value": 8, "origin": "echo.toml"}
+    assert done.json["server.num_buffers"] == {"value": 5, "origin": "command line"} or done.json["server.num_buffers"]["value"] == "5"
+    assert done.json["client.timeout"]["origin"] == "environment variable ECHO_CLIENT__TIMEOUT"
+    assert done.json["server.lease_timeout"]["origin"] == "default"
+    assert "secret" not in done.out + echoctl("config", "show", "-c", "echo.toml").out
+    assert echoctl("config", "validate", "-c", "echo.toml", "--json").json == {"valid": True}
+    wrong = echoctl("config", "validate", "server.transport=tcp://127.0.0.1:0?prot=1")
+    assert wrong.code == 2 and "did you mean 'port'?" in wrong.err
+
+
+def test_the_schema_is_one_and_knows_the_plugins(echoctl, tmp_path: Path) -> None:
+    schema = echoctl("config", "schema", "--json").json
+    one = schema["properties"]["server"]["properties"]["transport"]["anyOf"][0]["anyOf"]
+    (tcp,) = [choice for choice in one if choice.get("properties", {}).get("type") == {"const": "tcp"}]
+    assert tcp["properties"]["host"]["type"] == "string" and tcp["required"] == ["type"]
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft202012Validator.check_schema(schema)
+    good = {"server": {"batch_size": 4, "transport": {"type": "tcp", "port": 0}, "sampler": "fifo"}, "client": {"window_bytes": 5}}
+    jsonschema.validate(good, schema)
+    for bad in ({"sever": {}}, {"server": {"batch_size": "4"}}, {"server": {"transport": {"type": "tcp", "prot": 0}}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(bad, schema)
+
+
+def test_tokens_are_made_for_their_owner_only(echoctl, tmp_path: Path) -> None:
+    made = echoctl("token", "create", "--json")
+    path = Path(made.json["file"])
+    assert made.code == 0 and stat.S_IMODE(path.stat().st_mode) == 0o600 and len(path.read_text().strip()) == 64
+    before = path.read_text()
+    again = echoctl("token", "create")
+    assert again.code == 2 and "--force" in again.err and path.read_text() == before
+    assert echoctl("token", "create", "--force").code == 0 and path.read_text() != before
+    assert len(echoctl("token", "create", "--print").out.strip()) == 64
+    assert echoctl("token", "create", "--file", tmp_path / "other").code == 0 and (tmp_path / "other").exists()
+    assert sorted(item.name for item in path.parent.iterdir()) == ["token"], "nothing else is left there"
+
+
+def test_bench_measures_compares_and_saves(echoctl, tmp_path: Path) -> None:
+    case = ["bench", "--transport", "tcp", "--bytes", 64, "--workers", 2, "--seconds", 0.3]
+    first = echoctl(*case, "--save", "before.json", "--json")
+    (row,) = first.json
+    assert row["samples_per_s"] > 0 and row["dwell_p99_us"] >= row["dwell_p50_us"] >= 0 and row["cpu"] > 0
+    assert json.loads((tmp_path / "before.json").read_text()) == first.json
+    second = echoctl(*case, "--compare", "before.json")
+    assert second.code == 0 and "×" in second.out
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("uv") is None, reason="packages are installed with uv")
+@pytest.mark.parametrize(("kind", "name"), [("sampler", "evenly"), ("transport", "my_pipe")])
+def test_a_new_plugin_keeps_its_contract_as_generated(echoctl, tmp_path: Path, kind: str, name: str) -> None:
+    pytest.importorskip("setuptools")
+    made = echoctl("init", "plugin", kind, name, "--json").json
+    folder, site = tmp_path / made["folder"], tmp_path / "site"
+    command = [
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        sys.executable,
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(site),
+        str(folder),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    listed = echoctl("plugins", "show", name, "--json", PYTHONPATH=path)
+    assert listed.json[0]["distribution"] == f"echo-{name.replace('_', '-')}", listed.err
+    kit = [sys.executable, "-m", "pytest", "-q", str(folder)]
+    env = {**os.environ, "PYTHONPATH": path}
+    tests = subprocess.run(kit, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert tests.returncode == 0 and " passed" in tests.stdout, tests.stdout[-3000:]
+    checked = echoctl(
+        "plugins", "check", f"echo-{name.replace('_', '-')}", "-k", "it or options or sample", "--json", PYTHONPATH=path, timeout=300
+    )
+    assert checked.code == 0 and checked.json["passed"] > 0 and not checked.json["failed"], checked.out
+    assert echoctl("init", "plugin", kind, name).code == 2, "what is there is not overwritten"
+    assert echoctl("init", "plugin", kind, "My-Pipe").code == 2
+
+
+def test_check_fails_for_a_plugin_that_breaks_its_contract(echoctl, tmp_path: Path) -> None:
+    echoctl("init", "plugin", "sampler", "faulty")
+    site = tmp_path / "echo-faulty" / "src"
+    source = site / "echo_faulty" / "sampler.py"
+    source.write_text(source.read_text().replace("np.full(n, 1 / held)", "np.full(n, 0.5 / held)"))
+    info = site / "echo_faulty-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: echo-faulty\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[echo.samplers]\nfaulty = echo_faulty\n")
+    done = echoctl("plugins", "check", "echo-faulty", "--json", PYTHONPATH=os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+    assert done.code == 1 and done.json["failed"] and done.json["passed"] > 0
+    nobody = echoctl("plugins", "check", "echo-nobody")
+    assert nobody.code == 3 and "pip install echo-nobody" in nobody.err
+    assert echoctl("plugins", "check", "echo-core").code == 3

@@ -1,0 +1,58 @@
+"""Figures outside a server: Prometheus' text, the dashboard that reads it, and notebooks."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from echo_core import Client, Server
+from echo_core.prometheus import Exporter, exposition
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers")
+
+
+def test_the_dashboard_asks_for_figures_that_there_are() -> None:
+    example = np.zeros(2)
+    with Server(example, 2, "tcp://127.0.0.1:0") as server, Client(server.address, example) as client:
+        client.send(example)
+        client.wait(10)
+        text = exposition(server.stats())
+    there = set(re.findall(r"^(echo_\w+)", text, re.M))
+    board = json.loads((ROOT / "docs" / "monitoring" / "grafana.json").read_text())
+    asked = {name for panel in board["panels"] for target in panel["targets"] for name in re.findall(r"echo_\w+", target["expr"])}
+    assert asked and asked <= there, asked - there
+    states = {name for panel in board["panels"] for target in panel["targets"] for name in re.findall(r'state="([^"]+)"', target["expr"])}
+    assert all(f'state="{state}"' in text for state in states)
+
+
+def test_an_exporter_outlives_its_server_and_names_a_port_in_use() -> None:
+    server = Server(np.zeros(2), 2)
+    exporter = Exporter(server)
+    port = int(exporter.url.rpartition(":")[2].partition("/")[0])
+    with urllib.request.urlopen(exporter.url, timeout=10) as answer:
+        assert answer.status == 200 and answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    with pytest.raises(OSError, match=f"127.0.0.1:{port}.*choose another port"):
+        Exporter(server, port=port)
+    server.close()
+    del server
+    gc.collect()
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        urllib.request.urlopen(exporter.url, timeout=10)
+    exporter.close()
+
+
+def test_notebooks_show_figures_and_run_nobodys_markup() -> None:
+    example = np.zeros(2)
+    with Server(example, 2, "tcp://127.0.0.1:0") as server, Client(server.address, example, name="<script>alert(1)</script>") as client:
+        client.send(example)
+        client.wait(10)
+        shown = server._repr_html_()
+    assert "store/samples_inserted_total" in shown and "&lt;script&gt;" in shown and "<script" not in shown

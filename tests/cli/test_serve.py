@@ -1,0 +1,210 @@
+"""`echoctl serve`, and those that look at it: top, doctor, its web page, its figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from echo_core import Client, EchoError
+from echo_core.observer import Observer
+
+pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers", "click", "rich")
+
+COMMAND = [sys.executable, "-m", "echo_core.cli"]
+EXAMPLE = {"obs": np.zeros(3, np.float32), "next": {"reward": np.float32(0)}}
+
+
+def samples(n: int) -> dict[str, object]:
+    return {"obs": np.ones((n, 3), np.float32), "next": {"reward": np.ones(n, np.float32)}}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_announces_itself_serves_and_drains(serve, number: int) -> None:
+    server = serve()
+    facts = server.facts
+    assert facts["addresses"] == [server.address] and facts["pid"] == server.process.pid
+    assert (facts["sampler"], facts["batch_size"], facts["sample_bytes"]) == ("fifo", 4, 16)
+    assert Path(facts["token"]).is_file() and os.stat(facts["token"]).st_mode & 0o077 == 0
+    with Client(server.address, EXAMPLE) as client:
+        client.send_batch(samples(5))
+        client.wait(10)
+    done = server.end(number)
+    assert done.code == 0 and "5 samples came, 0 batches were taken, 5 samples were left" in done.err
+    assert not server.address_file.exists()
+
+
+def test_a_server_that_consumes_takes_batches(serve) -> None:
+    server = serve("--consume")
+    with Client(server.address, EXAMPLE) as client:
+        for _ in range(10):
+            client.send_batch(samples(4))  # many times what the store holds
+        client.wait(10)
+    assert "40 samples came, 10 batches were taken" in server.end().err
+
+
+def test_examples_come_from_files_and_functions(echoctl, serve, tmp_path: Path) -> None:
+    np.savez(tmp_path / "sample.npz", **{"obs": np.zeros((2, 2), np.uint8), "next/obs": np.zeros(3, np.int64)})
+    server = serve("--example", "sample.npz")
+    Client(server.address, {"obs": np.zeros((2, 2), np.uint8), "next": {"obs": np.zeros(3, np.int64)}}).close()
+    server.end()
+    (tmp_path / "mine.py").write_text("import numpy as np\ndef example():\n    return [np.zeros(2), np.zeros((), bool)]\n")
+    server = serve("--example", "mine:example")
+    Client(server.address, [np.zeros(2), np.zeros((), bool)]).close()
+    server.end()
+    for source, said in [("mine:nothing", "has no attribute 'nothing'"), ("no.npz", "cannot be read"), ("what", "give a .toml file")]:
+        done = echoctl("serve", "-c", "echo.toml", "--example", source)
+        assert done.code == 2 and said in done.err, done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "add a table [example]"),
+        (["-c", "echo.toml", "server.batchsize=3"], "did you mean 'batch_size'?"),
+        (["-c", "no.toml"], "check the path"),
+        (["-c", "bad.toml"], 'a leaf is written { shape = [84, 84, 4], dtype = "uint8" }'),
+        (["--example", "echo.toml", "--batch-size", "4"], "nobody could connect: give --transport"),
+        (["--example", "echo.toml", "--transport", "tpc://127.0.0.1:0", "--batch-size", "4"], "did you mean 'tcp'?"),
+        (["--example", "echo.toml", "--transport", "tcp://127.0.0.1:0"], "ECHO_SERVER__BATCH_SIZE"),
+        (["--example", "echo.toml", "--transport", "tcp://0.0.0.0:0", "--batch-size", "4", "security.auth=false"], "allow_insecure"),
+    ],
+)
+def test_mistakes_end_in_the_thing_to_do(echoctl, tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "echo.toml").write_text("[server]\nbatch_size = 4\n[example]\nobs = { dtype = 'float32' }\n")
+    (tmp_path / "bad.toml").write_text("[example]\nobs = { dtype = 'float33' }\n")
+    done = echoctl("serve", *arguments)
+    assert done.code in (2, 3) and said in done.err and "Traceback" not in done.err, done.err
+    as_json = echoctl("serve", *arguments, "--json")
+    assert as_json.code == done.code == as_json.json["exit_code"] and said in as_json.json["error"]
+
+
+def test_a_port_in_use_is_named(serve, echoctl, tmp_path: Path) -> None:
+    server = serve()
+    done = echoctl("serve", "-c", "echo.toml", "--transport", server.address)
+    assert done.code == 3 and server.address.rpartition(":")[2] in done.err and "in use" in done.err
+
+
+def test_top_sees_workers_rates_and_who_waits(serve, echoctl) -> None:
+    server = serve()
+    with Client(server.address, EXAMPLE, name="rack/1") as client:
+        client.send_batch(samples(12))
+        client.wait(10)
+        with pytest.raises(EchoError):  # nobody takes batches: the store is full
+            client.send_batch(samples(40), timeout=0.1)
+            client.wait(0.5)
+        done = echoctl("top", server.address, "--count", 2, "--interval", 0.2, "--json")
+        assert done.code == 0
+        first, second = map(json.loads, done.out.splitlines())
+        assert second["stored"] == second["capacity"] == 12 and second["fill"] == 1
+        (worker,) = second["workers"]
+        assert (worker["name"], worker["samples"], worker["state"]) == ("rack/1", 12, "waiting for space")
+        assert second["time"] > first["time"] and worker["since"] > 0.2
+        assert second["waits"][0].startswith("rack/1 waits for the learner to take batches, for ")
+        seen = echoctl("top", server.address, "--count", 1, "--interval", 0.2).out
+        assert "rack/1" in seen and "waiting for space" in seen and "12/12" in seen
+        with pytest.raises(EchoError):
+            client.close(0.1)
+    server.end()
+
+
+def test_an_observer_is_no_worker_and_needs_no_example(serve) -> None:
+    server = serve()
+    with Observer(server.address) as observer:
+        stats = observer.stats()
+        assert stats["store/active_connections"] == 0 and stats["store/batch_size"] == 4
+        assert not [key for key in stats if key.startswith("worker/")]
+        seconds, ahead = observer.ping()
+        assert 0 < seconds < 5 and abs(ahead) < 5
+        with pytest.raises(EchoError, match="no operation 'nonsense'"):
+            observer.request("nonsense")
+    with pytest.raises(PermissionError):
+        Observer(server.address, token="another token than the server's")
+
+
+def test_nobody_there(echoctl) -> None:
+    done = echoctl("top", "tcp://127.0.0.1:1", "--timeout", 0.5)
+    assert done.code == 3 and "start the learner, or correct the address" in done.err
+    assert echoctl("top", "127.0.0.1:1").code == 2
+    doctor = echoctl("doctor", "tcp://127.0.0.1:1", "--timeout", 0.5, "--json")
+    assert doctor.code == 1 and [line["what"] for line in doctor.json if line["status"] == "failure"] == ["connection"]
+
+
+def test_doctor_looks_at_the_machine_and_the_way_to_a_server(serve, echoctl, tmp_path: Path) -> None:
+    server = serve()
+    done = echoctl("doctor", server.address, "--json")
+    found = {line["what"]: line for line in done.json}
+    assert {"versions", "transports", "samplers", "memory", "/dev/shm", "file descriptors", "ports", "token"} < set(found)
+    assert {"connection", "round trip", "clocks", "server"} < set(found)
+    assert done.code == 0 and found["clocks"]["status"] == "ok"
+    token = tmp_path / "token"
+    token.write_text("a token that everybody can read\n")
+    token.chmod(0o644)
+    open_token = echoctl("doctor", "--json", ECHO_TOKEN_FILE=str(token))
+    (failure,) = [line for line in open_token.json if line["status"] == "failure"]
+    assert open_token.code == 1 and failure["what"] == "token" and "chmod 600" in failure["found"]
+
+
+def get(url: str, **headers: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_the_web_page_is_for_whoever_has_the_link(serve) -> None:
+    server = serve()
+    view = subprocess.Popen(
+        [*COMMAND, "top", server.address, "--web", "--json", "--interval", "0.1"],
+        stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where the tests run in the background of a shell
+    )  # fmt: skip
+    try:
+        assert view.stdout is not None
+        url, _, token = json.loads(view.stdout.readline())["url"].partition("#")
+        code, page = get(url)
+        assert code == 200 and b"<!doctype html>" in page and token.encode() not in page
+        assert get(url + "stats.json")[0] == 401
+        assert get(url + "stats.json", Authorization="Bearer wrong")[0] == 401
+        assert get(url, Host="rebound.example:80")[0] == 403
+        assert get(url + "../etc/passwd")[0] == 404
+        deadline = time.monotonic() + 20
+        while "stored" not in (shown := json.loads(get(url + "stats.json", Authorization=f"Bearer {token}")[1])):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert shown["address"] == server.address and shown["capacity"] == 12
+    finally:
+        view.send_signal(signal.SIGINT)
+        view.communicate(timeout=20)
+    assert view.returncode == 130
+
+
+def test_figures_for_prometheus(serve) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    server = serve("--metrics-port", "0")
+    with Client(server.address, EXAMPLE, name='odd "name"/\\ 1') as client:
+        client.send_batch(samples(5))
+        client.wait(10)
+        code, text = get(server.facts["metrics"])
+    assert code == 200
+    families = {family.name: family for family in parser.text_string_to_metric_families(text.decode())}
+    assert families["echo_store_samples"].type == "gauge" and families["echo_store_samples"].samples[0].value == 5
+    assert families["echo_store_samples_inserted"].type == "counter"
+    (worker,) = families["echo_worker_samples"].samples
+    assert (worker.name, worker.labels, worker.value) == ("echo_worker_samples_total", {"worker": 'odd "name"/\\ 1'}, 5)
+    assert families["echo_transport_bytes_received"].samples[0].labels == {"transport": "tcp"}
+    copied = families["echo_ingest_round_seconds"]
+    assert copied.type == "summary" and {s.labels.get("quantile") for s in copied.samples} == {"0.5", "0.9", "0.99", None}
+    states = {s.labels["state"]: s.value for s in families["echo_worker_state"].samples}
+    assert sum(states.values()) == 1
+    server.end()

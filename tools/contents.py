@@ -1,0 +1,67 @@
+"""Check what is in wheels and source distributions: one package each, typed and licensed, and no more.
+
+    python tools/contents.py FOLDER
+
+Prints what is wrong, one line each; exit code 1 if anything is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCES = (".pyx", ".cpp", ".hpp", ".c", ".pyc")
+
+
+def of_wheel(path: Path) -> Iterator[str]:
+    package = path.name.partition("-")[0]
+    with zipfile.ZipFile(path) as archive:
+        files = archive.namelist()
+    tops = {file.partition("/")[0] for file in files}
+    for top in sorted(tops - {package}):
+        if not (top.startswith(f"{package}-") and top.endswith(".dist-info")):
+            yield f"has a top-level {top!r} beside its package"
+    if f"{package}/py.typed" not in files:
+        yield "has no py.typed, so type checkers ignore its annotations"
+    if not any("/licenses/" in file for file in files):
+        yield "has no licence"
+    for file in files:
+        if file.endswith(SOURCES):
+            yield f"has a source of a compiled module: {file}"
+        if re.search(r"(^|/)(tests?|build)/", file):
+            yield f"has what belongs to its repository only: {file}"
+    if path.name.endswith("-none-any.whl") and any(file.endswith(".so") for file in files):
+        yield "has compiled modules but says that it runs anywhere"
+    stubs = {file.removesuffix(".pyi") for file in files if file.endswith(".pyi")}
+    for file in files:
+        if file.endswith(".so") and package == "echo_core" and file.partition(".")[0] not in stubs:
+            yield f"has no type stub for {file}"
+
+
+def of_sdist(path: Path) -> Iterator[str]:
+    with tarfile.open(path) as archive:
+        files = [name.partition("/")[2] for name in archive.getnames()]
+    for wanted in ("pyproject.toml", "PKG-INFO", "LICENSE"):
+        if wanted not in files:
+            yield f"has no {wanted}"
+    for file in files:
+        if file.endswith((".so", ".pyc")) or file.startswith("build/"):
+            yield f"has something built: {file}"
+
+
+def main(folder: str) -> int:
+    found = sorted([*Path(folder).glob("*.whl"), *Path(folder).glob("*.tar.gz")])
+    if not found:
+        print(f"{folder}: no wheel and no source distribution; build them: ./dev wheels")
+        return 1
+    wrong = [f"{path.name}: {what}" for path in found for what in (of_wheel(path) if path.suffix == ".whl" else of_sdist(path))]
+    print("\n".join(wrong) or f"{len(found)} distributions, nothing wrong")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
