@@ -186,7 +186,7 @@ class ShmUplink(Uplink):
             for entry in entries:
                 row = max(0, window.acknowledged + 1 - entry.first)
                 while row < entry.count:
-                    put = self.direct.pump(entry.data, entry.count, row, PUMP_SECONDS)
+                    put = self.direct.pump(entry.payload(), entry.count, row, PUMP_SECONDS)
                     if put is None or self.over.is_set():
                         return True  # lost; they are put again when there is a store again
                     if put:
@@ -236,7 +236,7 @@ class ShmConnection(ChannelConnection):
         super().__init__(dial, address, spec, options, uplink=partial(ShmUplink, spec, address, options))
         up = self._uplink
         self._direct = up.direct
-        up.direct.connect(*map(weakref.WeakMethod, (self._send, self._send_batch, self._rest, up.give_up)))
+        up.direct.connect(*map(weakref.WeakMethod, (self._send_kept, self._send_batch, self._rest, up.give_up)))
         try:
             with self._lock:
                 up.wait(lambda: up.settled, options.timeout, lambda: f"worker {os.getpid()} waits for the store of {address}")
@@ -253,8 +253,10 @@ class ShmConnection(ChannelConnection):
     def send_batch(self, samples: Any, timeout: float | None = None) -> None:
         self._direct.send_batch(samples, timeout)
 
-    def _send(self, sample: Any, timeout: float | None) -> None:
-        super().send(sample, timeout)
+    def _send_kept(self, sample: Any, timeout: float | None) -> None:
+        self._check()
+        self._check_role()
+        self._take(1, self._flattener.tobytes(sample), timeout)
 
     def _send_batch(self, samples: Any, timeout: float | None) -> None:
         super().send_batch(samples, timeout)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from echo_core.channel.link import Work
 from echo_core.channel.listener import ChannelListener
 from echo_core.channel.served import STREAMING_SECONDS, ServedClient
-from echo_core.errors import ConnectionClosedError, ProtocolError
+from echo_core.errors import ConnectionClosedError, ProtocolError, SecurityError
 from echo_core.wire import Kind, frame, pack_request
 
 from .board import Board
@@ -93,6 +93,8 @@ class ShmServed(ServedClient):
 
     def _answer(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
         if op == "shm/attach":
+            if self.peer.role != "worker":
+                raise SecurityError(f"an {self.peer.role} sends no experience, and may not write to the learner's memory")
             return self._attach(body), b""
         if op == "shm/give_up":
             record = body.get("record")

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "../../../../echo_core/src/echo_core/capi_table.hpp"
+#include "../../../../echo_core/src/echo_core/ring.hpp"
 #include "../../src/echo_tcp/learner/learner.hpp"
 
 using namespace echo_tcp::learner;
@@ -28,7 +29,7 @@ constexpr std::uint64_t leaf_sizes[] = {4, 0, 3, 17};
 
 struct Rig {
     echo::Ring *ring = new echo::Ring({leaf_sizes[0], leaf_sizes[1], leaf_sizes[2], leaf_sizes[3]}, 8, 4);
-    Learner learner{echo::capi_table(), reinterpret_cast<echo_store *>(ring), 1, 1 << 20};
+    Learner learner{echo::capi_table(), reinterpret_cast<echo_store *>(echo::open_door(ring)), 1, 1 << 20};
     std::uint64_t number = 0;
 
     std::uint64_t inserted() { return ring->counters().inserted; }

@@ -21,6 +21,7 @@
 #include <set>
 
 #include "../../../../echo_core/src/echo_core/capi_table.hpp"
+#include "../../../../echo_core/src/echo_core/ring.hpp"
 #include "../../src/echo_tcp/learner/learner.hpp"
 
 using namespace echo_tcp;
@@ -55,8 +56,8 @@ static void write_leaf(char *to, int leaf, std::uint64_t worker, std::uint64_t n
 class World {
 public:
     World(Shape shape, std::uint64_t batch, std::uint64_t buffers, unsigned threads, std::uint64_t staging = 64 << 20)
-        : shape(shape), ring_(new echo::Ring({16, shape.filler, 8}, batch, buffers)),
-          learner(new Learner(echo::capi_table(), reinterpret_cast<echo_store *>(ring_), threads, staging)) {
+        : shape(shape), ring_(new echo::Ring({16, shape.filler, 8}, batch, buffers)), door_(echo::open_door(ring_)),
+          learner(new Learner(echo::capi_table(), reinterpret_cast<echo_store *>(door_), threads, staging)) {
         consumer_ = std::thread([this] { consume(); });
     }
     // Everything that was acknowledged must have been seen when the workers are done.
@@ -78,6 +79,7 @@ public:
         for (auto &[worker, seen] : seen_) total += seen.size();
         if (total + c.stored < wanted) forbidden("lost", std::to_string(wanted - total - c.stored) + " acknowledged samples");
         learner.reset();
+        door_->release();
         ring_->release();
         std::printf("  %llu samples taken, %llu acknowledged, %llu aborted slots\n", (unsigned long long)total, (unsigned long long)wanted,
                     (unsigned long long)c.aborted);
@@ -87,6 +89,7 @@ public:
 
 private:
     echo::Ring *ring_;
+    echo::Door *door_;
 
 public:
     std::unique_ptr<Learner> learner;
@@ -368,8 +371,9 @@ static void closing(double seconds) {
     const auto until = Clock::now() + std::chrono::milliseconds(int(seconds * 1000));
     while (Clock::now() < until) {
         auto *ring = new echo::Ring({16, 20000, 8}, 4, 2);
+        auto *door = echo::open_door(ring);
         {
-            Learner learner(echo::capi_table(), reinterpret_cast<echo_store *>(ring), 2, 1 << 20);
+            Learner learner(echo::capi_table(), reinterpret_cast<echo_store *>(door), 2, 1 << 20);
             std::vector<int> ends;
             std::atomic<bool> over{false};
             for (std::uint64_t i = 0; i < 6; ++i) {
@@ -408,6 +412,7 @@ static void closing(double seconds) {
             for (int fd : ends) close(fd);
         }
         ring->close();
+        door->release();
         ring->release();
     }
 }
