@@ -64,9 +64,10 @@ class Client:
             self._pickled[3]["tables"] = dict(tables)
         transport = plugins.transport_class(self.address.scheme)
 
-        def connect(spec: Spec, **more: Any) -> Connection:
+        # Not over self, which keeps it: a dropped client would live on until the garbage collector came by.
+        def connect(spec: Spec, *, address: Address = self.address, **more: Any) -> Connection:
             secret = security.find_token(token) if auth else None
-            return transport.connect(self.address, spec, name=name or "", timeout=timeout, token=secret, **options | more)
+            return transport.connect(address, spec, name=name or "", timeout=timeout, token=secret, **options | more)
 
         self._table, self._timeout = table, timeout
         self._connection = connection = connect(self.spec)
