@@ -1,6 +1,9 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple, final
 
+import numpy as np
+import numpy.typing as npt
+
 class HistSnapshot(NamedTuple):
     count: int  # type: ignore[assignment]
     min_ns: int
@@ -46,13 +49,20 @@ class SampleInfo:
     @property
     def drain_round(self) -> HistSnapshot: ...
 
+# The type does not tell a stream's batch from a replay table's. Of a stream, `keys`, `probabilities` and `weights` are None.
 @final
 class Sample:
     __match_args__ = ("batch", "info")
     @property
     def batch(self) -> Any: ...
     @property
-    def info(self) -> SampleInfo: ...
+    def info(self) -> Any: ...  # SampleInfo of a stream, ReplayInfo of a replay table
+    @property
+    def keys(self) -> npt.NDArray[np.uint64] | Any: ...
+    @property
+    def probabilities(self) -> npt.NDArray[np.float64] | Any: ...
+    @property
+    def weights(self) -> npt.NDArray[np.float32] | Any: ...
     def with_batch(self, batch: Any) -> Sample: ...
     def __iter__(self) -> Iterator[Any]: ...
     def __len__(self) -> int: ...
