@@ -29,21 +29,39 @@ def transport_table(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str,
 
 @pytest.fixture
 def sampler_table(request: pytest.FixtureRequest) -> dict[str, Any]:
-    sampler = plugins.sampler_class(request.param)
-    if sampler.storage == "replay":
-        pytest.skip(f"{request.param} needs a replay table")
-    return {"type": request.param}
+    replays = plugins.sampler_class(request.param).storage == "replay"
+    return {"type": request.param, "capacity": 2000} if replays else {"type": request.param}
 
 
-every = pytest.mark.parametrize(
-    ("transport_table", "sampler_table"),
-    [(transport, sampler) for transport in TRANSPORTS for sampler in SAMPLERS],
-    indirect=True,
-    ids=lambda value: str(value),
-)
+def every(storage: str) -> pytest.MarkDecorator:
+    samplers = [name for name in SAMPLERS if plugins.sampler_class(name).storage == storage]
+    pairs = [(transport, sampler) for transport in TRANSPORTS for sampler in samplers]
+    return pytest.mark.parametrize(("transport_table", "sampler_table"), pairs, indirect=True, ids=lambda value: str(value))
 
 
-@every
+@every("replay")
+def test_experience_is_drawn_again_and_again(transport_table: dict[str, Any], sampler_table: dict[str, Any]) -> None:
+    each = 300
+    with Server(example(), 20, transport_table, sampler_table) as server:
+        worker = spawning.Process(target=workers.flood, args=(str(server.address), 1, each, 1, {}))
+        worker.start()
+        with Client(server.address, example(), name="here") as client:
+            client.send_batch(stacked(0, 0, each))
+            client.wait()
+            worker.join(60)
+            assert worker.exitcode == 0
+            worker.close()
+            assert client.server_stats()["table/default/size"] == 2 * each
+            drawn = Tally()
+            for _ in range(10):
+                sample = server.sample(timeout=30)
+                drawn.add(sample.batch)
+                assert server.update_priorities(sample.keys, np.ones(20)) == 0
+            drawn.add(client.sample(20, timeout=30).batch)
+            assert drawn.count == 220 and set(drawn.numbers) <= {0, 1}
+
+
+@every("stream")
 def test_experience_up_and_weights_down(
     transport_table: dict[str, Any], sampler_table: dict[str, Any]
 ) -> None:
@@ -70,7 +88,7 @@ def test_experience_up_and_weights_down(
             process.close()
 
 
-@every
+@every("stream")
 def test_all_of_it_from_a_configuration(
     transport_table: dict[str, Any], sampler_table: dict[str, Any], tmp_path: Path
 ) -> None:
