@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from echo_core.sampler import Sampler
 from echo_core.testing import SamplerContract
 from echo_samplers.fifo import Fifo

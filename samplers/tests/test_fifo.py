@@ -8,14 +8,15 @@ from importlib.metadata import distribution
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from echo_core.errors import ConfigError, DuplicateKeyError, UnknownKeyError
 from echo_core.hookspecs import SamplerInfo
 from echo_core.plugins import sampler_class
 from echo_core.sampler import Sampler
 from echo_samplers import echo_samplers
 from echo_samplers.fifo import Fifo
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 RNG = np.random.default_rng(0)
 

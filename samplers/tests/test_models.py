@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from echo_core.sampler import Sampler
 from echo_samplers.fifo import Fifo
 from echo_samplers.heaps import MaxHeap, MinHeap
@@ -12,9 +16,6 @@ from echo_samplers.hot_cold import HotCold
 from echo_samplers.lifo import Lifo
 from echo_samplers.prioritized import Prioritized
 from echo_samplers.uniform import Uniform
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 ROWS = 40  # more than two nodes of a 16-ary tree
 

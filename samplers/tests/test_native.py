@@ -9,9 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import echo_core
 import numpy as np
 import pytest
+
+import echo_core
 
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent / "src" / "echo_samplers"

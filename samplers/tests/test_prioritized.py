@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import psutil
 import pytest
+
 from echo_core.errors import ConfigError
 from echo_samplers.prioritized import Prioritized
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from echo_samplers.scores import TrajectoryScore, effective_sample_size, plain_priority, td_error
 
 

@@ -16,6 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel, ChannelTransport
 from echo_core.channel import link as link_module
@@ -53,8 +56,6 @@ from echo_core.testing.samples import (
     stacked,
 )
 from echo_core.wire import FIRST, LAST, REPLY, TO_WORKER, Header, Kind, frame, pack_header, parse_header
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel, ChannelTransport
 from echo_core.errors import EchoError, EchoTimeoutError, ProtocolError, SecurityError, SpecError

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from echo_core import CheckpointError, MinSize, SampleToInsertRatio, Server, Table
 
 pytestmark = [pytest.mark.needs("echo-samplers")]

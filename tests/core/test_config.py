@@ -13,12 +13,12 @@ from typing import Any, Literal, Optional
 
 import numpy as np
 import pytest
+
+from echo_core import config as configuration
 from echo_core.address import Address
 from echo_core.config import Config, Text, build_options, load
 from echo_core.errors import ConfigError, PluginNotFound, PluginVersionError, SecurityError
 from echo_core.plugins import OBSERVERS, SAMPLERS, TRANSPORTS
-
-from echo_core import config as configuration
 
 Install = Callable[..., None]
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from echo_core.errors import EchoError, HandshakeRefused, ProtocolError, SecurityError, SpecError
 from echo_core.handshake import LIMIT_AFTER, LIMIT_BEFORE, MESSAGE, ClientHandshake, Message, ServerHandshake
 from echo_core.security import EVERYTHING, find_tokens
 from echo_core.spec import Spec
-from hypothesis import given
-from hypothesis import strategies as st
 
 SPEC = Spec.from_example({"obs": np.zeros(4, np.float32), "reward": np.float32(0)})
 OTHER = Spec.from_example({"obs": np.zeros(4, np.float64), "reward": np.float32(0)})

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pluggy
 import pytest
+
+from echo_core import hookspecs, plugins
 from echo_core.errors import (
     ConfigError,
     PluginConflict,
@@ -19,8 +21,6 @@ from echo_core.errors import (
 )
 from echo_core.hookspecs import PLUGIN_API, TransportInfo
 from echo_core.plugins import OBSERVERS, SAMPLERS, TRANSPORTS, PluginHost
-
-from echo_core import hookspecs, plugins
 
 Install = Callable[..., None]
 

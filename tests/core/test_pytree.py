@@ -12,12 +12,13 @@ import ml_dtypes
 import numpy as np
 import optree
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from echo_core.errors import SpecError
 from echo_core.pytree import Flattener
 from echo_core.rows import RowWriter
 from echo_core.spec import Spec
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 class Step(NamedTuple):

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+
 from echo_core import Client, ConfigError, EchoTimeoutError, Queue, Server, SpecError, Table
 from echo_core.errors import EchoError, HandshakeRefused, UnknownTableError
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from echo_core import ConfigError, EchoTimeoutError, MinSize, Queue, SampleToInsertRatio, SpecError, Stack, Table
 from echo_core.errors import EchoError
 from echo_core.rate_limiters import RateLimiter

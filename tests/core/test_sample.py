@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from echo_core import EchoTimeoutError, HistSnapshot, LeaseError, Sample, SampleInfo, Server
 from echo_core.testing.samples import Tally, example, sample, stacked
 

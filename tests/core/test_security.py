@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+
 from echo_core.address import Address
 from echo_core.errors import SecurityError
 from echo_core.security import EVERYTHING, Token, TokenSource, check_exposure, default_token_path, find_token, find_tokens, may, needs

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from echo_core import (
     Address,
     ClosedError,
@@ -23,7 +24,6 @@ from echo_core import (
     ForkError,
     LeaseError,
     PluginError,
-    Sampler,
     Server,
     SpecError,
     Transport,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from echo_core import ClosedError, EchoTimeoutError, ForkError, Server
 from echo_core.sink import Sink
 from echo_core.testing.samples import Tally, example, sample, stacked

@@ -11,13 +11,14 @@ import ml_dtypes
 import numpy as np
 import optree
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from echo_core.dtypes import dtype_from_json, dtype_to_json
 from echo_core.errors import SpecError
 from echo_core.leaf import LeafSpec
 from echo_core.spec import MAX_LEAVES, MAX_NDIM, Spec
 from echo_core.structure import MAX_DEPTH, segment
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 class Step(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import optree
 import pytest
+
 from echo_core import ClosedError, EchoTimeoutError, Server, SpecError
 from echo_core.testing.samples import (
     Tally,

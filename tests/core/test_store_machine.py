@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from echo_core import ClosedError, EchoTimeoutError, LeaseError, Server
-from echo_core.sink import Sink
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -18,6 +16,9 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+
+from echo_core import ClosedError, EchoTimeoutError, LeaseError, Server
+from echo_core.sink import Sink
 
 pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
 

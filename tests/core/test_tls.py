@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from echo_core import tls
 from echo_core.errors import ConfigError, SecurityError
 from echo_core.fields import build_options
 from echo_core.tls import Authority, TlsConnectOptions, TlsListenOptions
-
-from echo_core import tls
 
 
 @pytest.fixture(params=["cryptography", "openssl"], autouse=True)

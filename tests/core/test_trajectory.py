@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+
 from echo_core.errors import SpecError
 from echo_core.spec import Spec
 from echo_core.trajectory import TrajectoryAccumulator

@@ -12,10 +12,11 @@ import ml_dtypes
 import numpy as np
 import optree
 import pytest
-from echo_core.errors import ProtocolError, SpecError
-from echo_core.weights import ALIGNMENT, PackedWeights, aligned_bytes, digest, pack, unpack
 from hypothesis import given
 from hypothesis import strategies as st
+
+from echo_core.errors import ProtocolError, SpecError
+from echo_core.weights import ALIGNMENT, PackedWeights, aligned_bytes, digest, pack, unpack
 
 
 class Net(NamedTuple):

@@ -6,13 +6,13 @@ import json
 
 import numpy as np
 import pytest
-from echo_core.errors import EchoError, ProtocolError, SpecError
-from echo_core.weights import ALIGNMENT, pack, unpack
-from echo_core.wire import FIRST, LAST, REPLY, TO_LEARNER, TO_WORKER, Kind, pack_header, parse_header
 from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_core import wire
+from echo_core.errors import EchoError, ProtocolError, SpecError
+from echo_core.weights import ALIGNMENT, pack, unpack
+from echo_core.wire import FIRST, LAST, REPLY, TO_LEARNER, TO_WORKER, Kind, pack_header, parse_header
 
 SAMPLE_BYTES = 20
 

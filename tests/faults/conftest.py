@@ -12,10 +12,11 @@ import pytest
 # Processes started by these tests import the rig as well, by the same name.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from echo_core import Server
-from echo_core.testing.samples import example
 from rig.processes import Child, Children
 from rig.proxy import Plan, Proxy
+
+from echo_core import Server
+from echo_core.testing.samples import example
 
 
 @pytest.fixture

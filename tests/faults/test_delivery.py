@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from echo_core import Client, ConnectionClosedError, EchoTimeoutError, Server
-from echo_core.testing.processes import returns, until
-from echo_core.testing.samples import example, stacked
 from rig.ledger import Consumer
 from rig.proxy import Plan, Proxy
 from rig.workers import numbered, rows
+
+from echo_core import Client, ConnectionClosedError, EchoTimeoutError, Server
+from echo_core.testing.processes import returns, until
+from echo_core.testing.samples import example, stacked
 
 MB = 1_000_000
 

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from echo_core import EchoTimeoutError, Server
 from rig.processes import Child
 from rig.workers import flood
+
+from echo_core import EchoTimeoutError, Server
 
 
 @pytest.mark.soak

@@ -11,10 +11,11 @@ from multiprocessing.connection import Connection as Link
 from typing import Any
 
 import pytest
-from echo_core import Client, EchoTimeoutError, Server
-from echo_core.testing.samples import example, stacked
 from rig.processes import Child
 from rig.workers import numbered
+
+from echo_core import Client, EchoTimeoutError, Server
+from echo_core.testing.samples import example, stacked
 
 LARGE = 200_000  # bytes; few of them fill every buffer on the way
 

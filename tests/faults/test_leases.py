@@ -6,11 +6,12 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
-from echo_core import LeaseError, Server
-from echo_core.testing.samples import Tally
 from rig.ledger import Ledger
 from rig.processes import Child
 from rig.workers import flood
+
+from echo_core import LeaseError, Server
+from echo_core.testing.samples import Tally
 
 
 @pytest.mark.parametrize("filler", [48, 100_000])

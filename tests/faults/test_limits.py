@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable
 
 import pytest
-from echo_core import Client, EchoTimeoutError, SecurityError, Server
-from echo_core.testing.processes import until
-from echo_core.testing.samples import example
 from rig.ledger import Consumer
 from rig.processes import Child
 from rig.proxy import Plan, Proxy
 from rig.strain import cpu_over, crowd, figures, keeping_learner
 from rig.workers import flood, idle, learner
+
+from echo_core import Client, EchoTimeoutError, SecurityError, Server
+from echo_core.testing.processes import until
+from echo_core.testing.samples import example
 
 FEW = 40  # file descriptors
 

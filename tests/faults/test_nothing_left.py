@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from echo_core import Client, Server
-from echo_core.testing.processes import descriptors, settled, tasks
-from echo_core.testing.samples import example, stacked
 from rig.ledger import Consumer
 from rig.processes import Child
 from rig.proxy import Plan, Proxy
 from rig.raw import RawWorker
 from rig.workers import flood, learner, numbered
+
+from echo_core import Client, Server
+from echo_core.testing.processes import descriptors, settled, tasks
+from echo_core.testing.samples import example, stacked
 
 LARGE = 300_000  # bytes
 

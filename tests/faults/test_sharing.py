@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rig.ledger import Consumer
+from rig.workers import numbered
+
 from echo_core import Client, EchoTimeoutError, ForkError, Server
 from echo_core.testing.processes import forked
 from echo_core.testing.samples import Tally, example, stacked
-from rig.ledger import Consumer
-from rig.workers import numbered
 
 EACH = 3000  # samples of each thread
 

@@ -7,16 +7,17 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from echo_core import Client, EchoTimeoutError, Server
-from echo_core.testing.processes import until
-from echo_core.testing.samples import example, stacked
-from echo_core.wire import Kind, frame
 from rig.ledger import Consumer
 from rig.processes import Child
 from rig.proxy import Plan, Proxy
 from rig.raw import RawWorker, data_frame
 from rig.strain import keeping_learner
 from rig.workers import flood, numbered
+
+from echo_core import Client, EchoTimeoutError, Server
+from echo_core.testing.processes import until
+from echo_core.testing.samples import example, stacked
+from echo_core.wire import Kind, frame
 
 LARGE = 300_000  # bytes; read straight into its slot
 

@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from echo_core import Client, SecurityError, Server, Spec, SpecError
-from echo_core.testing.processes import until
-from echo_core.testing.samples import example
-from echo_core.wire import pack_header
 from rig.ledger import Consumer
 from rig.processes import Child
 from rig.raw import RawWorker
 from rig.workers import flood
+
+from echo_core import Client, SecurityError, Server, Spec, SpecError
+from echo_core.testing.processes import until
+from echo_core.testing.samples import example
+from echo_core.wire import pack_header
 
 
 def message(kind: int, body: Any, version: int = 2, length: int | None = None) -> bytes:

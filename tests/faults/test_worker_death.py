@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
-from echo_core import Server
-from echo_core.testing.processes import until
 from rig.ledger import Consumer
 from rig.processes import Child
 from rig.proxy import Plan, Proxy
 from rig.raw import Cut, RawWorker
 from rig.workers import flood, hold
+
+from echo_core import Server
+from echo_core.testing.processes import until
 
 LARGE = 300_000  # bytes; read straight into its slot
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from echo_core.plugins import transport_class
 from echo_core.testing import TransportContract
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from echo_core.channel import connection, listener
 from echo_core.plugins import transport_class
 from echo_core.testing import TransportContract

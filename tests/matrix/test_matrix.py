@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from echo_core import Client, Server, plugins
 from echo_core.testing import workers
 from echo_core.testing.samples import Tally, example, stacked

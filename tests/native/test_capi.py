@@ -15,9 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import echo_core
 import numpy as np
 import pytest
+
+import echo_core
 from echo_core import Server, SpecError
 from echo_core.errors import PluginVersionError
 from echo_core.sink import Sink

@@ -7,9 +7,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import echo_core
 import numpy as np
 import pytest
+
+import echo_core
 
 HERE = Path(__file__).resolve().parent
 CXX = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")

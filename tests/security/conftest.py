@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from echo_core.channel import Channel
 
 from echo_core import Server, plugins
+from echo_core.channel import Channel
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `strangers`
 

@@ -6,10 +6,10 @@ import socket
 from typing import Any
 
 import numpy as np
-from echo_core.address import Address
-from echo_core.channel import Channel, ChannelTransport
 
 from echo_core import plugins
+from echo_core.address import Address
+from echo_core.channel import Channel, ChannelTransport
 
 TOKEN = "the token of these tests, which is long enough"
 EXAMPLE = {"x": np.zeros(4, np.float32), "n": np.zeros((), np.int64)}

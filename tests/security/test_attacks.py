@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from strangers import EXAMPLE, TOKEN, receive
+
+from echo_core import Client, SecurityError, Server
 from echo_core.channel import Channel
 from echo_core.errors import EchoError, HandshakeRefused
 from echo_core.handshake import MESSAGE, ClientHandshake
 from echo_core.testing.processes import until
-from strangers import EXAMPLE, TOKEN, receive
-
-from echo_core import Client, SecurityError, Server
 
 Serve = Callable[..., Server]
 Strangers = Callable[[Server], Channel]

@@ -12,16 +12,16 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from echo_core.channel import Channel
-from echo_core.errors import EchoError
-from echo_core.handshake import ClientHandshake
-from echo_core.testing.processes import until
-from echo_core.wire import Kind, pack_header
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strangers import EXAMPLE, TOKEN, dial, receive
 
 from echo_core import Client, Server
+from echo_core.channel import Channel
+from echo_core.errors import EchoError
+from echo_core.handshake import ClientHandshake
+from echo_core.testing.processes import until
+from echo_core.wire import Kind, pack_header
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

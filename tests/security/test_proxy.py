@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from echo_core import Client, SecurityError, Server
 from echo_core.testing.processes import until
 from echo_core.testing.samples import Tally, example, stacked
 from echo_core.tls import Authority
-
-from echo_core import Client, SecurityError, Server
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "grpc.md"

@@ -120,10 +120,14 @@ def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     return {}, join(keys)
 
 
+def _specs(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    return {name: table.spec.to_json() for name, table in server.tables.items()}, b""
+
+
 OPERATIONS: Mapping[str, Operation] = {
     "stats": needs("write", "read")(lambda server, peer, body, blob: (server.stats(), b"")),
     "ping": needs("write", "read")(lambda server, peer, body, blob: ({"time": time.time()}, blob)),
-    "tables": needs("write", "read")(lambda server, peer, body, blob: ({name: table.spec.to_json() for name, table in server.tables.items()}, b"")),
+    "tables": needs("write", "read")(_specs),
     "update_priorities": needs("read")(_update_priorities),
     "delete": needs("admin")(_delete),
     "sample": needs("read")(_sample),

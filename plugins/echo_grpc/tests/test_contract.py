@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from echo_core.testing import Capabilities, TransportContract
 from echo_grpc.transport import GrpcsTransport, GrpcTransport
 

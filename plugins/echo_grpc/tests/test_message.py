@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import echo_grpc
 import pytest
-from echo_core.errors import ProtocolError
-from echo_grpc.message import MAX_MESSAGE_BYTES, PIECE_BYTES, health_request, pack, unpack
 from hypothesis import example, given
 from hypothesis import strategies as st
+
+import echo_grpc
+from echo_core.errors import ProtocolError
+from echo_grpc.message import MAX_MESSAGE_BYTES, PIECE_BYTES, health_request, pack, unpack
 
 PROTO = Path(echo_grpc.__file__).with_name("echo.proto")
 

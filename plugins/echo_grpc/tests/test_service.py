@@ -13,12 +13,12 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+
+from echo_core import Client, Server
 from echo_core.errors import EchoTimeoutError, SecurityError
 from echo_core.testing.processes import until
 from echo_core.tls import Authority
 from echo_grpc.transport import GrpcsTransport, GrpcTransport
-
-from echo_core import Client, Server
 
 EXAMPLE = {"x": np.zeros(4, np.float32), "n": np.zeros((), np.int64)}
 TOKEN = "the token of these tests, long enough"

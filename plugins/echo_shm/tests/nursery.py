@@ -9,10 +9,9 @@ import struct
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
+from echo_core import Client
 from echo_core.errors import EchoError
 from echo_core.testing.samples import example, sample, stacked
-
-from echo_core import Client
 
 ENTRY = 8  # bytes of the acknowledged count of a maker
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from echo_core import Client, Server
 from echo_core.errors import EchoTimeoutError
 from echo_core.testing.processes import descriptors, settled, until
 from echo_core.testing.samples import Tally, example, sample, stacked
 from echo_shm.transport import ShmTransport
-
-from echo_core import Client, Server
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
 import nursery

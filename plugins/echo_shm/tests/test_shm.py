@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from echo_core import Client, Server
 from echo_core.errors import EchoError, EchoTimeoutError, ProtocolError
 from echo_core.testing.processes import forked, until
 from echo_core.testing.samples import Tally, example, sample, stacked
@@ -17,8 +19,6 @@ from echo_core.transport import Connection
 from echo_core.weights import pack, unpack, verify
 from echo_shm.board import Board, Reader
 from echo_shm.transport import ShmClient, ShmTransport
-
-from echo_core import Client, Server
 
 
 def fill(slot: Any, number: int) -> None:

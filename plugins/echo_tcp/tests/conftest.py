@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from echo_core import Server
 from echo_core.handshake import ClientHandshake
 from echo_core.security import find_token
 from echo_core.wire import HEADER_BYTES, Header, Kind, frame, pack_header, parse_header
 from echo_tcp.transport import TcpTransport
-
-from echo_core import Server
 
 PATIENCE = 20.0  # seconds until a test that waits for something gives up
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from echo_core.testing import TransportContract
 from echo_tcp.transport import TcpsTransport, TcpTransport
 

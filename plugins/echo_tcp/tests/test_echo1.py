@@ -8,11 +8,11 @@ import threading
 
 import numpy as np
 import pytest
+
+from echo_core import Server
 from echo_core.errors import SpecError
 from echo_core.handshake import ClientHandshake
 from echo_tcp.transport import TcpTransport
-
-from echo_core import Server
 
 original = pytest.importorskip("echo", reason="the original Echo is not installed: uv pip install id-echo")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from echo_core.weights import pack
-from echo_core.wire import Kind, frame, pack_header, pack_reply, pack_request, weights_frames
 
 import echo_core
+from echo_core.weights import pack
+from echo_core.wire import Kind, frame, pack_header, pack_reply, pack_request, weights_frames
 
 NATIVE = Path(__file__).resolve().parent / "native"
 CXX = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")

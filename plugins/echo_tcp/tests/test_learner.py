@@ -9,10 +9,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from echo_core.wire import Kind, frame, pack_header, pack_request, parse_reply
-from echo_tcp.transport import TcpTransport
 
 from echo_core import Server
+from echo_core.wire import Kind, frame, pack_header, pack_request, parse_reply
+from echo_tcp.transport import TcpTransport
 
 SMALL = {"x": np.zeros(4, np.float32), "y": np.zeros((), np.int64)}
 LARGE = {"image": np.zeros((100, 200), np.int32), "y": np.zeros(3, np.int64)}  # 80,024 bytes

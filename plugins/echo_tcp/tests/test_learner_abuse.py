@@ -15,14 +15,14 @@ import time
 
 import numpy as np
 import pytest
+
+from echo_core import Server
 from echo_core.errors import HandshakeRefused, SecurityError, SpecError
 from echo_core.handshake import ClientHandshake
 from echo_core.security import find_token
 from echo_core.spec import Spec
 from echo_core.wire import Kind, frame, pack_header
 from echo_tcp.transport import TcpTransport
-
-from echo_core import Server
 
 EXAMPLE = {"x": np.zeros(4, np.float32), "y": np.zeros((), np.int64)}  # 24 bytes
 

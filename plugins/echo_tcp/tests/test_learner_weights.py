@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from echo_core.weights import pack, unpack
 from echo_core.wire import U32, U64, Kind, frame
 

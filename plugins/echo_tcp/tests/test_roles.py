@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+
+from echo_core import Client, EchoError, Server
 from echo_core.errors import SecurityError
 from echo_core.handshake import ClientHandshake
 from echo_core.security import needs
 from echo_core.wire import Kind, pack_header
 from echo_tcp.transport import TcpTransport
-
-from echo_core import Client, EchoError, Server
 
 EXAMPLE = {"x": np.zeros(4, np.float32)}
 TOKENS = ["the key of everything", "write:the key of workers", "read:the key of readers"]

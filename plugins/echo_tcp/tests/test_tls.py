@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from echo_core import Client, Server
 from echo_core.errors import EchoTimeoutError, SecurityError
 from echo_core.tls import Authority
 from echo_tcp.transport import TcpsTransport
-
-from echo_core import Client, Server
 
 EXAMPLE = {"x": np.zeros(4, np.float32), "n": np.zeros((), np.int64)}
 TOKEN = "the token of these tests, long enough"

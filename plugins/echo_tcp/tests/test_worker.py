@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from echo_tcp import _worker
-from echo_tcp.transport import TcpTransport
 
 from echo_core import wire
 from echo_core.errors import ClosedError, ConfigError, EchoTimeoutError, SpecError
 from echo_core.spec import Spec
 from echo_core.testing.processes import until
+from echo_tcp import _worker
+from echo_tcp.transport import TcpTransport
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -52,7 +52,7 @@ def kind(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
 
 
 def test_wire_constants_are_those_of_core() -> None:
-    assert _worker.WIRE == {
+    assert {
         "header": wire.HEADER_BYTES,
         "kinds": {kind.name.lower(): int(kind) for kind in wire.Kind},
         "reply": wire.REPLY,
@@ -63,7 +63,7 @@ def test_wire_constants_are_those_of_core() -> None:
         "control_bytes": wire.MAX_CONTROL_BYTES,
         "chunk_bytes": wire.MAX_CHUNK_BYTES,
         "reason_bytes": wire.MAX_REASON_BYTES,
-    }
+    } == _worker.WIRE
 
 
 def test_samples_arrive_in_order_and_whole(kind: tuple[Any, Any]) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from echo_tcp.transport import TcpTransport
 
 from echo_core.address import Address
 from echo_core.errors import (
@@ -28,6 +27,7 @@ from echo_core.errors import (
 )
 from echo_core.spec import Spec
 from echo_core.testing.processes import until
+from echo_tcp.transport import TcpTransport
 
 EXAMPLE = {"frame": np.zeros((50, 50), np.uint8), "reward": np.zeros(1, np.float64)}
 BATCH = 10

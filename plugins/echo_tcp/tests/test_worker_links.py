@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from echo_tcp.transport import TcpTransport
 
 from echo_core.address import Address
 from echo_core.errors import (
@@ -34,6 +33,7 @@ from echo_core.errors import (
 from echo_core.spec import Spec
 from echo_core.testing.processes import descriptors, forked, interrupted, settled, tasks, until
 from echo_core.wire import HEADER, Kind, frame
+from echo_tcp.transport import TcpTransport
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from echo_tcp.transport import TcpTransport
 
 from echo_core.address import Address
 from echo_core.errors import ConnectionClosedError
 from echo_core.spec import Spec
 from echo_core.testing.processes import until
+from echo_tcp.transport import TcpTransport
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from echo_tcp.transport import TcpTransport
 
 from echo_core import weights as core_weights
 from echo_core.errors import (
@@ -23,6 +22,7 @@ from echo_core.errors import (
 )
 from echo_core.testing.processes import until
 from echo_core.wire import HEADER, Kind, frame, weights_frames
+from echo_tcp.transport import TcpTransport
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+
 from echo_core.sampler import Keys, Priorities, Sampler, check_held, check_keys, check_new, check_priorities
 
 __all__ = ["Fifo"]

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
 from echo_core.sampler import Keys
 
 from . import _native

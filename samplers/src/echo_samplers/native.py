@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from echo_core.errors import ConfigError
 from echo_core.sampler import Keys, Priorities, Sampler
 

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection as Link
 from typing import Any
 
 import numpy as np
+
 from echo_core import Server
 from echo_core.testing.samples import example
 from echo_core.wire import HEADER, Kind

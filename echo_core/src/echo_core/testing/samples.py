@@ -104,7 +104,7 @@ class Pair(NamedTuple):
 def rich_example() -> Any:
     """A nested tree with every kind of dtype and shape that Echo carries."""
     numbers: dict[str, np.ndarray] = {}
-    for index, dtype in enumerate("? b B h H i I q Q e f d F D".split()):
+    for index, dtype in enumerate(["?", "b", "B", "h", "H", "i", "I", "q", "Q", "e", "f", "d", "F", "D"]):
         numbers[f"kind_{dtype}"] = np.zeros((index % 3 + 1, 5), dtype)
     tree: dict[str, Any] = {
         "numbers": numbers,

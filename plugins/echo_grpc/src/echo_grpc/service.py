@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import grpc
+
 from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel
 

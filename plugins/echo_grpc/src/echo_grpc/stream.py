@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
+
 from echo_core.channel import Channel
 from echo_core.errors import ForkError, SecurityError
 from echo_core.wire import Buffer

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import grpc
+
+from echo_core import tls
 from echo_core.address import Address
 from echo_core.channel import ChannelTransport
 from echo_core.channel.listener import ChannelListener
 from echo_core.client import Client
 from echo_core.security import check_exposure
-
-from echo_core import tls
 
 from .message import MAX_MESSAGE_BYTES
 from .service import METHOD, GrpcAcceptor

@@ -13,6 +13,7 @@ import os
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from echo_core.errors import ProtocolError
 from echo_core.weights import PackedWeights, aligned_bytes
 

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from echo_core import tls
 from echo_core.address import Address
 from echo_core.channel import Channel, ChannelTransport
 from echo_core.client import Client
 from echo_core.security import TokenSource, check_exposure
 from echo_core.transport import Connection, ListenOptions, Transport
-
-from echo_core import tls
 
 from .connection import TcpConnection, TcpConnectOptions
 
