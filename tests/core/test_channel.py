@@ -563,10 +563,15 @@ def test_without_reconnecting_a_loss_is_final() -> None:
     with serve():
         connection = connect(reconnect=False)
         net.cut()
+        taken = 0
         with pytest.raises(ConnectionClosedError, match="gone"):
             while True:
                 connection.send(sample(0, 0))
-        with pytest.raises(ConnectionClosedError, match="samples not acknowledged"):
+                taken += 1
+        if taken:  # the loss may have been heard of before the first
+            with pytest.raises(ConnectionClosedError, match="samples not acknowledged"):
+                connection.close()
+        else:
             connection.close()
 
 
