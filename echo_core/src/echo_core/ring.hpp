@@ -17,6 +17,7 @@
 #include <mutex>
 #include <vector>
 
+#include "bells.hpp"
 #include "area.hpp"
 #include "handoff.hpp"
 #include "histogram.hpp"
@@ -95,9 +96,7 @@ private:
     const bool shared_;
     const pid_t born_;
     std::atomic<uint32_t> references_{1};
-    std::atomic<uint32_t> armed_count_{0};
-    std::mutex armed_lock_;  // held while an eventfd is written: a disarmed descriptor can be closed without being written after
-    std::vector<int> armed_;
+    Bells bells_;  // of those who wait for space in epoll
 };
 
 inline int Ring::claim(uint32_t wanted, echo_run *out) {
@@ -212,33 +211,17 @@ inline int Ring::wait_space(int64_t timeout_ns) {
 }
 
 inline int Ring::arm_space(int eventfd) {
-    {
-        std::lock_guard<std::mutex> lock(armed_lock_);
-        armed_.push_back(eventfd);
-        armed_count_.store(uint32_t(armed_.size()), std::memory_order_seq_cst);  // SYNC wakeup
-    }
+    bells_.arm(eventfd);
     if (!can_claim()) return ECHO_OK;
     disarm_space(eventfd);
     return ECHO_READY;
 }
 
-inline void Ring::disarm_space(int eventfd) {
-    std::lock_guard<std::mutex> lock(armed_lock_);
-    for (size_t i = armed_.size(); i-- > 0;)
-        if (armed_[i] == eventfd) armed_.erase(armed_.begin() + long(i));
-    armed_count_.store(uint32_t(armed_.size()), std::memory_order_seq_cst);
-}
+inline void Ring::disarm_space(int eventfd) { bells_.disarm(eventfd); }
 
 inline void Ring::space_appeared() {
     control_->space.notify(INT_MAX);
-    if (armed_count_.load(std::memory_order_seq_cst) == 0) return;  // SYNC wakeup
-    std::lock_guard<std::mutex> lock(armed_lock_);
-    for (int fd : armed_) {
-        const uint64_t one = 1;
-        [[maybe_unused]] const auto written = write(fd, &one, sizeof one);
-    }
-    armed_.clear();
-    armed_count_.store(0, std::memory_order_seq_cst);
+    bells_.ring();
 }
 
 inline int Ring::next_batch(uint64_t *order_of) const {

@@ -26,6 +26,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "../bells.hpp"
 #include "../eventcount.hpp"
 #include "../histogram.hpp"
 #include "../include/echo_capi.h"
@@ -145,7 +146,7 @@ public:
         { std::lock_guard<std::mutex> lock(mutex_); }
         ready_.notify(INT_MAX);
         space_.notify(INT_MAX);
-        ring_armed();
+        bells_.ring();
     }
     // Closed, and from now on the sampler, the remover and the generator of random numbers may go.
     void detach() {
@@ -272,7 +273,6 @@ private:
     }
     void after_insert();
     void after_space();
-    void ring_armed();
 
     const uint32_t capacity_;
     const uint64_t batch_size_;
@@ -313,9 +313,7 @@ private:
     std::vector<uint32_t> waiting_;  // how many rows each sleeping learner wants
 
     EventCount ready_, space_;
-    std::atomic<uint32_t> armed_count_{0};
-    std::mutex armed_lock_;  // held while an eventfd is written: a disarmed descriptor can be closed without being written after
-    std::vector<int> armed_;
+    Bells bells_;  // of those who wait for space in epoll
 };
 
 // ---- writers -----------------------------------------------------------------------------------------------------------------
@@ -477,40 +475,20 @@ inline int Table::wait_space(int64_t timeout_ns) {
 }
 
 inline int Table::arm_space(int eventfd) {
-    {
-        std::lock_guard<std::mutex> lock(armed_lock_);
-        armed_.push_back(eventfd);
-        armed_count_.store(uint32_t(armed_.size()), std::memory_order_seq_cst);  // SYNC wakeup
-    }
+    bells_.arm(eventfd);
     if (!can_claim()) return ECHO_OK;
     disarm_space(eventfd);
     return ECHO_READY;
 }
 
-inline void Table::disarm_space(int eventfd) {
-    std::lock_guard<std::mutex> lock(armed_lock_);
-    for (size_t i = armed_.size(); i-- > 0;)
-        if (armed_[i] == eventfd) armed_.erase(armed_.begin() + long(i));
-    armed_count_.store(uint32_t(armed_.size()), std::memory_order_seq_cst);
-}
-
-inline void Table::ring_armed() {
-    if (armed_count_.load(std::memory_order_seq_cst) == 0) return;  // SYNC wakeup
-    std::lock_guard<std::mutex> lock(armed_lock_);
-    for (int fd : armed_) {
-        const uint64_t one = 1;
-        [[maybe_unused]] const auto written = write(fd, &one, sizeof one);
-    }
-    armed_.clear();
-    armed_count_.store(0, std::memory_order_seq_cst);
-}
+inline void Table::disarm_space(int eventfd) { bells_.disarm(eventfd); }
 
 // The change that made space was made under the mutex, under which sleepers look: they see it, or are seen here.
 inline void Table::after_space() {
-    if (space_.waiters() == 0 && armed_count_.load(std::memory_order_seq_cst) == 0) return;
+    if (space_.waiters() == 0 && !bells_.any()) return;
     if (!can_claim()) return;
     space_.notify(INT_MAX);
-    ring_armed();
+    bells_.ring();
 }
 
 inline void Table::after_insert() {
