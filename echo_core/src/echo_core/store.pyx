@@ -295,17 +295,18 @@ cdef class Store:
         cdef int64_t deadline = deadline_of(timeout), began = now_ns(), longest = first_sleep()
         cdef int status
         cdef bint told = False
-        self.ring.writer.waits()
+        self.ring.writer.spins()
         with nogil:
             self.ring.spin_for_space()
         while True:
             with nogil:
                 status = self.ring.claim(wanted, run)
                 if status != ECHO_OK and status != ECHO_CLOSED:
+                    self.ring.writer.sleeps()
                     self.ring.wait_space(slice_of(deadline, longest))
                     status = self.ring.claim(wanted, run)
-            if status == ECHO_OK:
                 self.ring.writer.runs()
+            if status == ECHO_OK:
                 return 0
             if status == ECHO_CLOSED:
                 raise ClosedError(f"{caller}: the server is closed and takes no more samples")
@@ -368,7 +369,7 @@ cdef class Store:
         cdef int64_t most = min(<int64_t>SLICE_NS, max(self.lease_timeout_ns // 4, 1000000)), longest = min(first_sleep(), most)
         cdef int buffer
         cdef bint closed, told = False
-        self.ring.learner.waits()
+        self.ring.learner.spins()
         with nogil:
             self.ring.spin_for_batch()
         while True:
@@ -377,10 +378,11 @@ cdef class Store:
                 closed = self.ring.closed()
                 buffer = self.ring.take()
                 if buffer < 0 and not closed:
+                    self.ring.learner.sleeps()
                     self.ring.wait_ready(slice_of(deadline, longest))
                     buffer = self.ring.take()
-            if buffer >= 0 or closed:
                 self.ring.learner.runs()
+            if buffer >= 0 or closed:
                 return buffer
             PyErr_CheckSignals()
             longest = min(2 * longest, most)
