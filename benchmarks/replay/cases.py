@@ -13,6 +13,7 @@ BATCH = 256
 
 INSERTS = Metric("rate", "inserts/s", True)
 BATCHES = Metric("rate", "batches/s", True)
+SAMPLES = Metric("rate", "samples/s", True)
 PAIRS = Metric("rate", "pairs/s", True)
 
 MODES: dict[str, Mode] = {
@@ -24,7 +25,7 @@ MODES: dict[str, Mode] = {
         Mode("pair", f"Prioritized: draw {BATCH} with weights and update them", "prioritized", PAIRS),
         Mode("pair-writer", "The same while another process inserts as fast as it can", "writer", PAIRS),
         Mode("tcp-insert", "Over the network: inserts, while a learner samples", "server", INSERTS),
-        Mode("tcp-sample", f"Over the network: batches of {BATCH} at the learner, beside the workers", "server", Metric("rate", "samples/s", True)),
+        Mode("tcp-sample", f"Over the network: batches of {BATCH} at the learner, beside the workers", "server", SAMPLES),
         Mode("memory", "Memory of a full prioritized table", "memory", Metric("bytes_per_item", "bytes per item", False)),
     )
 }

@@ -1,4 +1,4 @@
-"""A result file of replay tables as one picture: a panel for each unit, bars on logarithmic axes, rivals' with how many times Echo is of them."""
+"""A result file of replay tables as one picture: logarithmic bars, a rival's with how many times better Echo is."""
 
 from __future__ import annotations
 

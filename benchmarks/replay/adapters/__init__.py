@@ -15,9 +15,9 @@ SYSTEMS: dict[str, Entry] = {
     "reverb": Entry(
         "benchmarks.replay.adapters.reverb:Reverb",
         ("dm-reverb", "psutil"),
-        interpreter="ECHO_BENCH_REVERB_PYTHON",
+        interpreter="BENCH_REVERB_PYTHON",
         hint='it needs Python 3.11: in an environment of its own pip install "dm-reverb==0.14.0" "tensorflow-cpu<2.16" "numpy<2" psutil, '
-        "and name its python in ECHO_BENCH_REVERB_PYTHON",
+        "and name its python in BENCH_REVERB_PYTHON",
     ),
     "memcpy": Entry("benchmarks.replay.adapters.memcpy:Memcpy", ("numpy",)),
 }

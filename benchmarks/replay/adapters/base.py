@@ -53,8 +53,8 @@ class Buffer(ABC):
         for leaf in self.arrays(batch):
             leaf.item(0)
 
-    def begin(self) -> None:
-        """Let the writer go that the buffer brought along, where the system cannot be reached by workers."""
+    def begin(self) -> None:  # noqa: B027
+        """Let the writer go that the buffer brought along, where the system cannot be reached by workers; others have none."""
 
     def inserted(self) -> int:
         """Items inserted so far, as the buffer counts them; for buffers that workers fill."""

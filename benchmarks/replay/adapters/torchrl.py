@@ -67,7 +67,7 @@ class TorchRL(System):
 
     def __init__(self) -> None:
         can = {"insert", "uniform"}
-        # Its prioritized sampler is compiled, and loads only into the torch that its release was built for: elsewhere TorchRL warns and goes on.
+        # Its prioritized sampler is compiled, and loads only into the torch that its release was built for; TorchRL itself goes on.
         if _loads("torchrl._torchrl"):
             can |= {"prioritized", "memory"}
         self.can = frozenset(can)
