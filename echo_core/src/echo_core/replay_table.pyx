@@ -693,6 +693,15 @@ cdef class ReplayTable:
         """Keys of all items, oldest first: uint64 of shape (size,)."""
         return self._items(False)[0]
 
+    def newest(self, k):
+        """Keys of the k items that came last (all, if there are fewer), the oldest of them first: uint64 of shape (k,)."""
+        cdef size_t most = min(_whole(k, "k", 1, 1 << 32), self.opened().capacity()), n
+        keys = np.empty(most, np.uint64)
+        cdef uint64_t[::1] into = keys
+        with nogil:
+            n = self.table.newest(&into[0], most)
+        return keys[:n][::-1].copy()
+
     def _items(self, bint with_priorities):
         cdef size_t most = self.opened().capacity(), n
         cdef uint64_t[::1] k

@@ -135,6 +135,8 @@ public:
     void overwrite(const uint64_t *keys, size_t n, const char *const *from, uint8_t *here);
     // Keys and priorities of every item, oldest first; priorities may be NULL (and are ignored for Python's samplers).
     size_t items(uint64_t *keys, double *priorities, uint32_t *rows, size_t most);
+    // Keys of the items that came last, the youngest first.
+    size_t newest(uint64_t *keys, size_t most);
 
     // ---- for a Python sampler: what happened since the last call, in order -------------------------------------------------------
     void take_log(std::vector<Change> *log);
@@ -751,6 +753,14 @@ inline size_t Table::items(uint64_t *keys, double *priorities, uint32_t *rows, s
         rows[n++] = row;
     }
     if (priorities && sampler_ && n) sampler_->priorities(sampler_->state, rows, priorities, n);
+    return n;
+}
+
+inline size_t Table::newest(uint64_t *keys, size_t most) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    size_t n = 0;
+    for (uint32_t row = arrivals_.youngest(); row != Arrivals::kNone && n < most; row = arrivals_.before(row))
+        if (live(row) && !leaving(row)) keys[n++] = key_of(row);
     return n;
 }
 
