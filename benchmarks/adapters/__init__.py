@@ -6,6 +6,7 @@ note; the parent process never imports any of them.
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 from importlib import import_module, metadata
 
@@ -15,7 +16,7 @@ from benchmarks.adapters.base import System
 @dataclass(frozen=True)
 class Entry:
     """A system: the class that adapts it, and the distributions it takes, the one that gives the
-    version first."""
+    version first; none for what Python itself has."""
 
     adapter: str
     distributions: tuple[str, ...]
@@ -32,11 +33,14 @@ SYSTEMS: dict[str, Entry] = {
         "benchmarks.adapters.echo_core:EchoGrpc", ("echo-grpc", "echo-core", "echo-samplers")
     ),
     "grpcio": Entry("benchmarks.adapters.grpcio:Grpcio", ("grpcio",)),
+    "sockets": Entry("benchmarks.adapters.sockets:Sockets", ()),
 }
 
 
 def version(name: str) -> str:
     """The installed version of a system; PackageNotFoundError names what is missing of it."""
+    if not SYSTEMS[name].distributions:
+        return platform.python_version()
     first, *others = SYSTEMS[name].distributions
     for distribution in others:
         metadata.version(distribution)

@@ -192,15 +192,14 @@ def test_items_overwritten_before_they_were_copied_are_left_out(tmp_path: Path, 
         def __getattr__(self, name: str) -> object:
             return getattr(table, name)
 
-        def snapshot(self) -> dict:
-            return table.snapshot(most=0)
-
         def peek(self, keys: np.ndarray) -> object:
             if len(chunks) == 1:
                 table.submit_batch(items(1000, 1030))
             chunks.append(len(keys))
             return table.peek(keys)
 
+    snapshot = checkpoint.table_state.snapshot
+    monkeypatch.setattr(checkpoint.table_state, "snapshot", lambda slow: snapshot(table, most=0))
     monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 28 * 20)
     checkpoint.save({"default": Slow()}, tmp_path)  # type: ignore[dict-item]
     again = make().restore(tmp_path).table()

@@ -36,7 +36,7 @@ _HOME = {
     "Published": "server",
     "Queue": "rate_limiters",
     "RateLimiter": "rate_limiters",
-    "ReplayInfo": "replay_table",
+    "ReplayInfo": "drawn",
     "ReplayTable": "replay_table",
     "Sample": "sample",
     "SampleInfo": "sample",

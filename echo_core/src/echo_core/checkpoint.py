@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optree
 
+from . import table_state
 from .dtypes import dtype_from_json, dtype_to_json
 from .errors import CheckpointError
 
@@ -133,7 +134,7 @@ def _compare(folder: Path, table: ReplayTable, described: dict[str, Any]) -> Non
 
 
 def _save_table(folder: Path, index: int, table: ReplayTable) -> dict[str, Any]:
-    snapshot = table.snapshot()
+    snapshot = table_state.snapshot(table)
     files: dict[str, Any] = {}
     for column in COLUMNS:
         files[column] = _save_array(folder / f"{index}.{column}", snapshot[column])
@@ -188,7 +189,7 @@ def _load_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> 
     for part in ("sampler", "remover"):
         snapshot[part] = {name.partition("/")[2]: _load_array(folder, files, name) for name in files if name.startswith(f"{part}/")}
     leaves = [_load_array(folder, files, f"leaf/{i}") for i in range(len(table.spec.leaves))]
-    table.restore_snapshot(snapshot, leaves, _load_array(folder, files, "gone"))
+    table_state.restore(table, snapshot, leaves, _load_array(folder, files, "gone"))
 
 
 def _save_array(path: Path, array: np.ndarray) -> dict[str, Any]:

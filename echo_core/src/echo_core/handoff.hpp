@@ -15,14 +15,19 @@ namespace echo {
 
 class Side {
 public:
-    // The thread holds the GIL and works on the store, or lets go of the GIL to wait.
-    void runs() { running_.store(true, std::memory_order_relaxed); }
-    void waits() { running_.store(false, std::memory_order_relaxed); }
+    // What the thread does: it has the GIL or is about to take it; it spins; it sleeps, and will be long in coming.
+    void runs() {
+        if (state_.load(std::memory_order_relaxed) != kRuns) state_.store(kRuns, std::memory_order_relaxed);
+    }
+    void spins() { state_.store(kSpins, std::memory_order_relaxed); }
+    void sleeps() { state_.store(kSleeps, std::memory_order_relaxed); }
 
-    // Without the GIL: wait briefly until `ready()` and `other` waits. The caller sleeps, as always, if it comes back too early.
+    // Without the GIL: wait briefly until `ready()` and `other` has let go of it. A caller that comes back too early sleeps, as always.
+    // Only a sleeping `other` is not worth it. One that was woken, or spins as well, is: otherwise two sides that once both slept would
+    // wake each other from sleep for ever.
     template <class Ready>
     void spin(const Side &other, Ready ready) {
-        if (!other.running_.load(std::memory_order_relaxed)) return;
+        if (other.state_.load(std::memory_order_relaxed) == kSleeps) return;
         if (skip_.load(std::memory_order_relaxed) > 0) {
             skip_.fetch_sub(1, std::memory_order_relaxed);
             return;
@@ -30,7 +35,7 @@ public:
         const int64_t end = now_ns() + kSpinNs;
         do {
             for (int i = 0; i < 32; ++i) breathe();
-            if (!other.running_.load(std::memory_order_relaxed) && ready()) return;
+            if (other.state_.load(std::memory_order_relaxed) != kRuns && ready()) return;
         } while (now_ns() < end);
         skip_.store(kPenalty, std::memory_order_relaxed);
     }
@@ -54,7 +59,7 @@ public:
 private:
     static constexpr int64_t kWatchNs = 40'000;  // about what the wake-up of a sleeper takes
     static constexpr int64_t kSpinNs = 150'000;
-    static constexpr int kPenalty = 63;  // waits that sleep at once after one that spun in vain
+    static constexpr int kPenalty = 15;  // waits that sleep at once after one that spun in vain
 
     static void breathe() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -64,7 +69,8 @@ private:
 #endif
     }
 
-    std::atomic<bool> running_{false};
+    enum State { kSleeps, kSpins, kRuns };
+    std::atomic<int> state_{kSleeps};
     std::atomic<int> skip_{0};
 };
 

@@ -28,7 +28,8 @@ cdef extern from "eventcount.hpp" namespace "echo" nogil:
 cdef extern from "handoff.hpp" namespace "echo" nogil:
     cdef cppclass Side:
         void runs()
-        void waits()
+        void spins()
+        void sleeps()
 
 cdef extern from "ring.hpp" namespace "echo" nogil:
     cdef cppclass Counters "echo::Ring::Counters":

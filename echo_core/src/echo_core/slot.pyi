@@ -1,6 +1,6 @@
 from typing_extensions import disjoint_base
 
-from .replay_table import ReplayTable
+from .keyed_table import KeyedTable
 from .store import Store
 
 @disjoint_base
@@ -14,4 +14,4 @@ class Slot:
 @disjoint_base
 class LeafBytes: ...
 
-def claim(store: Store | ReplayTable, timeout: float | None = 30.0) -> Slot: ...
+def claim(store: Store | KeyedTable, timeout: float | None = 30.0) -> Slot: ...

@@ -4,7 +4,7 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint32_t
 
 from echo_core.door cimport Door
-from echo_core.replay_table cimport ReplayTable
+from echo_core.keyed_table cimport KeyedTable
 from echo_core.ring cimport echo_run
 from echo_core.store cimport Store
 
@@ -108,11 +108,11 @@ def claim(store not None, timeout=30.0) -> Slot:
     """
     cdef Slot slot = Slot.__new__(Slot)
     cdef echo_run run
-    cdef ReplayTable table
+    cdef KeyedTable table
     if isinstance(store, Store):
         table = (<Store>store).replay
     else:
-        table = <ReplayTable?>store
+        table = <KeyedTable?>store
     if table is None:
         (<Store>store).wait_claim(1, &run, timeout, "claim()")
         slot.door = (<Store>store).door

@@ -1,15 +1,12 @@
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from echo_core.door cimport Door
-from echo_core.pytree cimport Flattener
+from echo_core.inlet cimport Inlet
 from echo_core.replay_table cimport ReplayTable
-from echo_core.ring cimport Ring, echo_run
+from echo_core.ring cimport Ring
 
-cdef class Store:
+cdef class Store(Inlet):
     cdef Ring* ring
-    cdef Flattener flattener
-    cdef uint32_t leaves
-    cdef size_t sample_bytes
     cdef int64_t lease_timeout_ns
     cdef int generation
     cdef Door* door                 # of the ring
@@ -24,8 +21,5 @@ cdef class Store:
     cdef int refuse(self) except -1
     cdef ReplayTable table_of(self, object name)
     cdef Ring* opened(self) except NULL
-    cdef inline void copy(self, const void** data, Py_ssize_t first, const echo_run* run) noexcept nogil
-    cdef int insert(self, const void** data, Py_ssize_t count, object borrowed, list keep, object timeout, str caller) except -1
-    cdef int wait_claim(self, uint32_t wanted, echo_run* run, object timeout, str caller) except -1
     cdef int wait_batch(self, object timeout) except -2
     cdef int grant(self, int buffer) except -1

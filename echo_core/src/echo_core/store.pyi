@@ -4,6 +4,7 @@ from typing import Any
 import numpy.typing as npt
 from typing_extensions import disjoint_base
 
+from .inlet import Inlet
 from .replay_table import ReplayTable
 from .sample import HistSnapshot, Sample
 from .spec import Spec
@@ -11,7 +12,7 @@ from .transport import StoreMemory
 
 # The type does not tell a stream from a server of replay tables, whose `submit` and `submit_batch` return other things.
 @disjoint_base
-class Store:
+class Store(Inlet):
     @property
     def spec(self) -> Spec: ...
     @property

@@ -13,17 +13,16 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
 from echo_core.door cimport Door, open_door
-from echo_core.pytree cimport Flattener
+from echo_core.inlet cimport Inlet, Labels, copy_in
 from echo_core.replay_table cimport ReplayTable
-from echo_core.ring cimport ECHO_CLOSED, ECHO_OK, Counters, Ring, echo_run, now_ns
+from echo_core.ring cimport Counters, Ring, echo_run, now_ns
 from echo_core.sample cimport Lease, Sample, new_lease, new_sample, snapshot
 from echo_core.waits cimport SLICE_NS, deadline_of, first_sleep, next_sleep, slice_of
 
-from echo_core.errors import ClosedError, EchoTimeoutError, ForkError, LeaseError, UnknownTableError
+from echo_core.errors import EchoTimeoutError, ForkError, LeaseError, UnknownTableError
 from echo_core.waits import available_memory
 
 _log = logging.getLogger("echo")
@@ -36,11 +35,11 @@ cdef extern from "tap.hpp" namespace "echo" nogil:
 
 cdef enum:
     INLINE_LEAVES = 64          # samples with more leaves take their pointers from the heap
-    GIL_BYTES = 32768           # copies larger than this are done without the GIL: it costs 46 ns to give away and take back
 
 cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
 
 
+cdef Labels UNLABELLED = Labels(NULL, NULL)
 cdef int generation = 0  # of forks: a store belongs to the process of its birth
 
 
@@ -78,7 +77,7 @@ def _memfd(size: int, huge_pages: bool) -> int:
     return fd
 
 
-cdef class Store:
+cdef class Store(Inlet):
     """Batch buffers that writers fill slot by slot and learners take whole; see docs/design/store.md."""
 
     def __cinit__(self):
@@ -203,22 +202,10 @@ cdef class Store:
             EchoTimeoutError: no space in time, saying who waits for whom; nothing was inserted.
             ClosedError: the server is closed.
         """
-        cdef const void* inline_data[INLINE_LEAVES]
-        cdef vector[const void*] heap_data
-        cdef const void** data = inline_data
-        cdef list keep = []
         if self.ring == NULL or self.generation != generation or table is not None or priority is not None:
             self._check_process()
             return self.table_of(table).put(sample, timeout, priority)
-        if self.leaves > INLINE_LEAVES:
-            heap_data.resize(self.leaves)
-            data = heap_data.data()
-        if self.sample_bytes > GIL_BYTES:
-            self.flattener.pointers_held(sample, data, keep)
-            self.insert(data, 1, None, keep, timeout, "submit()")
-        else:
-            self.flattener.pointers(sample, data, keep)
-            self.insert(data, 1, sample, keep, timeout, "submit()")
+        self.put_one(sample, &UNLABELLED, timeout, "submit()")
 
     def submit_batch(self, samples, timeout=30.0, table=None, priorities=None):
         """Insert N samples at once, as vectorised environments produce them.
@@ -234,92 +221,36 @@ cdef class Store:
         Raises:
             SpecError, EchoTimeoutError, ClosedError: as `submit`.
         """
-        cdef const void* inline_data[INLINE_LEAVES]
-        cdef vector[const void*] heap_data
-        cdef const void** data = inline_data
-        cdef list keep = []
-        cdef Py_ssize_t count
         if self.ring == NULL or self.generation != generation or table is not None or priorities is not None:
             self._check_process()
             return self.table_of(table).submit_batch(samples, timeout, priorities)
-        if self.leaves > INLINE_LEAVES:
-            heap_data.resize(self.leaves)
-            data = heap_data.data()
-        count = self.flattener.batch_pointers(samples, data, keep)
-        self.insert(data, count, None, keep, timeout, "submit_batch()")
-        return count
+        return self.put_many(samples, None, None, timeout, "submit_batch()")
 
-    cdef int insert(self, const void** data, Py_ssize_t count, object borrowed, list keep, object timeout, str caller) except -1:
-        """Copy `count` samples, leaf runs at `data`, into slots.
-
-        `keep` holds the arrays behind `data`. Where it does not, `borrowed` is the sample that does: good until the GIL is given
-        away, when another thread could take an array out of it and free the memory copied from.
-        """
-        cdef echo_run run
-        cdef Py_ssize_t done = 0
-        cdef uint32_t wanted
-        cdef int status
-        cdef int64_t began = 0
-        self.ring.writer.runs()
-        while done < count:
-            wanted = <uint32_t>(count - done) if count - done < 0x7fffffff else 0x7fffffff
-            status = self.ring.claim(wanted, &run)
-            if status != ECHO_OK:
-                if borrowed is not None:
-                    self.flattener.pointers_held(borrowed, data, keep)
-                try:
-                    self.wait_claim(wanted, &run, timeout, caller)
-                except (EchoTimeoutError, ClosedError) as error:
-                    error.inserted = done
-                    raise
-            # One in 64 is timed: two looks at the clock cost as much as copying a small sample.
-            if run.slot & 63 == 0:
-                began = now_ns()
-            if self.sample_bytes * run.count > GIL_BYTES:
-                with nogil:
-                    self.copy(data, done, &run)
-            else:
-                self.copy(data, done, &run)
-            if run.slot & 63 == 0:
-                self.ring.copy.record(<uint64_t>(now_ns() - began) // run.count)
-            self.ring.commit(run)
-            done += run.count
-        return 0
-
-    cdef inline void copy(self, const void** data, Py_ssize_t first, const echo_run* run) noexcept nogil:
-        cdef uint32_t i
-        cdef size_t size
-        for i in range(self.leaves):
-            size = self.ring.leaf_bytes(i)
-            memcpy(self.ring.leaf(run[0], i), <const char*>data[i] + first * size, size * run.count)
-
-    cdef int wait_claim(self, uint32_t wanted, echo_run* run, object timeout, str caller) except -1:
+    cdef int check(self) except -1:
         if self.ring == NULL or self.generation != generation:
             self.refuse()
-        cdef int64_t deadline = deadline_of(timeout), began = now_ns(), longest = first_sleep()
-        cdef int status
-        cdef bint told = False
-        self.ring.writer.waits()
-        with nogil:
-            self.ring.spin_for_space()
-        while True:
-            with nogil:
-                status = self.ring.claim(wanted, run)
-                if status != ECHO_OK and status != ECHO_CLOSED:
-                    self.ring.wait_space(slice_of(deadline, longest))
-                    status = self.ring.claim(wanted, run)
-            if status == ECHO_OK:
-                self.ring.writer.runs()
-                return 0
-            if status == ECHO_CLOSED:
-                raise ClosedError(f"{caller}: the server is closed and takes no more samples")
-            PyErr_CheckSignals()
-            longest = next_sleep(longest)
-            if deadline >= 0 and now_ns() >= deadline:
-                raise EchoTimeoutError(f"{caller} waited {timeout:g} s for space: {self._who_blocks_writers()}")
-            if not told and now_ns() - began > PATIENCE_NS:
-                told = True
-                _log.warning("%s has waited 5 s for space: %s", caller, self._who_blocks_writers())
+        return 0
+
+    cdef size_t copy_now(self, const void** data, size_t done, size_t count, const Labels* labels, const echo_run* claimed):
+        self.ring.writer.runs()
+        return copy_in(self.ring, data, done, count, labels[0], claimed)
+
+    cdef int claim_now(self, uint32_t wanted, echo_run* run) noexcept nogil:
+        return self.ring.claim(wanted, run)
+
+    cdef int wait_space(self, int64_t timeout_ns) noexcept nogil:
+        self.ring.writer.sleeps()
+        return self.ring.wait_space(timeout_ns)
+
+    cdef void spins(self) noexcept nogil:
+        self.ring.writer.spins()
+        self.ring.spin_for_space()
+
+    cdef void runs(self) noexcept nogil:
+        self.ring.writer.runs()
+
+    cdef str blocked_writers(self):
+        return self._who_blocks_writers()
 
     # ---- reading ----------------------------------------------------------------------------------------------------------
 
@@ -374,7 +305,7 @@ cdef class Store:
         cdef int64_t most = min(<int64_t>SLICE_NS, max(self.lease_timeout_ns // 4, 1000000)), longest = min(first_sleep(), most)
         cdef int buffer
         cdef bint closed, told = False
-        self.ring.learner.waits()
+        self.ring.learner.spins()
         with nogil:
             self.ring.spin_for_batch()
         while True:
@@ -383,10 +314,11 @@ cdef class Store:
                 closed = self.ring.closed()
                 buffer = self.ring.take()
                 if buffer < 0 and not closed:
+                    self.ring.learner.sleeps()
                     self.ring.wait_ready(slice_of(deadline, longest))
                     buffer = self.ring.take()
-            if buffer >= 0 or closed:
                 self.ring.learner.runs()
+            if buffer >= 0 or closed:
                 return buffer
             PyErr_CheckSignals()
             longest = min(2 * longest, most)

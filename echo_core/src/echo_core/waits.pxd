@@ -20,3 +20,13 @@ cdef inline int64_t slice_of(int64_t deadline, int64_t longest) noexcept nogil:
         return longest
     left = deadline - now_ns()
     return 0 if left < 0 else left if left < longest else longest
+
+
+# One wait of a blocking call: in slices, each twice as long as the one before, with Ctrl-C let through in between.
+cdef class Patience:
+    cdef int64_t deadline, began, longest
+    cdef object timeout
+    cdef bint told
+    cdef int64_t slice(self) noexcept nogil
+    cdef bint turn(self) except -1
+    cdef int tell(self, str caller, str what, str who) except -1

@@ -1,1 +1,7 @@
+from typing import final
+
+@final
+class Patience:
+    def __init__(self, timeout: float | None) -> None: ...
+
 def available_memory() -> int: ...

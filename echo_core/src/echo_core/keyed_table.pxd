@@ -1,0 +1,22 @@
+from libc.stdint cimport uint32_t, uint64_t
+
+from echo_core.door cimport Door
+from echo_core.inlet cimport Inlet
+from echo_core.replay_native cimport Table
+from echo_core.told_sampler cimport ToldSampler
+
+
+cdef class KeyedTable(Inlet):
+    cdef Table* table
+    cdef Door* door
+    cdef int forks
+    cdef ToldSampler told       # None: the sampler is native
+    cdef public double beta
+    cdef readonly str name
+    cdef readonly object spec, sampler, remover, rng, limiter
+    cdef readonly Py_ssize_t batch_size
+    cdef readonly int max_times_sampled
+    cdef object lock, capsules
+    cdef object __weakref__
+
+    cdef Table* opened(self) except NULL

@@ -1,0 +1,162 @@
+// Table, the learners' side: rows are drawn under the mutex, gathered without it, and drawn anew where a writer was quicker.
+#pragma once
+
+namespace echo::replay {
+
+// Counts one more use of a row against max_times_sampled. False when it has none left: an earlier turn of this batch took the last.
+inline bool Table::use(Batch *batch, uint32_t row) {
+    if (times_[row] >= max_times_) return false;
+    --uses_left_;
+    if (++times_[row] == max_times_) {
+        forget(&row, 1);
+        batch->ending.push_back(row);
+    }
+    return true;
+}
+
+inline Answer Table::draw_locked(Batch *batch, uint32_t first, uint32_t n) {
+    uint32_t *const rows = batch->rows + first;
+    double *const probabilities = batch->probabilities + first;
+    uint32_t got = 0;
+    while (got < n) {
+        const size_t drawn = sampler_->sample(sampler_->state, random_, n - got, rows + got, probabilities + got);
+        if (drawn == 0) return kNothing;
+        if (!max_times_) return kDrawn;
+        uint32_t kept = got;
+        for (uint32_t i = got; i < got + drawn; ++i) {
+            if (!use(batch, rows[i])) continue;  // drawn anew, now that the sampler no longer has it
+            rows[kept] = rows[i], probabilities[kept] = probabilities[i];
+            ++kept;
+        }
+        got = kept;
+    }
+    return kDrawn;
+}
+
+inline Answer Table::draw(Batch *batch) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_.load(std::memory_order_relaxed)) return kClosed;
+    if (!can_sample_locked(uint32_t(batch->n))) return kWait;
+    limiter_.samples += int64_t(batch->n);
+    ++batches_drawn_;
+    const Answer answer = draw_locked(batch, 0, uint32_t(batch->n));
+    if (answer != kDrawn) return answer;
+    for (uint32_t i = 0; i < batch->n; ++i) generations_.prefetch(batch->rows[i]);
+    for (uint32_t i = 0; i < batch->n; ++i) label(batch, i);
+    return kDrawn;
+}
+
+inline Answer Table::admit(Batch *batch, uint32_t first, uint32_t n, bool counted) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_.load(std::memory_order_relaxed)) return kClosed;
+    if (!counted) {
+        if (!can_sample_locked(uint32_t(batch->n))) return kWait;
+        limiter_.samples += int64_t(batch->n);
+        ++batches_drawn_;
+    }
+    for (uint32_t i = first; i < first + n; ++i) {
+        const uint32_t row = batch->rows[i];
+        label(batch, i);
+        // The sampler drew from what it was told of: another item in the row by now is not the one it drew. 1: drawn in vain.
+        batch->generations[i] = log_.known(row);
+        if (max_times_ && (!whole(batch, i) || !use(batch, row))) batch->generations[i] = 1;
+    }
+    return kDrawn;
+}
+
+inline void Table::copy_steady(Batch *batch) {
+    for (int turn = 0; turn < kPolite; ++turn) {
+        const uint64_t before = rewrites_.load(std::memory_order_acquire);  // SYNC rewrite
+        copy_rows(batch);
+        std::atomic_thread_fence(std::memory_order_acquire);  // SYNC generation, SYNC rewrite
+        if ((before & 1) == 0 && rewrites_.load(std::memory_order_relaxed) == before) return;
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    copy_rows(batch);
+}
+
+inline uint32_t Table::gather(Batch *batch) {
+    copy_steady(batch);
+    uint32_t torn = 0;
+    for (uint32_t i = 0; i < batch->n; ++i) torn += !whole(batch, i);
+    if (torn) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        redrawn_ += torn;
+    }
+    return torn;
+}
+
+inline Answer Table::sample(Batch *batch) {
+    Answer answer = draw(batch);
+    for (int turn = 0; answer == kDrawn && gather(batch) != 0; ++turn) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        resumed_.wait(lock, [this] { return !paused_; });
+        // Samplers that give every item once per batch draw all of it again. Items in their last use cannot be overwritten, so that none
+        // is lost by that.
+        const bool all = !max_times_ && (!replacement_ || turn >= kPolite);
+        if (all) answer = draw_locked(batch, 0, uint32_t(batch->n));
+        for (uint32_t i = 0; answer == kDrawn && i < batch->n; ++i) {
+            if (!all && whole(batch, i)) continue;
+            if (!all) answer = draw_locked(batch, i, 1);
+            label(batch, i);
+        }
+        if (turn < kPolite || answer != kDrawn) continue;
+        copy_rows(batch);  // writers wait: none can claim, and what was drawn is committed
+        break;
+    }
+    if (answer == kNothing) {
+        // What was drawn is gone (deleted, or sampled as often as it may be) and nothing is left to draw instead: the batch was none.
+        std::lock_guard<std::mutex> lock(mutex_);
+        limiter_.samples -= int64_t(batch->n);
+        --batches_drawn_;
+        if (!can_sample_locked(uint32_t(batch->n))) answer = kWait;
+    }
+    finish(batch);
+    return answer;
+}
+
+inline void Table::finish(Batch *batch) {
+    if (!batch->ending.empty()) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        resumed_.wait(lock, [this] { return !paused_; });
+        for (uint32_t row : batch->ending) {
+            generations_.advance(row, std::memory_order_relaxed);
+            arrivals_.erase(row);
+        }
+        deleted_ += batch->ending.size();
+        batch->ending.clear();
+    }
+    after_space();
+}
+
+inline bool Table::wait_ready(uint32_t n, int64_t timeout_ns) {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        waiting_.push_back(n);
+    }
+    const bool ready = ready_.wait([&] { return closed() || can_sample(n); }, timeout_ns < 0 ? -1 : now_ns() + timeout_ns);
+    std::lock_guard<std::mutex> lock(mutex_);
+    waiting_.erase(std::find(waiting_.begin(), waiting_.end(), n));
+    return ready;
+}
+
+// (1 / (N p))^beta over the largest of the batch (Schaul et al. 2016, section 3.4).
+inline void Table::weigh(Batch *batch, double beta) const {
+    const uint64_t n = batch->n;
+    double least = batch->probabilities[0], most = least;
+    for (uint64_t i = 1; i < n; ++i) {
+        least = std::min(least, batch->probabilities[i]);
+        most = std::max(most, batch->probabilities[i]);
+    }
+    if (least == most || beta == 0) {
+        std::fill_n(batch->weights, n, 1.0f);
+    } else {
+        // The largest weight is that of the least probability, and N cancels out.
+        for (uint64_t i = 0; i < n; ++i) {
+            const float ratio = float(least / batch->probabilities[i]);
+            batch->weights[i] = beta == 1 ? ratio : powf(ratio, float(beta));
+        }
+    }
+}
+
+}  // namespace echo::replay

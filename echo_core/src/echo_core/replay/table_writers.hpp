@@ -1,0 +1,168 @@
+// Table, the writers' side: rows are claimed, filled in place and committed, or given back; a full table first gives up a row.
+#pragma once
+
+namespace echo::replay {
+
+inline bool Table::victim(uint32_t *row) {
+    if (victims_) {
+        if (sampler_->victims(sampler_->state, 1, row) == 0) return false;
+    } else if (!remover_) {
+        *row = arrivals_.oldest();
+    } else {
+        double probability;
+        if (remover_->sample(remover_->state, random_, 1, row, &probability) == 0) return false;
+    }
+    // The oldest may be just being written, or being gathered for the last time.
+    return generations_.live(*row) && !leaving(*row);
+}
+
+inline void Table::evict(const uint32_t *rows, uint32_t n) {
+    forget(rows, n);
+    evicted_ += n;
+    for (uint32_t i = 0; i < n; ++i) generations_.advance(rows[i], std::memory_order_relaxed);
+}
+
+inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
+    if (closed_.load(std::memory_order_relaxed)) return ECHO_CLOSED;
+    if (paused_ || held_) return ++push_blocked_, ECHO_FULL;
+    const uint32_t most = std::min<uint32_t>(wanted, desks_.any() ? std::min<uint32_t>(capacity_, Desks::kRows) : capacity_);
+    if (desks_.all_taken()) return ++push_blocked_, ECHO_FULL;
+    const uint32_t allowed = uint32_t(limiter_.room(most, size_));
+    uint32_t first = 0, n = allowed ? arrivals_.take(allowed, &first) : 0;
+    if (n == 0 && allowed) {
+        uint32_t row;
+        if (!remover_ && !victims_) {
+            // The oldest, as far as they lie side by side: the sampler is told of them all at once.
+            while (n < allowed && victim(&row) && (n == 0 || row == first + n)) {
+                if (n == 0) first = row;
+                if (scratch_.size() <= n) scratch_.resize(2 * n + 64);
+                scratch_[n++] = row;
+                arrivals_.renew(row);
+            }
+            if (n) evict(scratch_.data(), n);
+        } else if (victim(&row)) {
+            evict(&row, 1);
+            arrivals_.renew(row);
+            first = row, n = 1;
+        }
+        // Rows are marked as not to be read before they are written: what a reader copies after the first write, it then throws away.
+        std::atomic_thread_fence(std::memory_order_release);  // SYNC generation
+    }
+    if (n == 0) {
+        ++push_blocked_;
+        return ECHO_FULL;
+    }
+    limiter_.pending += n;
+    *out = {0, first, n, 0};
+    if (desks_.any()) desks_.take(out);
+    return ECHO_OK;
+}
+
+inline void Table::commit(const echo_run &run, const double *priorities, uint64_t *keys) {
+    if (desks_.any()) {
+        const char *from[kRecordLeaves];
+        for (uint32_t leaf = 0; leaf < rows_.leaves(); ++leaf) from[leaf] = desks_.at(run, leaf);
+        rows_.scatter(run.slot, run.count, from);
+    }
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (desks_.any()) desks_.leave(run);
+        if (detached_) return;
+        if (paused_) deferred_.push_back({run, priorities ? std::vector<double>(priorities, priorities + run.count) : std::vector<double>()});
+        else commit_locked(run, priorities);
+        for (uint32_t i = 0; keys && i < run.count; ++i) keys[i] = paused_ ? generations_.next_key_of(run.slot + i) : generations_.key_of(run.slot + i);
+    }
+    after_insert();
+}
+
+inline void Table::commit_locked(const echo_run &run, const double *priorities) {
+    if (scratch_.size() < run.count) scratch_.resize(run.count);
+    for (uint32_t i = 0; i < run.count; ++i) {
+        scratch_[i] = run.slot + i;
+        generations_.advance(run.slot + i, std::memory_order_release);  // SYNC row: the bytes come before the generation that shows them
+    }
+    if (max_times_) {
+        for (uint32_t i = 0; i < run.count; ++i) times_[run.slot + i] = 0;
+        uses_left_ += uint64_t(max_times_) * run.count;
+    }
+    if (sampler_) {
+        sampler_->insert(sampler_->state, scratch_.data(), priorities, run.count);
+    } else {
+        for (uint32_t i = 0; i < run.count; ++i)
+            log_.note(run.slot + i, true, priorities ? priorities[i] : std::numeric_limits<double>::quiet_NaN());
+    }
+    if (remover_) remover_->insert(remover_->state, scratch_.data(), priorities, run.count);
+    size_ += run.count;
+    limiter_.pending -= run.count;
+    limiter_.inserts += run.count;
+}
+
+inline void Table::abort(const echo_run &run) {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (desks_.any()) desks_.leave(run);
+        for (uint32_t i = run.count; i-- > 0;) arrivals_.erase(run.slot + i);
+        limiter_.pending -= run.count;
+        aborted_ += run.count;
+    }
+    after_space();
+}
+
+inline void Table::forget(const uint32_t *rows, size_t n) {
+    if (sampler_) sampler_->remove(sampler_->state, rows, n);
+    else
+        for (size_t i = 0; i < n; ++i) log_.note(rows[i], false, 0);
+    if (remover_) remover_->remove(remover_->state, rows, n);
+    if (max_times_)
+        for (size_t i = 0; i < n; ++i)
+            if (times_[rows[i]] < max_times_) uses_left_ -= max_times_ - times_[rows[i]];
+    size_ -= int64_t(n);
+}
+
+inline bool Table::can_claim() {
+    if (closed()) return true;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (paused_ || held_ || limiter_.room(1, size_) == 0 || desks_.all_taken()) return false;
+    if (arrivals_.used() < capacity_) return true;
+    if (detached_) return true;
+    if (victims_) return sampler_->count(sampler_->state) > 0;
+    if (remover_) return remover_->count(remover_->state) > 0;
+    const uint32_t oldest = arrivals_.oldest();
+    return generations_.live(oldest) && !leaving(oldest);
+}
+
+inline int Table::wait_space(int64_t timeout_ns) {
+    const bool space = space_.wait([this] { return can_claim(); }, timeout_ns < 0 ? -1 : now_ns() + timeout_ns);
+    return closed() ? ECHO_CLOSED : space ? ECHO_OK : ECHO_TIMEOUT;
+}
+
+inline int Table::arm_space(int eventfd) {
+    bells_.arm(eventfd);
+    if (!can_claim()) return ECHO_OK;
+    disarm_space(eventfd);
+    return ECHO_READY;
+}
+
+inline void Table::disarm_space(int eventfd) { bells_.disarm(eventfd); }
+
+// The change that made space was made under the mutex, under which sleepers look: they see it, or are seen here.
+inline void Table::after_space() {
+    if (space_.waiters() == 0 && !bells_.any()) return;
+    if (!can_claim()) return;
+    space_.notify(INT_MAX);
+    bells_.ring();
+}
+
+inline void Table::after_insert() {
+    if (ready_.waiters() != 0) {
+        bool wake = false;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            for (uint32_t n : waiting_) wake = wake || can_sample_locked(n);
+        }
+        if (wake) ready_.notify(INT_MAX);
+    }
+    after_space();  // a writer may have found the oldest row being written
+}
+
+}  // namespace echo::replay

@@ -1,0 +1,98 @@
+# What Cython code of echo_core itself sees of replay/table.hpp. Not for plugins: their doors are capi.pxd and echo_sampler.h.
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.atomic cimport atomic
+from libcpp.vector cimport vector
+
+from echo_core.ring cimport Histogram, echo_run
+
+cdef extern from "echo_sampler.h" nogil:
+    int ECHO_SAMPLER_VERSION
+    ctypedef struct echo_sampler:
+        uint32_t version
+        uint32_t size
+
+cdef extern from "numpy/random/bitgen.h" nogil:
+    ctypedef struct bitgen_t:
+        pass
+
+cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
+    cdef struct Limits:
+        double samples_per_insert, min_diff, max_diff
+        int64_t min_size
+
+    ctypedef int Answer
+    Answer kDrawn, kWait, kClosed, kNothing
+
+    cdef struct Change:
+        uint32_t row, inserted
+        double priority
+
+    cdef struct TableCounters "echo::replay::Counters":
+        uint64_t size, used, inserts, samples, pending, deleted, evicted, push_blocked, aborted, leased, redrawn, updated, gone
+        uint64_t drawn_batches, connections, queued, queue_depth_max, overhead_bytes
+
+    cdef cppclass Batch:
+        uint64_t n
+        vector[char*] leaf
+        uint64_t* keys
+        double* probabilities
+        float* weights
+        uint32_t* rows
+
+    cdef cppclass Rows:
+        char* at(uint32_t, uint64_t)
+        @staticmethod
+        uint64_t plan(const vector[uint64_t]&, uint64_t, vector[uint64_t]*)
+
+    cdef cppclass Batches:
+        @staticmethod
+        uint64_t bytes_of(const vector[uint64_t]&, uint64_t)
+
+    cdef cppclass Table:
+        Table(const vector[uint64_t]&, uint64_t, uint64_t, const Limits&, uint32_t, const echo_sampler*, cbool, const echo_sampler*,
+              bitgen_t*, int) except +
+        void retain()
+        void release()
+        int claim(uint32_t, echo_run*)
+        char* leaf(const echo_run&, uint32_t)
+        void commit(const echo_run&, const double*, uint64_t*)
+        void abort(const echo_run&)
+        int wait_space(int64_t)
+        Answer admit(Batch*, uint32_t, uint32_t, cbool)
+        uint32_t gather(Batch*)
+        cbool overwritten(const Batch*, uint32_t)
+        Answer sample(Batch*)
+        void finish(Batch*)
+        cbool wait_ready(uint32_t, int64_t)
+        void weigh(Batch*, double)
+        Batch* take_batch(uint64_t) except +
+        void give_back(Batch*)
+        cbool can_sample(uint32_t)
+        uint32_t row_of(uint64_t)
+        uint64_t update(const uint64_t*, const double*, size_t)
+        uint64_t erase(const uint64_t*, size_t)
+        void find(const uint64_t*, size_t, Batch*, uint8_t*)
+        void gather_known(Batch*, uint8_t*)
+        void overwrite(const uint64_t*, size_t, const char**, uint8_t*)
+        size_t items(uint64_t*, double*, uint32_t*, size_t)
+        size_t newest(uint64_t*, size_t)
+        void take_log(vector[Change]*) except +
+        size_t known_rows(const uint64_t*, size_t, uint32_t*, uint32_t*)
+        void close()
+        void detach()
+        cbool closed()
+        TableCounters counters()
+        uint64_t capacity()
+        uint32_t leaf_count()
+        uint64_t leaf_bytes(uint32_t)
+        uint64_t sample_bytes()
+        cbool limited(cbool, uint32_t)
+        void pause()
+        void resume()
+        void hold(cbool)
+        const Rows& rows()
+        void columns(uint32_t*, uint32_t*, uint32_t*)
+        void restore(const uint32_t*, uint32_t, const uint32_t*, const uint32_t*, const uint32_t*, uint64_t, uint64_t)
+        atomic[int64_t] connections
+        Histogram copy, ingest_round

@@ -1,0 +1,123 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""A replay table's sampler that is written in Python: told what happened, and asked what to draw, by whichever thread draws."""
+import numpy as np
+
+cimport cython
+from libc.stdint cimport uint32_t, uint64_t
+
+from echo_core.replay_native cimport Batch, Change, Table, kClosed, kDrawn, kNothing, kWait
+
+from echo_core.errors import EchoError
+
+cdef enum:
+    POLITE = 8  # gathers of one batch before writers are held for one
+
+
+cdef ToldSampler tell(Table* table, object sampler, object rng, object lock):
+    """`lock` is held in every call of the sampler."""
+    cdef ToldSampler told = ToldSampler.__new__(ToldSampler)
+    told.table, told.sampler, told.rng, told.lock = table, sampler, rng, lock
+    return told
+
+
+@cython.final
+cdef class ToldSampler:
+    """Of one table, which outlives it."""
+
+    cdef int draw(self, Batch* batch) except -1:
+        """As Table::sample."""
+        with self.lock:
+            return self.draw_locked(batch)
+
+    cdef uint64_t update(self, const uint64_t[::1] keys, object values) except? 0:
+        """New priorities of the items that are there; how many were gone."""
+        cdef size_t n = keys.shape[0], kept
+        cdef uint32_t[::1] rows, index
+        with self.lock:
+            self.catch_up()
+            found, where = np.empty(n, np.uint32), np.empty(n, np.uint32)
+            rows, index = found, where
+            kept = self.table.known_rows(&keys[0], n, &rows[0], &index[0])
+            if kept:
+                self.sampler.update(found[:kept].astype(np.uint64), values[where[:kept]])
+        return n - kept
+
+    cdef int catch_up(self) except -1:
+        """Tell a Python sampler what happened; with the lock."""
+        cdef size_t i = 0, start
+        cdef size_t count
+        self.table.take_log(&self.log)
+        count = self.log.size()
+        while i < count:
+            start = i
+            while i < count and self.log[i].inserted == self.log[start].inserted and \
+                    (self.log[i].priority == self.log[i].priority) == (self.log[start].priority == self.log[start].priority):
+                i += 1
+            keys = np.empty(i - start, np.uint64)
+            self.fill(keys, start)
+            if not self.log[start].inserted:
+                self.sampler.delete(keys)
+            elif self.log[start].priority == self.log[start].priority:
+                self.sampler.insert(keys, np.array([self.log[j].priority for j in range(start, i)]))
+            else:
+                self.sampler.insert(keys)
+        return 0
+
+    def fill(self, uint64_t[::1] keys, size_t start):
+        cdef Py_ssize_t j
+        for j in range(keys.shape[0]):
+            keys[j] = self.log[start + j].row
+
+    cdef int draw_locked(self, Batch* batch) except -1:
+        cdef uint32_t i, torn
+        cdef int turn = 0
+        cdef int answer = kClosed
+        cdef bint replacement = self.sampler.replacement
+        cdef bint held = False
+        if not self.table.can_sample(<uint32_t>batch.n):
+            return kClosed if self.table.closed() else kWait
+        try:
+            self.catch_up()
+            if not self.ask(batch, 0, batch.n):
+                return kWait
+            answer = self.table.admit(batch, 0, <uint32_t>batch.n, False)
+            while answer == kDrawn:
+                with nogil:
+                    torn = self.table.gather(batch)
+                if torn == 0:
+                    break
+                turn += 1
+                if turn == POLITE and not held:
+                    held = True
+                    self.table.hold(True)
+                self.catch_up()
+                if replacement:
+                    for i in range(<uint32_t>batch.n):
+                        if self.table.overwritten(batch, i):
+                            if not self.ask(batch, i, 1):
+                                return kNothing
+                            answer = self.table.admit(batch, i, 1, True)
+                else:
+                    if not self.ask(batch, 0, batch.n):
+                        return kNothing
+                    answer = self.table.admit(batch, 0, <uint32_t>batch.n, True)
+            return answer
+        finally:
+            if held:
+                self.table.hold(False)
+            self.table.finish(batch)
+
+    cdef bint ask(self, Batch* batch, uint32_t first, uint64_t n) except -1:
+        cdef uint64_t[::1] rows
+        cdef double[::1] probabilities
+        cdef Py_ssize_t i
+        if len(self.sampler) < (1 if self.sampler.replacement else n):
+            return False
+        drawn, chances = self.sampler.sample(n, self.rng)
+        rows, probabilities = drawn, chances
+        for i in range(<Py_ssize_t>n):
+            if rows[i] >= self.table.capacity():
+                raise EchoError(f"sampler {type(self.sampler).__name__} drew key {rows[i]}, which it was never given")
+            batch.rows[first + i] = <uint32_t>rows[i]
+            batch.probabilities[first + i] = probabilities[i]
+        return True
