@@ -11,12 +11,12 @@ from pathlib import Path
 
 
 def main() -> None:
-    wheels = subprocess.run([sys.executable, str(Path(__file__).with_name("wheels.py"))], check=True, stdout=subprocess.PIPE, text=True).stdout.split("\n")[-2]
+    build = subprocess.run([sys.executable, str(Path(__file__).with_name("wheels.py"))], check=True, stdout=subprocess.PIPE, text=True)
+    wheels = Path(build.stdout.split("\n")[-2])
+    command = ["uv", "pip", "install", "--quiet", "--python", sys.executable, "--find-links", str(wheels), "--no-cache-dir"]
     # Reinstalled each time: the version stays the same while the sources change.
-    ours = ["echo-core", "echo-samplers", "echo-adapters", "echo-shm", "echo-tcp", "echo-grpc"]
-    command = ["uv", "pip", "install", "--quiet", "--python", sys.executable, "--find-links", wheels]
-    for name in ours:
-        command += ["--reinstall-package", name, "--no-cache-dir"] if name == ours[0] else ["--reinstall-package", name]
+    for wheel in sorted(wheels.glob("*.whl")):
+        command += ["--reinstall-package", wheel.name.partition("-")[0].replace("_", "-")]
     subprocess.run([*command, *sys.argv[1:]], check=True)
 
 

@@ -41,11 +41,8 @@ def build(out: Path, kinds: list[str]) -> None:
     for project in PROJECTS:
         copy = partial / "src" / Path(project).name
         shutil.copytree(ROOT / project, copy, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "*.so"))
-        subprocess.run(
-            ["uv", "build", "--quiet", *kinds, "--python", sys.executable, "--find-links", str(partial), "--out-dir", str(partial), str(copy)],
-            check=True,
-            env=env,
-        )
+        command = ["uv", "build", "--quiet", *kinds, "--python", sys.executable, "--find-links", str(partial)]
+        subprocess.run([*command, "--out-dir", str(partial), str(copy)], check=True, env=env)
     shutil.rmtree(partial / "src")
     (partial / ".gitignore").unlink(missing_ok=True)
     if out.exists():

@@ -34,7 +34,7 @@ def test_without_the_extra_it_says_what_to_install(python, tmp_path: Path) -> No
 def test_every_command_has_help(echoctl) -> None:
     done = echoctl("--help")
     assert done.code == 0
-    for name in ("serve", "top", "doctor", "bench", "plugins", "config", "token", "init"):
+    for name in ("serve", "top", "tap", "doctor", "bench", "plugins", "config", "token", "init"):
         assert name in done.out and echoctl(name, "--help").code == 0
     assert echoctl("--version").out.startswith("echoctl 0.")
     wrong = echoctl("sevre")

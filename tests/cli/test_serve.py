@@ -117,6 +117,35 @@ def test_top_sees_workers_rates_and_who_waits(serve, echoctl) -> None:
     server.end()
 
 
+def test_tap_shows_samples_decoded_and_takes_none(serve, echoctl) -> None:
+    server = serve()
+    nothing = echoctl("tap", server.address, "--timeout", 0.3)
+    assert nothing.code == 3 and "nothing is in the store" in nothing.err
+    with Client(server.address, EXAMPLE) as client:
+        made = samples(6)
+        made["obs"][5] = [0.5, np.nan, -np.inf]
+        client.send_batch(made)
+        client.wait(10)
+        shown = echoctl("tap", server.address, "-n", 2)
+        assert shown.code == 0 and "sample 2 of 2, the newest" in shown.out, shown.err
+        assert [line.split() for line in shown.out.splitlines() if "obs" in line][1] == ["obs", "float32", "3", "0.5", "nan", "-inf"]
+        first, last = map(json.loads, echoctl("tap", server.address, "-n", 2, "--json").out.splitlines())
+        assert first == {"sample": {"next": {"reward": 1.0}, "obs": [1.0, 1.0, 1.0]}}
+        assert last["sample"]["obs"] == [0.5, "nan", "-inf"]
+        client.send_batch(samples(2))
+        client.wait(10)
+    assert echoctl("tap", server.address, "--table", "x").err.count("this server streams") == 1
+    assert "8 samples came, 0 batches were taken, 8 samples were left" in server.end().err
+
+
+def test_the_log_says_who_came(serve, echoctl) -> None:
+    server = serve()
+    with Client(server.address, EXAMPLE, name="rack/1"), Observer(server.address, name="a look"):
+        pass
+    log = server.end().err
+    assert "worker rack/1 connected from" in log and "observer a look connected from" in log and "observer a look left" in log, log
+
+
 def test_an_observer_is_no_worker_and_needs_no_example(serve) -> None:
     server = serve()
     with Observer(server.address) as observer:

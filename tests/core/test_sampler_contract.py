@@ -118,7 +118,7 @@ class Forgets(Proportional):
 
 class Lies(Proportional):
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
-        drawn, probabilities = super().sample(n, rng)
+        drawn, _ = super().sample(n, rng)
         return drawn, np.full(n, 1 / len(self))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Server, plugins
+from echo_core.observer import Observer
 from echo_core.testing import workers
 from echo_core.testing.samples import Tally, example, stacked
 
@@ -87,6 +88,21 @@ def test_experience_up_and_weights_down(
             process.join(60)
             assert process.exitcode == 0
             process.close()
+
+
+@every("stream")
+def test_samples_are_looked_at_from_outside_and_stay(transport_table: dict[str, Any], sampler_table: dict[str, Any]) -> None:
+    with Server(example(), 20, transport_table, sampler_table) as server, Client(server.address, example()) as client:
+        client.send_batch(stacked(0, 0, 30))
+        client.wait()
+        with Observer(server.address) as observer:
+            assert [int(seen["number"]) for seen in observer.tap(5, timeout=30).samples] == [25, 26, 27, 28, 29]
+            assert observer.stats()["store/samples"] == 30
+        tally = Tally()
+        client.send_batch(stacked(0, 30, 10))
+        tally.add(server.sample(timeout=60).batch)
+        tally.add(server.sample(timeout=60).batch)
+        tally.check({0: 40})
 
 
 @every("stream")

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "../../echo_core/src/echo_core/ring.hpp"
+#define ECHO_TAP_PAUSE() std::this_thread::sleep_for(std::chrono::microseconds(20))
+#include "../../echo_core/src/echo_core/tap.hpp"
 
 #include <sys/eventfd.h>
 
@@ -33,15 +35,44 @@ struct Scenario {
     size_t hold;         // leases a learner holds before it gives the oldest back
     bool eventfd;        // writers sleep on an armed eventfd instead of in wait_space
     bool polls = false;  // learners never sleep: they look while writers commit
+    bool tapped = false; // somebody looks at the newest samples all the time
 };
 
 // A sample is three leaves: its number, its writer, and a filler whose every byte repeats the number.
 constexpr uint64_t kFiller = 96;
 
-void write_sample(Ring &ring, const echo_run &run, uint32_t i, uint64_t writer, uint64_t number) {
+void write_sample(Ring &ring, const echo_run &run, uint32_t i, uint64_t writer, uint64_t number, bool tapped) {
+    if (tapped) {  // what is copied may be written meanwhile: ThreadSanitizer must know that the copy then counts for nothing
+        char filler[kFiller];
+        std::memset(filler, int((number * 31 + writer) & 0xff), kFiller);
+        echo::replay::copy_racing_out(ring.leaf(run, 0) + i * 8, reinterpret_cast<const char *>(&number), 8);
+        echo::replay::copy_racing_out(ring.leaf(run, 1) + i * 8, reinterpret_cast<const char *>(&writer), 8);
+        echo::replay::copy_racing_out(ring.leaf(run, 2) + i * kFiller, filler, kFiller);
+        return;
+    }
     std::memcpy(ring.leaf(run, 0) + i * 8, &number, 8);
     std::memcpy(ring.leaf(run, 1) + i * 8, &writer, 8);
     std::memset(ring.leaf(run, 2) + i * kFiller, int((number * 31 + writer) & 0xff), kFiller);
+}
+
+// Looks at the newest samples until told to stop; how many were seen.
+uint64_t look(const Ring &ring, const Scenario &s, const std::atomic<bool> &stop) {
+    constexpr uint64_t kMost = 40;
+    std::vector<uint64_t> numbers(kMost), writers(kMost);
+    std::vector<char> filler(kMost * kFiller);
+    char *const to[] = {reinterpret_cast<char *>(numbers.data()), reinterpret_cast<char *>(writers.data()), filler.data()};
+    uint64_t seen = 0;
+    while (!stop.load(std::memory_order_relaxed)) {
+        const uint64_t n = echo::Tap::newest(ring, kMost, to);
+        for (uint64_t i = kMost - n; i < kMost; ++i) {
+            if (writers[i] >= uint64_t(s.writers) || numbers[i] == 0) forbidden("a look shows no aborted and no unwritten sample");
+            const char want = char((numbers[i] * 31 + writers[i]) & 0xff);
+            for (uint64_t k = 0; k < kFiller; ++k)
+                if (filler[i * kFiller + k] != want) forbidden("a look shows whole samples");
+        }
+        seen += n;
+    }
+    return seen;
 }
 
 void play(const Scenario &s, double seconds) {
@@ -70,11 +101,12 @@ void play(const Scenario &s, double seconds) {
                 }
                 if (run.slot + run.count > s.batch) forbidden("a run stays inside its batch");
                 if (s.abort_in && random % s.abort_in == 0) {
-                    for (uint32_t i = 0; i < run.count; ++i) write_sample(*ring, run, i, 999, 0);  // half-written rubbish
+                    for (uint32_t i = 0; i < run.count; ++i) write_sample(*ring, run, i, 999, 0, s.tapped);  // half-written rubbish
                     ring->abort(run);
                     continue;
                 }
-                for (uint32_t i = 0; i < run.count; ++i) write_sample(*ring, run, i, uint64_t(w), number + i);
+                if (s.tapped && random % 8 == 0) std::this_thread::yield();  // others commit behind it
+                for (uint32_t i = 0; i < run.count; ++i) write_sample(*ring, run, i, uint64_t(w), number + i, s.tapped);
                 number += run.count;
                 committed.fetch_add(run.count, std::memory_order_relaxed);
                 if (run.count > 1 && random % 3 == 0) {  // a run may be split
@@ -90,6 +122,8 @@ void play(const Scenario &s, double seconds) {
             }
             ring->release();
         });
+    uint64_t looked_at = 0;
+    if (s.tapped) threads.emplace_back([&] { looked_at = look(*ring, s, stop); });
     std::mutex seen_lock;
     std::vector<std::vector<bool>> seen(size_t(s.writers));
     for (int l = 0; l < s.learners; ++l)
@@ -138,6 +172,8 @@ void play(const Scenario &s, double seconds) {
                     const size_t which = random % held.size();  // in any order
                     if (std::memcmp(ring->batch_leaf(held[which].first, 2), held[which].second.data(), held[which].second.size()) != 0)
                         forbidden("a leased batch does not change");
+                    if (s.tapped)  // a learner may write into its batch: no look may show that
+                        for (uint64_t i = 0; i < s.batch * 8; ++i) echo::replay::copy_racing_out(ring->batch_leaf(held[which].first, 0) + i, "\0", 1);
                     ring->give_back(held[which].first);
                     held.erase(held.begin() + long(which));
                 }
@@ -159,6 +195,7 @@ void play(const Scenario &s, double seconds) {
     ring->close();
     for (auto &t : threads) t.join();
     const auto counters = ring->counters();
+    if (s.tapped && looked_at == 0) forbidden("a look shows what is there");
     if (counters.inserted != committed.load()) forbidden("samples_inserted_total counts every commit");
     if (committed.load() - taken.load() != counters.stored) forbidden("what was committed was taken or is still stored");
     std::printf("%-28s %12llu samples %10llu batches %8llu aborted %8llu wake-ups\n", s.name, (unsigned long long)committed.load(),
@@ -181,6 +218,7 @@ int main(int argc, char **argv) {
         {"runs across batches", 2, 2, 16, 5, 40, 9, 2, false},
         {"learner hoards", 2, 1, 8, 3, 3, 0, 3, false},
         {"writers on eventfds", 3, 1, 16, 2, 5, 6, 0, true},
+        {"looked at", 2, 1, 8, 3, 3, 5, 1, false, false, true},
     };
     for (const Scenario &s : scenarios) play(s, seconds);
     std::puts("no forbidden outcome");

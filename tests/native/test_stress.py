@@ -32,7 +32,7 @@ FLAGS = pytest.mark.parametrize(
     "flags",
     [
         pytest.param(["-O2"], id="plain"),
-        pytest.param(["-O1", "-g", "-fsanitize=thread"], id="tsan"),
+        pytest.param(["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"], id="tsan"),
         pytest.param(
             ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"], id="asan"
         ),

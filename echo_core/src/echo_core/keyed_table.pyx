@@ -227,6 +227,18 @@ cdef class KeyedTable(Inlet):
         """Keys of all items, oldest first: uint64 of shape (size,)."""
         return self._items(False)[0]
 
+    def newest(self, k):
+        """Keys of the k items that came last (all, if there are fewer), the oldest of them first: uint64 of shape (k,)."""
+        cdef size_t most, n
+        if not hasattr(type(k), "__index__") or k < 1:
+            raise ValueError(f"k must be a whole number of at least 1, not {k!r}")
+        most = min(k, self.opened().capacity())
+        keys = np.empty(most, np.uint64)
+        cdef uint64_t[::1] into = keys
+        with nogil:
+            n = self.table.newest(&into[0], most)
+        return keys[:n][::-1].copy()
+
     def _items(self, bint with_priorities):
         cdef size_t most = self.opened().capacity(), n
         cdef uint64_t[::1] k

@@ -14,6 +14,7 @@ import numpy as np
 
 from .errors import EchoError, EchoTimeoutError, ProtocolError
 from .security import needs
+from .tap import answer as _tap
 from .wire import MAX_CONTROL_BYTES
 
 if TYPE_CHECKING:
@@ -132,4 +133,5 @@ OPERATIONS: Mapping[str, Operation] = {
     "delete": needs("admin")(_delete),
     "sample": needs("read")(_sample),
     "insert": needs("write")(_insert),
+    "tap": needs("read")(_tap),
 }

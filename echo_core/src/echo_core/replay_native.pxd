@@ -76,6 +76,7 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
         void gather_known(Batch*, uint8_t*)
         void overwrite(const uint64_t*, size_t, const char**, uint8_t*)
         size_t items(uint64_t*, double*, uint32_t*, size_t)
+        size_t newest(uint64_t*, size_t)
         void take_log(vector[Change]*) except +
         size_t known_rows(const uint64_t*, size_t, uint32_t*, uint32_t*)
         void close()

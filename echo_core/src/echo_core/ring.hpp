@@ -82,6 +82,7 @@ public:
 
 private:
     friend class Reaper;
+    friend struct Tap;
 
     bool open_next(uint64_t full);
     bool pop_returned(echo_run *out);

@@ -26,6 +26,7 @@ from .sink import Sink
 from .spec import Spec
 from .store import Store
 from .table import Table, make_sampler
+from .tap import Taps
 from .transport import Listener, Peer, Transport
 from .weights import PackedWeights, pack
 
@@ -117,6 +118,7 @@ class Server(Store):
         self._peers: dict[int, Peer] = {}
         self._life = threading.Lock()  # held while transports open: their callbacks must not need it
         self._checkpointing = threading.Lock()
+        self._taps = Taps()
         self._publishing = threading.Lock()  # versions reach the listeners in order
         self._lock = threading.Lock()  # of _peers; held for moments only
         self._weights: PackedWeights | None = None
@@ -332,14 +334,14 @@ class Server(Store):
         with self._lock:
             self._peers[id(peer)] = peer
             self._count_workers(sum(p.role == "worker" for p in self._peers.values()))
-        _log.info("worker %s connected from %s", peer.name, peer.address)
+        _log.info("%s %s connected from %s", peer.role, peer.name, peer.address)
         plugins.notify(self._observers, "echo_peer_connected", peer=peer)
 
     def _peer_lost(self, peer: Peer, reason: str) -> None:
         with self._lock:
             self._peers.pop(id(peer), None)
             self._count_workers(sum(p.role == "worker" for p in self._peers.values()))
-        _log.log(logging.WARNING if reason else logging.INFO, "worker %s left%s", peer.name, f": {reason}" if reason else "")
+        _log.log(logging.WARNING if reason else logging.INFO, "%s %s left%s", peer.role, peer.name, f": {reason}" if reason else "")
         plugins.notify(self._observers, "echo_peer_lost", peer=peer, reason=reason)
 
     def _repr_html_(self) -> str:

@@ -15,9 +15,11 @@ cdef class Store(Inlet):
     cdef int memory_fd      # of the memfd, -1 for private memory
     cdef uint64_t memory_bytes
     cdef readonly object spec
+    cdef public object _tap_wish    # somebody outside waits for a look at the next batch: see tap.py; None almost always
     cdef object __weakref__
     cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout, object memory) except -1
     cdef int refuse(self) except -1
     cdef ReplayTable table_of(self, object name)
     cdef Ring* opened(self) except NULL
     cdef int wait_batch(self, object timeout) except -2
+    cdef int grant(self, int buffer) except -1

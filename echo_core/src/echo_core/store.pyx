@@ -9,6 +9,7 @@ import fcntl
 import logging
 import os
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
@@ -28,6 +29,9 @@ _log = logging.getLogger("echo")
 
 cdef extern from "<unistd.h>" nogil:
     int close_descriptor "close"(int)
+
+cdef extern from "tap.hpp" namespace "echo" nogil:
+    uint64_t newest "echo::Tap::newest"(const Ring&, uint64_t, char**)
 
 cdef enum:
     INLINE_LEAVES = 64          # samples with more leaves take their pointers from the heap
@@ -281,6 +285,8 @@ cdef class Store(Inlet):
             if buffer < 0:
                 return None
         lease = new_lease(self.ring, buffer)
+        if self._tap_wish is not None:
+            self.grant(buffer)
         if self.leaves > INLINE_LEAVES:
             heap_data.resize(self.leaves)
             data = heap_data.data()
@@ -332,6 +338,38 @@ cdef class Store(Inlet):
             if not told and now - began > PATIENCE_NS:
                 told = True
                 _log.warning("sample() has waited 5 s for a batch: %s", self._who_blocks_learner())
+
+    # ---- looks from outside: see tap.py ---------------------------------------------------------------------------------------
+
+    def _newest(self, Py_ssize_t most):
+        """Copies of up to `most` of the newest committed samples that are in the store, oldest first: `(n, [bytes of each leaf])`."""
+        cdef Ring* ring = self.opened()
+        cdef vector[char*] to
+        cdef uint64_t n
+        cdef uint32_t i
+        cdef list leaves = []
+        for i in range(self.leaves):
+            leaves.append(PyBytes_FromStringAndSize(NULL, most * <Py_ssize_t>ring.leaf_bytes(i)))
+            to.push_back(PyBytes_AS_STRING(leaves[i]))
+        with nogil:
+            n = newest(ring[0], <uint64_t>most, to.data())
+        return n, [leaf[(most - <Py_ssize_t>n) * <Py_ssize_t>ring.leaf_bytes(i):] for i, leaf in enumerate(leaves)]
+
+    cdef int grant(self, int buffer) except -1:
+        """Give the wish of `_tap_wish` the newest samples of a batch that its learner has not seen yet."""
+        cdef Py_ssize_t batch = <Py_ssize_t>self.ring.batch_size(), n, size
+        cdef uint32_t i
+        wish, self._tap_wish = self._tap_wish, None
+        n = min(<Py_ssize_t>wish.most, batch)
+        leaves = []
+        try:
+            for i in range(self.leaves):
+                size = <Py_ssize_t>self.ring.leaf_bytes(i)
+                leaves.append(PyBytes_FromStringAndSize(self.ring.batch_leaf(buffer, i) + (batch - n) * size, n * size))
+        except MemoryError:
+            return 0  # the learner must not miss its batch for it
+        wish.granted = (n, leaves)
+        return 0
 
     def _who_blocks_writers(self) -> str:
         cdef Counters c = self.ring.counters()

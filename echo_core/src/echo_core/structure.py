@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import optree
@@ -17,7 +17,7 @@ from optree import PyTreeKind as Kind
 
 from .errors import SpecError, did_you_mean
 
-__all__ = ["MAX_DEPTH", "dict_order", "explain", "leaf_name", "leaf_paths", "to_json"]
+__all__ = ["MAX_DEPTH", "dict_order", "explain", "leaf_name", "leaf_paths", "rebuilt", "to_json"]
 
 MAX_DEPTH = 64  # of containers; far above any real tree, far below the C stack
 
@@ -121,6 +121,21 @@ def to_json(treedef: optree.PyTreeSpec, keep_order: bool = False) -> Any:
     return walk(treedef)
 
 
+def rebuilt(structure: Any, leaves: Sequence[Any]) -> Any:
+    """The tree of what `to_json` made, with these leaves: plain dicts, lists and tuples, whatever the classes were."""
+    if isinstance(structure, int):
+        return leaves[structure]
+    if structure is None:
+        return None
+    for kind, children in structure.items():
+        if kind in ("dict", "fields"):
+            return {_key_back(key): rebuilt(child, leaves) for key, child in children}
+        if kind in ("list", "deque", "tuple"):
+            made = [rebuilt(child, leaves) for child in children]
+            return tuple(made) if kind == "tuple" else made
+    raise SpecError(f"{structure!r:.80} is no description of containers; see structure.to_json")
+
+
 def sorted_dicts(structure: Any) -> Any:
     """What `to_json` makes without `keep_order`, from what it makes with it."""
     if isinstance(structure, list):
@@ -133,6 +148,10 @@ def sorted_dicts(structure: Any) -> Any:
 
 def _by_key(pairs: Iterable[list[Any]]) -> list[list[Any]]:
     return sorted(pairs, key=lambda pair: json.dumps(pair[0]))
+
+
+def _key_back(key: Any) -> Any:
+    return key["repr"] if isinstance(key, dict) else key
 
 
 def _key(key: Any) -> Any:

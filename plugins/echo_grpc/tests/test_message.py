@@ -51,7 +51,8 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The module that protobuf generates from echo.proto."""
     pytest.importorskip("grpc_tools")
     out = tmp_path_factory.mktemp("generated")
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTO.parent}", f"--python_out={out}", f"--grpc_python_out={out}", PROTO.name]
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTO.parent}", f"--python_out={out}", f"--grpc_python_out={out}"]
+    command.append(PROTO.name)
     subprocess.run(command, check=True)
     sys.path.insert(0, str(out))
     try:

@@ -21,7 +21,7 @@ from echo_tcp.transport import TcpTransport
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from wire_learner import WireLearner  # noqa: E402
+from wire_learner import WireLearner
 
 SMALL = {"obs": np.zeros(4, np.float32), "reward": np.zeros((), np.float64)}
 LARGE = {"frame": np.zeros((100, 100, 4), np.uint8), "step": np.zeros((), np.int64)}

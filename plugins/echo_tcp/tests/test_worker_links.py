@@ -37,7 +37,7 @@ from echo_tcp.transport import TcpTransport
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from wire_learner import WireLearner  # noqa: E402
+from wire_learner import WireLearner
 
 EXAMPLE = {"a": np.zeros(3, np.int64), "b": np.zeros((), np.int64)}
 WIDE = {"a": np.zeros(9000, np.int64), "b": np.zeros((), np.int64)}
@@ -255,9 +255,8 @@ def test_a_listener_that_never_answers() -> None:
 
 
 def test_another_spec_is_refused_by_leaf() -> None:
-    with WireLearner({**EXAMPLE, "b": np.zeros((), np.float64)}) as learner:
-        with pytest.raises(SpecError, match="b.*float64|b.*int64"):
-            TcpTransport.connect(learner.address, Spec.from_example(EXAMPLE))
+    with WireLearner({**EXAMPLE, "b": np.zeros((), np.float64)}) as learner, pytest.raises(SpecError, match="b.*float64|b.*int64"):
+        TcpTransport.connect(learner.address, Spec.from_example(EXAMPLE))
 
 
 def test_tokens() -> None:

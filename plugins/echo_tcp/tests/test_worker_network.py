@@ -41,18 +41,17 @@ def sample(i: int) -> dict[str, np.ndarray]:
 
 
 def test_a_learner_that_is_alive_but_reads_nothing_is_not_given_up() -> None:
-    with WireLearner(EXAMPLE, receive_buffer=4096, read_bytes=4096) as learner:
-        with TcpTransport.connect(
-            learner.address, learner.spec, silence=0.2, window_bytes=8 << 20
-        ) as worker:
-            learner.may_read.clear()
-            for i in range(40):
-                worker.send(sample(i))
-            time.sleep(1.5)  # its window is closed for many times the silence that is allowed
-            learner.may_read.set()
-            worker.wait()
-            assert [int(row[0][0]) for row in learner.rows] == list(range(40))
-            assert worker.stats()["reconnects"] == 0
+    with WireLearner(EXAMPLE, receive_buffer=4096, read_bytes=4096) as learner, TcpTransport.connect(
+        learner.address, learner.spec, silence=0.2, window_bytes=8 << 20
+    ) as worker:
+        learner.may_read.clear()
+        for i in range(40):
+            worker.send(sample(i))
+        time.sleep(1.5)  # its window is closed for many times the silence that is allowed
+        learner.may_read.set()
+        worker.wait()
+        assert [int(row[0][0]) for row in learner.rows] == list(range(40))
+        assert worker.stats()["reconnects"] == 0
 
 
 class Far:

@@ -26,7 +26,7 @@ from echo_tcp.transport import TcpTransport
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from wire_learner import WireLearner  # noqa: E402
+from wire_learner import WireLearner
 
 EXAMPLE = {"x": np.zeros(3, np.float32)}
 
@@ -261,6 +261,5 @@ def test_requests_of_the_learner_are_refused_as_text() -> None:
 
 
 def test_errors_are_echo_errors() -> None:
-    with WireLearner(EXAMPLE) as learner, connect(learner) as worker:
-        with pytest.raises(EchoError):
-            worker.request("x", {}, timeout=0)
+    with WireLearner(EXAMPLE) as learner, connect(learner) as worker, pytest.raises(EchoError):
+        worker.request("x", {}, timeout=0)

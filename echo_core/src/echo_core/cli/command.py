@@ -20,6 +20,7 @@ FOUND_WRONG, UNUSABLE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 _COMMANDS = {
     "serve": "run a server from a configuration",
     "top": "watch a running server, in the terminal or in a browser",
+    "tap": "look at a few samples of a running server",
     "doctor": "check this machine, and a server if its address is given",
     "bench": "measure transports on this machine",
     "plugins": "list, show and check installed transports and samplers",

@@ -25,6 +25,12 @@ public:
         return following == tail() ? kNone : following;
     }
 
+    uint32_t youngest() const { return used_ == 0 ? kNone : linked() ? last_ : before_in_circle(tail()); }
+    uint32_t before(uint32_t row) const {
+        if (linked()) return previous_[row];
+        return row == head_ ? kNone : before_in_circle(row);
+    }
+
     // 1..wanted consecutive rows that were free, now the youngest; 0 when every row is in use.
     uint32_t take(uint32_t wanted, uint32_t *first) {
         if (used_ == capacity_) return 0;
@@ -106,6 +112,7 @@ private:
         const uint64_t t = uint64_t(head_) + used_;
         return uint32_t(t >= capacity_ ? t - capacity_ : t);
     }
+    uint32_t before_in_circle(uint32_t row) const { return row == 0 ? capacity_ - 1 : row - 1; }
     void link() {
         auto next = std::make_unique<uint32_t[]>(capacity_), previous = std::make_unique<uint32_t[]>(capacity_);
         free_.reserve(capacity_ - used_ + 1);

@@ -122,6 +122,8 @@ public:
     void overwrite(const uint64_t *keys, size_t n, const char *const *from, uint8_t *here);
     // Keys and priorities of every item, oldest first; priorities may be NULL (and are ignored for Python's samplers).
     size_t items(uint64_t *keys, double *priorities, uint32_t *rows, size_t most);
+    // Keys of the items that came last, the youngest first.
+    size_t newest(uint64_t *keys, size_t most);
 
     // ---- for a Python sampler: what happened since the last call, in order -------------------------------------------------------
     void take_log(std::vector<Change> *log) {

@@ -94,6 +94,14 @@ inline size_t Table::items(uint64_t *keys, double *priorities, uint32_t *rows, s
     return n;
 }
 
+inline size_t Table::newest(uint64_t *keys, size_t most) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    size_t n = 0;
+    for (uint32_t row = arrivals_.youngest(); row != Arrivals::kNone && n < most; row = arrivals_.before(row))
+        if (generations_.live(row) && !leaving(row)) keys[n++] = generations_.key_of(row);
+    return n;
+}
+
 inline size_t Table::known_rows(const uint64_t *keys, size_t n, uint32_t *rows, uint32_t *index) {
     std::lock_guard<std::mutex> lock(mutex_);
     size_t kept = 0;

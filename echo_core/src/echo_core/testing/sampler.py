@@ -158,11 +158,11 @@ class SamplerContract(ABC):
             assert play(1) != play(2), "nothing is drawn from the generator"
 
     def test_it_uses_no_other_randomness(self) -> None:
-        np.random.seed(0)  # noqa: NPY002  (a sampler must not look at it)
-        before = np.random.get_state()[1].tolist()  # noqa: NPY002
+        np.random.seed(0)
+        before = np.random.get_state()[1].tolist()
         sampler = self.filled(*range(50))
         self.drawn(sampler, 20)
-        assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
+        assert np.random.get_state()[1].tolist() == before
 
     @pytest.mark.parametrize("n", [0, -1])
     def test_less_than_one_is_refused(self, n: int) -> None:

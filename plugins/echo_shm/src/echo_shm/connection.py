@@ -49,7 +49,9 @@ class ShmUplink(Uplink):
     direct: Direct
 
     def __init__(self, spec: Spec, address: Address, options: ShmConnectOptions) -> None:
-        self.settled = options.mode == "private"
+        # An observer puts no samples, and is not given the memory for them.
+        self._private = options.mode == "private" or options.role != "worker"
+        self.settled = self._private
         self.attached = False
         self.direct = Direct(spec, options.patience)
         self._board: Reader | None = None
@@ -61,7 +63,7 @@ class ShmUplink(Uplink):
 
     def _resume(self, link: Link, incarnation: str, header: Header) -> None:
         super()._resume(link, incarnation, header)
-        if self._options.mode != "private":
+        if not self._private:
             request = pack_request("shm/attach", {"records": 1 + self._options.reservations})
             with self.gate.lock:
                 link.post(frame(Kind.CONTROL, request, seq=ATTACH))
@@ -132,7 +134,7 @@ class ShmUplink(Uplink):
         self.direct.detach()
         self._board = None
         with self.gate.lock:
-            self.attached, self.settled = False, self._options.mode == "private"
+            self.attached, self.settled = False, self._private
             # What it has put counts as acknowledged before the learner is told how much that is.
             self.gate.changed.wait_for(lambda: not self._pumping)
         super()._lost(link, error)

@@ -91,7 +91,7 @@ class RecoveryClauses:
             until(lambda: all(c.stats()["connected"] for c in clients), "both are connected")
             time.sleep(0.03)
             self.sever(server, client, reset)
-            until(lambda: client.stats()["reconnects"] > before, "the client is back")
+            until(lambda client=client, before=before: client.stats()["reconnects"] > before, "the client is back")
         sent = {sender.maker: sender.stop(10) for sender in senders}
         until(lambda: drainer.tally.count == sum(sent.values()), "every sample has arrived")
         drainer.finish().check(sent)
