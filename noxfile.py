@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import nox
@@ -53,9 +55,35 @@ def reverb(session: nox.Session) -> str:
 
 @nox.session(venv_backend="none")
 def wheels(session: nox.Session) -> None:
-    """All wheels and source distributions, for this Python, into dist/."""
-    session.run("python", "tools/wheels.py", "--sdist", "--out", "dist", external=True)
-    session.run("python", "tools/contents.py", "dist", external=True)
+    """All wheels and source distributions into dist/, for every Python present; installed every way there is, and used."""
+    found = [name for name in ("python3.11", "python3.12", "python3.13", "python3.14") if shutil.which(name)]
+    with tempfile.TemporaryDirectory() as place:
+        shutil.rmtree("dist", ignore_errors=True)
+        for number, python in enumerate(found):
+            folder = Path(place, python)
+            sources = ["--sdist"] if number == 0 else []
+            session.run(python, "tools/wheels.py", *sources, "--out", str(folder), external=True)
+            session.run(python, "tools/contents.py", str(folder), external=True)
+            session.run(python, "tools/tryout.py", str(folder), *sources, external=True)
+            shutil.copytree(folder, "dist", dirs_exist_ok=True)
+
+
+@nox.session(reuse_venv=False)
+def lowest(session: nox.Session) -> None:
+    """The tests with the oldest versions of everything that the distributions say they work with. Arguments go to pytest."""
+    built = Path(str(session.run("python", "tools/wheels.py", silent=True)).split("\n")[-2])
+    projects = [*sorted(Path().glob("*/pyproject.toml")), *sorted(Path("plugins").glob("*/pyproject.toml"))]
+    # Of files given with -r every dependency is a direct one; those of our own names come from what was built.
+    wanted = [argument for project in projects for argument in ("-r", str(project))]
+    extras = ["--extra", "cli", "--extra", "tls", "--extra", "testing"]
+    session.run("uv", "pip", "install", "--quiet", "--resolution", "lowest-direct", "--find-links", str(built), *wanted, *extras)
+    session.run("uv", "pip", "install", "--quiet", "--no-deps", "--reinstall", *map(str, sorted(built.glob("*.whl"))))
+    # After them, because what is there already is kept.
+    session.install(*nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test"))
+    session.run("uv", "pip", "list")
+    session.run("python", "tools/installed.py")
+    tests = session.posargs or ["tests/core", "tests/matrix", "tests/cli", "samplers/tests"]
+    session.run("python", "-m", "pytest", "--reruns", "1", *tests)
 
 
 @nox.session(venv_backend="none")
@@ -107,6 +135,8 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Formatting and types."""
-    session.install(*nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint"))
+    """Formatting and types: ruff, mypy --strict over the packages and the examples, and whether the stubs of compiled modules are true."""
+    install(session, ["lint", "demo"], "echo-core[all,testing]", "echo-adapters")
     session.run("ruff", "check", ".")
+    session.run("mypy")
+    session.run("python", "tools/stubs.py")

@@ -1,6 +1,7 @@
 """Build the wheels of this repository for the Python that runs this, once per state of the sources, and print their folder.
 
     python tools/wheels.py [--out DIR] [--sdist]
+    python tools/wheels.py --list                   # JSON: which projects are compiled and which are not, in the order of building
 
 Without --out they go to build/wheels/<python>-<hash of the sources>/ and are made only if they are not there yet. Plugins compile
 against echo-core, so that core's wheel is built first and found by the others through PIP_FIND_LINKS.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -19,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECTS = ["echo_core", "samplers", "adapters", *sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/pyproject.toml"))]
+COMPILED = [project for project in PROJECTS if (ROOT / project / "setup.py").exists()]
 SOURCES = {".py", ".pyx", ".pxd", ".hpp", ".h", ".toml", ".in", ".md", ".typed", ".proto", ".html", ".pyi"}
 
 
@@ -54,7 +57,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, help="folder for the wheels (replaced); default: a cache under build/wheels")
     parser.add_argument("--sdist", action="store_true", help="source distributions too")
+    parser.add_argument("--list", action="store_true", help="the projects as JSON, and build nothing")
     arguments = parser.parse_args()
+    if arguments.list:
+        print(json.dumps({"compiled": COMPILED, "pure": [project for project in PROJECTS if project not in COMPILED]}))
+        return
     tag = f"{sys.implementation.name}{sysconfig.get_config_var('py_version_nodot')}"
     out = arguments.out or ROOT / "build" / "wheels" / f"{tag}-{digest_of_sources()}"
     out.parent.mkdir(parents=True, exist_ok=True)

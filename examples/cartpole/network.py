@@ -48,7 +48,8 @@ def backward(
 def log_softmax(logits: NDArray[Any]) -> NDArray[Any]:
     """Log-probabilities (N, actions) of the categorical distribution over ``logits``."""
     shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    normalised: NDArray[Any] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return normalised
 
 
 class ActorCritic:

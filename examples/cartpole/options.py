@@ -75,7 +75,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 def _positive(kind: type) -> type:
     def convert(text: str) -> float:
-        value = kind(text)
+        value: float = kind(text)
         if value <= 0:
             raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
         return value

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -54,6 +54,42 @@ _HOME = {
     "Weights": "weights",
     "hookimpl": "hookspecs",
 }
+
+if TYPE_CHECKING:  # the same for type checkers, which follow no __getattr__
+    from .address import Address as Address
+    from .client import Client as Client
+    from .drawn import ReplayInfo as ReplayInfo
+    from .errors import (
+        CheckpointError as CheckpointError,
+        ClosedError as ClosedError,
+        ConfigError as ConfigError,
+        ConnectionClosedError as ConnectionClosedError,
+        EchoError as EchoError,
+        EchoTimeoutError as EchoTimeoutError,
+        ForkError as ForkError,
+        LeaseError as LeaseError,
+        PluginError as PluginError,
+        SecurityError as SecurityError,
+        SpecError as SpecError,
+    )
+    from .hookspecs import hookimpl as hookimpl
+    from .rate_limiters import (
+        MinSize as MinSize,
+        Queue as Queue,
+        RateLimiter as RateLimiter,
+        SamplesPerInsert as SamplesPerInsert,
+        SampleToInsertRatio as SampleToInsertRatio,
+        Stack as Stack,
+    )
+    from .replay_table import ReplayTable as ReplayTable
+    from .sample import HistSnapshot as HistSnapshot, Sample as Sample, SampleInfo as SampleInfo
+    from .sampler import Sampler as Sampler
+    from .server import Published as Published, Server as Server
+    from .spec import Spec as Spec
+    from .table import Table as Table
+    from .trajectory import TrajectoryAccumulator as TrajectoryAccumulator
+    from .transport import Transport as Transport
+    from .weights import Weights as Weights
 
 __all__ = [*sorted(_HOME), "get_include"]
 

@@ -116,7 +116,7 @@ def _identity(table: ReplayTable) -> dict[str, Any]:
 
 
 def _plugin(sampler: Any) -> list[Any]:
-    options = dataclasses.asdict(sampler.options) if dataclasses.is_dataclass(sampler.options) else {}
+    options = dataclasses.asdict(sampler.options) if dataclasses.is_dataclass(type(sampler.options)) else {}
     return [type(sampler).__name__, json.loads(json.dumps(options, default=repr))]
 
 

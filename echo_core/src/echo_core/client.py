@@ -74,8 +74,8 @@ class Client:
         self._others = OtherTables(connect, tables or {})
         if not tables:
             # Bound once: one more Python call per sample would cost a third of a send.
-            self.send = connection.send  # type: ignore[method-assign]
-            self.send_batch = connection.send_batch  # type: ignore[method-assign]
+            self.send = connection.send  # type: ignore[method-assign,assignment]
+            self.send_batch = connection.send_batch  # type: ignore[method-assign,assignment]
 
     @classmethod
     def from_config(cls, source: Any, example: Any = None, /, **overrides: Any) -> Client:

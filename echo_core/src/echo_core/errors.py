@@ -117,7 +117,12 @@ class ProtocolError(EchoError, ConnectionError):
 
 
 class EchoTimeoutError(EchoError, TimeoutError):
-    """A blocking call ran past its timeout; the message says who waited for whom."""
+    """A blocking call ran past its timeout; the message says who waited for whom.
+
+    `inserted`: of a call that inserts several samples, how many of them were, from the front.
+    """
+
+    inserted: int = 0
 
 
 class LeaseError(EchoTimeoutError):
@@ -130,8 +135,10 @@ class LeaseError(EchoTimeoutError):
 class ClosedError(ConnectionClosedError, RuntimeError):
     """The object was used after its `close()`.
 
-    A ConnectionClosedError too: code that sends does not care which end closed.
+    A ConnectionClosedError too: code that sends does not care which end closed. `inserted` as in EchoTimeoutError.
     """
+
+    inserted: int = 0
 
 
 class ForkError(EchoError, RuntimeError):

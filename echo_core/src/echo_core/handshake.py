@@ -200,9 +200,9 @@ class _Handshake(ABC):
                 )
             )
 
-    def _field(self, body: dict[str, Any], key: str, kind: type, pattern: re.Pattern | None = None):
+    def _field(self, body: dict[str, Any], key: str, kind: type[Any], pattern: re.Pattern[str] | None = None) -> Any:
         """A field of the right type and form, or a ProtocolError that names it."""
-        value = body.get(key)
+        value: Any = body.get(key)
         if type(value) is not kind or (pattern and not pattern.fullmatch(value)):
             raise ProtocolError(
                 f"the {self.other}'s handshake has no usable {key!r}: {_printable(repr(value))}"

@@ -113,7 +113,7 @@ def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     arrays = split(blob, *given, *shapes)
     priorities = arrays.pop(0) if given else None
     try:
-        keys = table.submit_batch(table.spec.treedef.unflatten(arrays), 0, priorities)
+        keys = table.submit_batch(table.spec.flattener.unflatten(arrays), 0, priorities)
     except EchoTimeoutError as error:
         if error.inserted:
             raise EchoError(f"{error.inserted} of {n} were inserted, then: {error}") from error

@@ -128,10 +128,13 @@ class RemoteTable:
         w = 1.0 / probabilities
         info = RemoteInfo(
             self._name,
-            *(int(figures[key]) for key in ("store_size", "inserted", "sampled", "redrawn")),
+            int(figures["store_size"]),
+            int(figures["inserted"]),
+            int(figures["sampled"]),
+            int(figures["redrawn"]),
             float(w.sum() ** 2 / np.square(w).sum()),
         )
-        return RemoteSample(self._spec.treedef.unflatten(leaves), info, keys, probabilities, _weights(probabilities, figures["beta"]))
+        return RemoteSample(self._spec.flattener.unflatten(leaves), info, keys, probabilities, _weights(probabilities, figures["beta"]))
 
     def batches(self, n: int, timeout: float | None, beta: float | None, prefetch: int) -> Iterator[RemoteSample]:
         """Batches of n, `prefetch` of them fetched ahead by a thread of its own; ends when the server is closed."""
@@ -213,7 +216,8 @@ class OtherTables:
 
 def _weights(probabilities: np.ndarray, beta: float) -> np.ndarray:
     """As `ReplayTable` weighs a batch: (1 / (N p))^beta, the largest 1."""
-    return ((probabilities.min() / probabilities) ** beta).astype(np.float32)
+    weights: np.ndarray = ((probabilities.min() / probabilities) ** beta).astype(np.float32)
+    return weights
 
 
 class _Prefetch:

@@ -183,7 +183,8 @@ def explain(
     else:
         if type(tree) is not treedef.type:
             return f"{shown(path)} must be a {_class_of(treedef).__name__}, got a {got}"
-        children: list[Any] = optree.tree_flatten_one_level(tree, namespace=namespace)[0]
+        node: Any = tree
+        children: list[Any] = optree.tree_flatten_one_level(node, namespace=namespace)[0]
         if len(children) != treedef.num_children:
             return (
                 f"{shown(path)} must have {treedef.num_children} elements, got {len(children)}; "

@@ -147,7 +147,7 @@ def make_sampler(choice: Sampler | str | Mapping[str, Any], host: plugins.Plugin
     """
     if isinstance(choice, Sampler):
         return choice
-    options = {"type": choice} if isinstance(choice, str) else dict(choice)
+    options: dict[str, Any] = {"type": choice} if isinstance(choice, str) else dict(choice)
     try:
         name = options.pop("type")
     except KeyError:

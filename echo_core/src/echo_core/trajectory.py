@@ -149,7 +149,7 @@ class _Timescale:
         row_leaves = tuple(
             LeafSpec(leaf.path, shape, leaf.dtype) for leaf, shape in zip(leaves, rows)
         )
-        self._flattener = Flattener(spec.treedef, row_leaves, spec.namespace)
+        self._flattener = Flattener(spec.flattener.treedef, row_leaves, spec.namespace)
         self.writer = RowWriter(self._flattener, self._arrays)
 
     @staticmethod

@@ -46,7 +46,7 @@ class Fifo(Sampler):
             from .native import make
 
             self._keys = make("Fifo", lambda: _native.ordered(self.options.capacity, False))
-            self.storage = "replay"
+            self.storage = "replay"  # type: ignore[assignment]  # the class streams unless it is given a capacity
 
     def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
         self._keys.insert(keys, priorities)
@@ -58,13 +58,15 @@ class Fifo(Sampler):
         self._keys.update(keys, priorities)
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
-        return self._keys.sample(n, rng)
+        drawn: tuple[Keys, Priorities] = self._keys.sample(n, rng)
+        return drawn
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
-        return self._keys.state()
+        state: dict[str, np.ndarray[Any, Any]] = self._keys.state()
+        return state
 
     def restore(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self._keys.restore(state, "Fifo")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,7 @@ class NativeSampler(Sampler):
         return self._rows.native()
 
 
-def make(name: str, factory: Any) -> _native.Rows:
+def make(name: str, factory: Callable[[], _native.Rows]) -> _native.Rows:
     """Call `factory`, with errors that name the sampler.
 
     Raises:

@@ -90,7 +90,7 @@ class TrajectoryScore:
             average = self.decay * self.average + (1 - self.decay) * flat.mean(axis=0)
         with np.errstate(invalid="ignore", over="ignore"):  # told by `_checked`, with the sample it is in
             distance = np.square(flat - average).sum(axis=1)
-            scores = distance + self.alpha * reward.reshape(len(flat), -1).sum(axis=1)
+            scores: npt.NDArray[np.float64] = distance + self.alpha * reward.reshape(len(flat), -1).sum(axis=1)
         _checked(scores, "score")
         if update:
             self.average = average

@@ -346,11 +346,10 @@ class ServedClient:
         else:
             with self.gate.lock, suppress(EchoTimeoutError):
                 self._stopping = True
-                over = lambda: link.error is not None  # noqa: E731
                 wait_until(
-                    self.gate.changed, lambda: over() or not self._committing, left(), lambda: ""
+                    self.gate.changed, lambda: link.error is not None or not self._committing, left(), lambda: ""
                 )
                 link.post(frame(Kind.BYE, b"the learner is closing"))
-                wait_until(self.gate.changed, lambda: over() or link.idle(), left(), lambda: "")
+                wait_until(self.gate.changed, lambda: link.error is not None or link.idle(), left(), lambda: "")
             link.fail(ConnectionClosedError("the learner is closing"))
         self.thread.join(left() + 2 * LOOK_UP_SECONDS)

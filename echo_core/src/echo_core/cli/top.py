@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,9 @@ from ..observer import Observer
 from .output import console, json_option, print_json
 from .view import Snapshot, Watcher
 from .web import WebView
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = ["command"]
 
@@ -81,7 +85,7 @@ def _serve(observer: Observer, interval: float, host: str, port: int, as_json: b
     return 0
 
 
-def render(snapshot: Snapshot, address: str) -> object:
+def render(snapshot: Snapshot, address: str) -> RenderableType:
     """The snapshot as one rich renderable."""
     from rich.console import Group
     from rich.table import Table

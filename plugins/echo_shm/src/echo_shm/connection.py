@@ -22,7 +22,7 @@ from echo_core.channel.connection import ChannelConnection
 from echo_core.channel.link import Link, Work, wait_until
 from echo_core.channel.uplink import Uplink
 from echo_core.errors import EchoError, EchoTimeoutError, ProtocolError
-from echo_core.wire import REPLY, Header, Kind, frame, pack_request, parse_reply, parse_request
+from echo_core.wire import REPLY, Buffer, Header, Kind, frame, pack_request, parse_reply, parse_request
 
 from ._direct import Direct, Reserved
 from .board import Notice, Reader
@@ -80,22 +80,21 @@ class ShmUplink(Uplink):
         self._board: Reader | None = None
         self._pumping = False
         self._pump_thread: threading.Thread | None = None
+        # An observer puts no samples, and is not given the memory for them.
+        self._asks = {"records": 1 + options.reservations, "mode": options.mode} if options.role == "worker" else None
         super().__init__(dial, address, spec, options)
 
     # ------------------------------------------------------------------------ getting the store
 
     def _resume(self, link: Link, incarnation: str, header: Header) -> None:
         super()._resume(link, incarnation, header)
-        request = pack_request(
-            "shm/attach", {"records": 1 + self._options.reservations, "mode": self._options.mode, "rows": self.window.most}
-        )
         with self.gate.lock:
-            if self._options.role == "worker":
-                link.post(frame(Kind.CONTROL, request, seq=ATTACH))
-            else:
+            if self._asks is None:
                 self.settled = True
+            else:
+                link.post(frame(Kind.CONTROL, pack_request("shm/attach", {**self._asks, "rows": self.window.most}), seq=ATTACH))
 
-    def _control(self, link: Link, header: Header, payload: bytearray) -> None:
+    def _control(self, link: Link, header: Header, payload: Buffer) -> None:
         if header.flags & REPLY and header.seq == ATTACH:
             self._attach(link, payload)
         elif header.seq == WEIGHTS:
@@ -103,7 +102,7 @@ class ShmUplink(Uplink):
         else:
             super()._control(link, header, payload)
 
-    def _attach(self, link: Link, payload: bytearray) -> None:
+    def _attach(self, link: Link, payload: Buffer) -> None:
         channel = link.channel
         assert isinstance(channel, UnixChannel)
         body, _ = parse_reply(payload)
@@ -138,7 +137,7 @@ class ShmUplink(Uplink):
             self.gate.changed.notify_all()
             self.gate.work.notify_all()
 
-    def _weights_put(self, link: Link, payload: bytearray) -> None:
+    def _weights_put(self, link: Link, payload: Buffer) -> None:
         """A version lies on the learner's board."""
         _, body, _ = parse_request(payload)
         try:
@@ -306,7 +305,8 @@ class ShmConnection(ChannelConnection):
         super().__init__(dial, address, spec, options, uplink=partial(ShmUplink, spec, address, options))
         up = self._uplink
         self._direct = up.direct
-        up.direct.connect(*map(weakref.WeakMethod, (self._send_kept, self._send_batch, self._rest, up.give_up)))
+        called: tuple[Any, ...] = (self._send_kept, self._send_batch, self._rest, up.give_up)
+        up.direct.connect(*(weakref.WeakMethod(method) for method in called))
         try:
             with self._lock:
                 up.wait(lambda: up.settled, options.timeout, lambda: f"worker {os.getpid()} waits for the store of {address}")

@@ -9,7 +9,8 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel
@@ -52,7 +53,7 @@ class TlsChannel(Channel):
                 piece = view[start : start + PIECE_BYTES]
                 while piece:
                     # Until it is taken whole OpenSSL must be given the same piece again.
-                    piece = piece[self._patiently(lambda piece=piece: self._sock.send(piece)) :]
+                    piece = piece[self._patiently(partial(self._sock.send, piece)) :]
 
     def recv_into(self, buffer: memoryview) -> int:
         self.shake_hands()
@@ -69,7 +70,8 @@ class TlsChannel(Channel):
             if not self._shaken:
                 self._patiently(self._sock.do_handshake)
                 self._shaken = True
-                common = dict(item for part in (self._sock.getpeercert() or {}).get("subject", ()) for item in part)
+                certificate: dict[str, Any] = dict(self._sock.getpeercert() or {})
+                common = dict(item for part in certificate.get("subject", ()) for item in part)
                 if "commonName" in common and self._sock.server_side:
                     self.peer = f"{common['commonName']}@{self.peer}"
 

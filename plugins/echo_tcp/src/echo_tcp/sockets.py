@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = ["free", "listen_on", "name_of", "unpaced"]
@@ -86,7 +87,7 @@ def name_of(address: Any) -> str:
 
 
 def _listen_on_all(
-    places: list[tuple[int, Any]], port: int, receive_buffer: int
+    places: Sequence[tuple[int, Any]], port: int, receive_buffer: int
 ) -> tuple[list[socket.socket], int]:
     taken: list[socket.socket] = []
     refused: OSError | None = None

@@ -1,0 +1,130 @@
+"""Use whatever of Echo is installed in the Python that runs this: every module, transport, sampler and command of it.
+
+It knows none of their names: it asks the installation. One line says what was used; an exception ends it with exit code 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, distributions, requires, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from echo_core import Client, PluginError, Server, SpecError, plugins
+from echo_core.observer import Observer
+
+EXAMPLE = {"obs": np.zeros(3, np.float32), "step": np.int64(0)}
+OPTIONAL = {"pytest", "hypothesis", "click", "rich", "cryptography", "torch", "jax", "gymnasium", "stable_baselines3", "libucx"}
+
+
+def samples(n: int) -> dict[str, Any]:
+    steps = np.arange(n)
+    return {"obs": np.repeat(steps[:, None], 3, 1).astype(np.float32), "step": steps}
+
+
+def modules() -> int:
+    """Import every module; one that needs a library of an extra that is not installed may say so."""
+    count = 0
+    for package in sorted({d.name.replace("-", "_") for d in distributions() if d.name.startswith("echo-")}):
+        for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.", onerror=lambda name: None):
+            if module.name.endswith("__main__"):
+                continue
+            try:
+                importlib.import_module(module.name)
+                count += 1
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] not in OPTIONAL and "echo-core[" not in str(error):
+                    raise
+    return count
+
+
+def place(name: str) -> dict[str, Any]:
+    """A free address of this machine for a transport, as its options."""
+    fields = {field.name for field in dataclasses.fields(plugins.transport_class(name).Options)}
+    wanted = {"host": "127.0.0.1", "port": 0, "path": str(Path(tempfile.mkdtemp(), "socket"))}
+    return {"type": name, **{key: value for key, value in wanted.items() if key in fields}}
+
+
+def transport(name: str) -> None:
+    """Experience up, weights down, a request, a look, and a refusal."""
+    with Server(EXAMPLE, 4, place(name)) as server:
+        server.publish({"w": np.arange(3.0)})
+        with Client(server.address, EXAMPLE) as client, Observer(server.address) as observer:
+            client.send_batch(samples(7))
+            client.send({"obs": np.full(3, 7, np.float32), "step": np.int64(7)})
+            client.wait(30)
+            assert client.weights(30).params["w"].tolist() == [0, 1, 2]
+            assert [int(seen["step"]) for seen in observer.tap(2).samples] == [6, 7]
+            steps = [int(step) for _ in range(2) for step in server.sample(30).batch["step"]]
+            assert steps == list(range(8)), steps
+        try:
+            Client(server.address, {"obs": np.zeros(3)}).close()
+        except SpecError:
+            pass
+        else:
+            raise AssertionError(f"{name}: another spec was let in")
+
+
+def sampler(name: str) -> None:
+    if plugins.sampler_class(name).storage == "replay":
+        with Server(EXAMPLE, 4, None, {"type": name, "capacity": 100}) as server:
+            server.submit_batch(samples(50))
+            drawn = server.sample(30)
+            assert (drawn.batch["obs"][:, 0] == drawn.batch["step"]).all() and len(set(drawn.keys.tolist())) >= 1
+            server.update_priorities(drawn.keys, np.ones(4))
+    else:
+        with Server(EXAMPLE, 4, None, name) as server:
+            server.submit_batch(samples(4))
+            assert server.sample(30).batch["step"].tolist() == [0, 1, 2, 3]
+
+
+def missing(names: dict[str, list[str]]) -> None:
+    """What is not installed is named with the command that installs it."""
+    if "tcp" not in names[plugins.TRANSPORTS]:
+        try:
+            plugins.transport_class("tcp")
+        except PluginError as error:
+            assert 'pip install "echo-core[tcp]"' in str(error), error
+
+
+def command() -> bool:
+    """`echoctl` runs, or says what it needs."""
+    done = subprocess.run([sys.executable, "-m", "echo_core.cli", "plugins", "list"], capture_output=True, text=True, check=False)
+    try:
+        version("click")
+        version("rich")
+    except PackageNotFoundError:
+        assert done.returncode == 2 and 'pip install "echo-core[cli]"' in done.stderr, done.stderr
+        return False
+    assert done.returncode == 0, done.stdout + done.stderr
+    return True
+
+
+def main() -> None:
+    assert requires("echo-core")
+    names = {}
+    for group in (plugins.TRANSPORTS, plugins.SAMPLERS):
+        records = plugins.default.examine(group)
+        assert not [record for record in records if record.error], [record.error for record in records]
+        names[group] = [record.name for record in records]
+    count = modules()
+    missing(names)
+    if names[plugins.SAMPLERS]:
+        for name in names[plugins.SAMPLERS]:
+            sampler(name)
+        for name in names[plugins.TRANSPORTS]:
+            if not (name.endswith("s") and name[:-1] in names[plugins.TRANSPORTS]):  # the same with TLS needs a certificate
+                transport(name)
+    there = f"transports {', '.join(names[plugins.TRANSPORTS]) or 'none'}; {len(names[plugins.SAMPLERS])} samplers"
+    print(f"{count} modules; {there}; echoctl {'runs' if command() else 'says what it needs'}")
+
+
+if __name__ == "__main__":
+    main()

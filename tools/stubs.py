@@ -1,0 +1,37 @@
+"""Check that the type stubs of the compiled modules say what the modules are (mypy's stubtest), for everything that is installed.
+
+    python tools/stubs.py
+
+Exit code 1 if one does not, or if a compiled module has none.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ALLOWED = ROOT / "tools" / "stubs.txt"
+
+
+def compiled() -> dict[str, Path]:
+    """Every compiled module of this repository by its name, with its source."""
+    sources = [path for pattern in ("*/src/*/*.pyx", "plugins/*/src/*/*.pyx") for path in ROOT.glob(pattern)]
+    return {f"{path.parent.name}.{path.stem}": path for path in sorted(sources)}
+
+
+def main() -> int:
+    modules = compiled()
+    bare = [str(path.relative_to(ROOT)) for path in modules.values() if not path.with_suffix(".pyi").exists()]
+    if bare:
+        print(f"no type stub (.pyi) beside {', '.join(bare)}")
+        return 1
+    command = [sys.executable, "-m", "mypy.stubtest", "--concise", "--allowlist", str(ALLOWED), "--ignore-unused-allowlist", *modules]
+    with tempfile.TemporaryDirectory() as empty:  # away from the tree, so that what is installed is looked at
+        return subprocess.run(command, cwd=empty, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

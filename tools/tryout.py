@@ -1,0 +1,72 @@
+"""Install what was built into empty environments, one for each way to install it, and use there whatever is installed.
+
+    python tools/tryout.py FOLDER [--sdist]
+
+FOLDER has the wheels of the Python that runs this (tools/wheels.py makes them); with --sdist all of it is once more built from its
+source distributions. What is tried in each environment is tools/installed.py. Exit code 1 if anything failed, after trying all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+
+def distributions(folder: Path) -> list[str]:
+    return sorted({path.name.partition("-")[0].replace("_", "-") for path in [*folder.glob("*.whl"), *folder.glob("*.tar.gz")]})
+
+
+def ways(names: list[str]) -> list[tuple[str, list[str]]]:
+    """What people install: a title and what they type; core alone, core with each other distribution, and all of it."""
+    extras = [name.removeprefix("echo-") for name in names if name not in ("echo-core", "echo-adapters")]
+    alone = [("core", ["echo-core"]), *((extra, [f"echo-core[{extra}]"]) for extra in extras), ("adapters", ["echo-adapters"])]
+    return [*alone, ("all", ["echo-core[all]", "echo-adapters"])]
+
+
+def attempt(folder: Path, title: str, wanted: list[str], ours: list[str], sources: bool) -> bool:
+    with tempfile.TemporaryDirectory(prefix="echo-tryout-") as place:
+        python = Path(place, "venv", "bin", "python")
+        env = {**os.environ, "XDG_CONFIG_HOME": str(Path(place, "config")), "UV_FIND_LINKS": str(folder)}
+        env.pop("PYTHONPATH", None)
+        install = ["uv", "pip", "install", "--quiet", "--python", str(python)]
+        for name in ours:  # the cache may hold wheels of the same version and other contents
+            install += ["--refresh-package", name, *(["--no-binary", name] if sources else [])]
+        steps = [
+            ["uv", "venv", "--quiet", "--python", sys.executable, str(Path(place, "venv"))],
+            [*install, *wanted],
+            [str(python), "-I", str(Path(__file__).with_name("installed.py").resolve())],
+        ]
+        said = ""
+        for step in steps:
+            done = subprocess.run(step, cwd=place, env=env, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                print(f"FAILED {title}: {' '.join(step)}\n{done.stdout}{done.stderr}", flush=True)
+                return False
+            said = done.stdout.strip()
+        print(f"ok {title}: {said}", flush=True)
+        return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--sdist", action="store_true", help="build everything from its source distribution as well")
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
+    ours = distributions(folder)
+    if not ours:
+        print(f"{folder}: no wheel and no source distribution; build them: ./dev wheels")
+        return 1
+    python = "Python {}.{}".format(*sys.version_info)
+    tried = [attempt(folder, f"{python}, {title}", wanted, ours, False) for title, wanted in ways(ours)]
+    if arguments.sdist:
+        tried.append(attempt(folder, f"{python}, all of it from source", ways(ours)[-1][1], ours, True))
+    return int(not all(tried))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
