@@ -232,7 +232,8 @@ class Config:
         if section == "example" and len(path) > 1:  # names of leaves are free
             return
         if section not in KEYS:
-            hint = did_you_mean(section, KEYS) or f"; there are {', '.join(KEYS)}"
+            sections = [*KEYS, "example"]
+            hint = did_you_mean(section, sections) or f"; there are {', '.join(sections)}"
             raise ConfigError(f"{said}{'.'.join(path)}: no section {section!r}{hint}")
         if len(path) == 1:
             if origin:
@@ -332,6 +333,8 @@ def _with_arguments(
 ) -> tuple[Config, dict[str, Any]]:
     if not isinstance(source, Config):
         one = isinstance(source, (str, os.PathLike, Mapping))
+        if not one and not isinstance(source, Iterable):
+            raise ConfigError(f"a configuration is the path of a TOML file, a mapping, or several in a list, not {source!r}")
         source = load(*([source] if one else source))
     passed = {key: value for key, value in overrides.items() if _is_passed(section, key, value)}
     given = {key: value for key, value in overrides.items() if key not in passed}

@@ -330,11 +330,10 @@ class ServerHandshake(_Handshake):
 
     def _choose_table(self, body: dict[str, Any]) -> None:
         """From here on the spec is that of the table the worker names, if it names one."""
-        name = body.get("table", "")
-        self.peer["table"] = name
+        name = self.peer["table"] = self._field(body, "table", str) if "table" in body else ""
         if not name:
             return
-        spec = self._tables.get(name) if isinstance(name, str) else None
+        spec = self._tables.get(name)
         if spec is None:
             have = ", ".join(map(repr, self._tables)) or "none, it streams"
             text = f"this learner has no table {_printable(name)!r} (it has {have})"

@@ -98,7 +98,11 @@ class Server(Store):
         if num_drainers is not None or producer_queue_size is not None:
             warnings.warn("num_drainers and producer_queue_size do nothing: Echo has no drainer threads and no queues", stacklevel=2)
         host = host or plugins.default
+        if not lease_timeout >= 0:
+            raise ValueError(f"lease_timeout must be 0 or more seconds, not {lease_timeout!r}")
         if tables is None:
+            if example is None:
+                raise ConfigError("Server needs the example pytree, one sample: Server({'obs': np.zeros(4, np.float32)}, batch_size=32)")
             of_table = {"remover": remover, "rate_limiter": rate_limiter, "max_times_sampled": max_times_sampled, "seed": seed}
             tables = _short_form(example, sampler, capacity, of_table, host)
         elif example is not None or sampler != "fifo" or capacity is not None:
@@ -194,6 +198,9 @@ class Server(Store):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Server stays in its process; give other processes str(server.address), and make a Client there")
 
     def __del__(self) -> None:
         if getattr(self, "_listeners", None) and self._same_process():
@@ -401,7 +408,7 @@ def _make_tables(tables: Iterable[Table], batch_size: int, host: plugins.PluginH
 def _transports(choice: Any, host: plugins.PluginHost) -> Iterable[Transport]:
     if choice is None:
         return
-    if isinstance(choice, (Transport, str, Mapping, Address)):
+    if isinstance(choice, (Transport, str, Mapping, Address)) or not isinstance(choice, Iterable):
         choice = [choice]
     for one in choice:
         if isinstance(one, Transport):
@@ -413,6 +420,8 @@ def _transports(choice: Any, host: plugins.PluginHost) -> Iterable[Transport]:
             except KeyError:
                 raise ConfigError("the transport's table needs a key 'type', such as {type = 'tcp', port = 0}") from None
             yield host.transport_class(name)(**options)
+        elif not isinstance(one, (str, Address)):
+            raise ConfigError(f"a transport is an address such as 'tcp://127.0.0.1:0', a mapping, or a Transport, not {one!r}")
         else:
             address = one if isinstance(one, Address) else Address.parse(one)
             yield host.transport_class(address.scheme).at(address)

@@ -276,7 +276,7 @@ cdef class Store(Inlet):
         cdef uint32_t i
         cdef Lease lease
         cdef int buffer
-        if self.ring == NULL or self.generation != generation or table is not None:
+        if self.ring == NULL or self.generation != generation or table is not None or n is not None or beta is not None:
             self._check_process()
             return self.table_of(table).draw(n, timeout, beta)
         buffer = self.ring.take()
