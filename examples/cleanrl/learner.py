@@ -133,11 +133,12 @@ def main() -> None:
     ) as server:
         server.publish(q_network)
         print(f"workers: python examples/cleanrl/worker.py {server.address}", flush=True)
-        started = time.time()
+        started, drawn = time.time(), 0.0
         for update in range(1, args.updates + 1):
             sample = server.sample(timeout=600)  # waits for the first `learning_starts` transitions
             assert sample is not None
             data: Arrays = sample.batch
+            drawn = sample.info.sampled / sample.info.inserted
             target_max = forward(target_network, data["next_obs"])[0].max(axis=1)
             td_target = data["reward"] + args.gamma * target_max * ~data["terminated"]
             loss, gradient = loss_and_gradient(q_network, data["obs"], data["action"], td_target)
@@ -149,7 +150,7 @@ def main() -> None:
             if update % 1000 == 0:
                 inserted, rate = sample.info.samples_inserted_total, update / (time.time() - started)
                 print(f"update {update}: {inserted} transitions, loss {loss:.3f}, {rate:.0f} updates/s", flush=True)
-        print(f"each transition was drawn {sample.info.sampled / sample.info.inserted:.1f} times", flush=True)
+        print(f"each transition was drawn {drawn:.1f} times", flush=True)
     print(f"greedy return {evaluate(q_network, args.seed):.0f}")
 
 

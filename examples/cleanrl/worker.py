@@ -20,7 +20,7 @@ from numpy.typing import NDArray  # noqa: E402
 
 from echo_core import Client, ConnectionClosedError, EchoTimeoutError  # noqa: E402
 
-EXAMPLE = {
+EXAMPLE: dict[str, NDArray[Any]] = {
     "obs": np.zeros(4, np.float32),
     "next_obs": np.zeros(4, np.float32),
     "action": np.zeros((), np.int64),
