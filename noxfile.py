@@ -32,9 +32,25 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Echo beside its rivals in one run: a table of ratios, JSON and a plot. Arguments go to `python -m benchmarks run`."""
-    install(session, ["bench"], "echo-core[tcp]")
-    session.run("python", "-m", "benchmarks", "run", *session.posargs)
+    """Echo beside its rivals in one run: a table of ratios, JSON and a plot. Arguments go to `python -m benchmarks run`, or `replay`."""
+    replay = session.posargs[:1] == ["replay"]
+    install(session, ["bench-replay" if replay else "bench"], "echo-core[tcp]")
+    env = {"BENCH_REVERB_PYTHON": reverb(session)} if replay else {}
+    session.run("python", "-m", "benchmarks", *([] if replay else ["run"]), *session.posargs, env=env)
+
+
+#: Reverb has no wheel after Python 3.11, and needs a TensorFlow and a numpy that nothing else here can live with.
+REVERB = ["dm-reverb==0.14.0", "tensorflow-cpu>=2.15,<2.16", "numpy<2", "psutil>=5.9"]
+
+
+def reverb(session: nox.Session) -> str:
+    """The interpreter of Reverb's environment; where it cannot be had, the benchmarks say that it is not installed, and how it would be."""
+    folder = Path("build/reverb").resolve()
+    python = folder / "bin" / "python"
+    if not python.exists():
+        session.run("uv", "venv", "--quiet", "--python", "3.11", str(folder), external=True, success_codes=range(256))
+    session.run("uv", "pip", "install", "--quiet", "--python", str(python), *REVERB, external=True, success_codes=range(256))
+    return str(python)
 
 
 @nox.session(venv_backend="none")

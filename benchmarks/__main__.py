@@ -1,4 +1,4 @@
-"""The command line: ``python -m benchmarks run|table|plot|compare|cases``."""
+"""The command line: ``python -m benchmarks run|replay|table|plot|compare|cases``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import harness, report
-from benchmarks.adapters import SYSTEMS
-from benchmarks.cases import CASES, MODES, Case, select
+from benchmarks import harness, report, suites
+from benchmarks.cases import Case, select
 from benchmarks.harness import Result, Settings
 from benchmarks.results import Results
 
 FULL = Settings()
 QUICK = Settings(repeat=3, seconds=0.8, warmup=0.4)
+
+#: The commands that measure, and what each does.
+RUNS = {"run": ("stream", "measure streams; writes JSON, Markdown and a picture"), "replay": ("replay", "measure replay tables; the same")}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -23,14 +26,17 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks", description="Echo measured against its rivals."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="measure; writes JSON, Markdown and a picture")
-    run.add_argument("--cases", nargs="+", metavar="PATTERN", help="e.g. tcp 'tcp/20B/*' latency")
-    run.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
-    run.add_argument("--repeat", type=int, help=f"rounds (default {FULL.repeat})")
-    run.add_argument("--seconds", type=float, help=f"measured each (default {FULL.seconds:g})")
-    run.add_argument("--patience", type=float, help="seconds of silence before a run is hung")
-    run.add_argument("--quick", action="store_true", help="fewer cases, shorter runs: some minutes")
-    run.add_argument("--out", type=Path, default=Path("build/benchmarks"), metavar="DIR")
+    for command, (suite, title) in RUNS.items():
+        run = commands.add_parser(command, help=title)
+        systems = list(suites.part(suite, "adapters").SYSTEMS)
+        run.add_argument("--cases", nargs="+", metavar="PATTERN", help="e.g. tcp 'tcp/20B/*' latency")
+        run.add_argument("--systems", nargs="+", choices=systems, default=systems)
+        run.add_argument("--repeat", type=int, help=f"rounds (default {FULL.repeat})")
+        run.add_argument("--seconds", type=float, help=f"measured each (default {FULL.seconds:g})")
+        run.add_argument("--patience", type=float, help="seconds of silence before a run is hung")
+        run.add_argument("--quick", action="store_true", help="fewer cases, shorter runs: some minutes")
+        run.add_argument("--out", type=Path, default=Path("build/benchmarks"), metavar="DIR")
+        run.set_defaults(suite=suite)
     table = commands.add_parser("table", help="print a result file as Markdown")
     table.add_argument("file", type=Path)
     picture = commands.add_parser("plot", help="draw a result file")
@@ -45,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _settings(args: argparse.Namespace) -> Settings:
     base = QUICK if args.quick else FULL
+    if args.suite == "replay":
+        base = replace(base, patience=60.0)  # some systems take long to import, and none here is known to hang
     given = {key: getattr(args, key) for key in ("repeat", "seconds", "patience")}
     changes = {key: value for key, value in given.items() if value is not None}
     if args.repeat is not None and args.repeat < 1:
@@ -74,13 +82,14 @@ class _Progress:
 
 
 def _run(args: argparse.Namespace) -> None:
-    cases = select(args.cases, args.quick)
-    content = harness.run(cases, args.systems, _settings(args), _Progress())
+    cases = select(args.cases, args.quick, suites.part(args.suite, "cases").CASES)
+    content = harness.run(cases, args.systems, _settings(args), _Progress(), args.suite)
     results = Results(content)
     args.out.mkdir(parents=True, exist_ok=True)
-    stem = args.out / ("quick" if args.quick else "full" if not args.cases else "selected")
+    name = "quick" if args.quick else "full" if not args.cases else "selected"
+    stem = args.out / (name if args.suite == "stream" else f"{args.suite}-{name}")
     stem.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
-    text = report.table(results)
+    text = suites.part(args.suite, "report").table(results)
     stem.with_suffix(".md").write_text(text)
     print(text)
     print(f"Written: {stem}.json and .md", file=sys.stderr)
@@ -90,7 +99,7 @@ def _run(args: argparse.Namespace) -> None:
 def _plot(results: Results, path: Path) -> None:
     """Draw, where matplotlib is; figures that took half an hour are not lost for want of it."""
     try:
-        from benchmarks import plot
+        plot = suites.part(results.suite, "plot")
     except ImportError as error:
         print(f"no picture: {error}; run: pip install matplotlib", file=sys.stderr)
         return
@@ -101,18 +110,21 @@ def _plot(results: Results, path: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
-        if args.command == "run":
+        if args.command in RUNS:
             _run(args)
         elif args.command == "table":
-            print(report.table(Results.load(args.file)), end="")
+            results = Results.load(args.file)
+            print(suites.part(results.suite, "report").table(results), end="")
         elif args.command == "plot":
             _plot(Results.load(args.file), args.out or args.file.with_suffix(".png"))
         elif args.command == "compare":
             before, after = Results.load(args.before), Results.load(args.after)
             print(report.compare(before, after), end="")
         else:
-            for case in CASES.values():
-                print(f"{case.name:<20} {MODES[case.mode].title}{'  (quick)' * case.quick}")
+            for suite in suites.PACKAGES:
+                part = suites.part(suite, "cases")
+                for case in part.CASES.values():
+                    print(f"{case.name:<24} {part.MODES[case.mode].title}{'  (quick)' * case.quick}")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from typing import Any
@@ -135,18 +135,18 @@ def _all() -> Iterable[Case]:
 CASES: dict[str, Case] = {case.name: case for case in _all()}
 
 
-def select(patterns: Iterable[str] | None, quick: bool) -> list[Case]:
+def select(patterns: Iterable[str] | None, quick: bool, cases: Mapping[str, Any] = CASES) -> list[Any]:
     """The cases whose names match any pattern (shell wildcards, or a whole part before a slash).
 
     Without patterns: all of them, or the quick ones. ValueError names a pattern that matches none.
     """
     if not patterns:
-        return [case for case in CASES.values() if case.quick or not quick]
-    chosen: list[Case] = []
+        return [case for case in cases.values() if case.quick or not quick]
+    chosen: list[Any] = []
     for pattern in patterns:
         matched = [
             case
-            for name, case in CASES.items()
+            for name, case in cases.items()
             if fnmatch(name, pattern) or name.startswith(f"{pattern}/")
         ]
         if not matched:

@@ -13,7 +13,6 @@ import secrets
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -21,9 +20,10 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
-from benchmarks import adapters, machine
-from benchmarks.cases import MODES, Case
+from benchmarks import machine, suites
+from benchmarks.cases import Case
 from benchmarks.processes import environment
+from benchmarks.systems import Entry
 
 Result = dict[str, Any]
 
@@ -54,8 +54,10 @@ def run(
     systems: Iterable[str],
     settings: Settings,
     progress: Progress = lambda *_: None,
+    suite: str = "stream",
 ) -> Result:
     """Measure every case with every system able to do it, and return the result file's content."""
+    adapters, modes = suites.part(suite, "adapters"), suites.part(suite, "cases").MODES
     cases = list(cases)
     notes: list[str] = []
     described = machine.describe()
@@ -68,10 +70,10 @@ def run(
         try:
             present[name] = adapters.version(name)
         except PackageNotFoundError as missing:
-            notes.append(f"{name} is skipped: {missing.name} is not installed")
-    able = {name: _abilities(name, notes) for name in present}
+            notes.append(f"{name} is skipped: {missing.name} is not installed{hint(adapters.SYSTEMS[name])}")
+    able = {name: abilities(suite, name, notes) for name in present}
     plan = [
-        (case, [name for name in present if MODES[case.mode].needs in able[name]]) for case in cases
+        (case, [name for name in present if modes[case.mode].needs in able[name]]) for case in cases
     ]
     total, done = settings.repeat * sum(len(names) for _, names in plan), 0
     results: list[Result] = []
@@ -80,13 +82,14 @@ def run(
         for _ in range(settings.repeat):
             for name in names:
                 progress(done, total, case, name, None)
-                runs[name].append(run_once(case, name, settings))
+                runs[name].append(run_once(case, name, settings, suite))
                 done += 1
                 progress(done, total, case, name, runs[name][-1])
         results += [{"case": case.name, "system": name, "runs": runs[name]} for name in names]
     return {
         "format": "echo-benchmarks",
         "version": 1,
+        "suite": suite,
         **described,
         "systems": present,
         "settings": asdict(settings),
@@ -96,14 +99,18 @@ def run(
     }
 
 
-def _abilities(name: str, notes: list[str]) -> frozenset[str]:
+def hint(entry: Entry) -> str:
+    return f"; {entry.hint}" if entry.hint else ""
+
+
+def abilities(suite: str, name: str, notes: list[str]) -> frozenset[str]:
     """What a system can do, asked in a process of its own: importing it may fail or crash."""
     code = (
-        "import json, sys; from benchmarks import adapters; "
-        "print(json.dumps(sorted(adapters.load(sys.argv[1]).can)))"
+        "import json, sys; from benchmarks import suites; "
+        "print(json.dumps(sorted(suites.part(sys.argv[1], 'adapters').load(sys.argv[2]).can)))"
     )
     asked = subprocess.run(
-        [sys.executable, "-c", code, name],
+        [suites.part(suite, "adapters").SYSTEMS[name].python, "-c", code, suite, name],
         env=environment(),
         capture_output=True,
         text=True,
@@ -116,10 +123,11 @@ def _abilities(name: str, notes: list[str]) -> frozenset[str]:
     return frozenset(json.loads(asked.stdout.splitlines()[-1]))
 
 
-def run_once(case: Case, system: str, settings: Settings) -> Result:
+def run_once(case: Case, system: str, settings: Settings, suite: str = "stream") -> Result:
     """One run: ``{"status": "ok" | "hung" | "failed", ...}`` with ``figures`` or a ``reason``."""
     job = {
-        "case": case.name,
+        "suite": suite,
+        "case": asdict(case),
         "system": system,
         "seconds": settings.seconds,
         "warmup": settings.warmup,
@@ -130,7 +138,7 @@ def run_once(case: Case, system: str, settings: Settings) -> Result:
     env.setdefault("ECHO_TOKEN", secrets.token_hex(32))
     with tempfile.TemporaryFile() as errors:
         probe = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.probe", json.dumps(job)],
+            [suites.part(suite, "adapters").SYSTEMS[system].python, "-m", "benchmarks.probe", json.dumps(job)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

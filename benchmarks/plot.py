@@ -68,7 +68,7 @@ def draw(results: Results, path: Path) -> None:
     panels = _panels(results)
     columns = min(3, max(1, len(panels)))
     rows = -(-max(1, len(panels)) // columns)
-    with plt.rc_context(_style()):
+    with plt.rc_context(style()):
         figure, axes = plt.subplots(
             rows, columns, figsize=(5.4 * columns, 3.7 * rows + 0.9), squeeze=False
         )
@@ -82,7 +82,7 @@ def draw(results: Results, path: Path) -> None:
         plt.close(figure)
 
 
-def _style() -> dict[Any, Any]:
+def style() -> dict[Any, Any]:
     return {
         "font.family": "DejaVu Sans",
         "font.size": 9,

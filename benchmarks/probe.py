@@ -12,8 +12,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from benchmarks import adapters, modes
-from benchmarks.cases import CASES
+from benchmarks import suites
 from benchmarks.pace import Pace
 from benchmarks.processes import die_with
 
@@ -47,8 +46,9 @@ def main() -> None:
     try:
         report.phase("start", 0.0)
         pace = Pace(job["seconds"], job["warmup"])
-        system = adapters.load(job["system"])
-        report.end(figures=modes.run(system, CASES[job["case"]], pace, report))
+        parts = {name: suites.part(job["suite"], name) for name in ("adapters", "cases", "modes")}
+        system = parts["adapters"].load(job["system"])
+        report.end(figures=parts["modes"].run(system, parts["cases"].Case(**job["case"]), pace, report))
     except Exception as error:
         traceback.print_exc()
         report.fail(f"{type(error).__name__}: {error}")

@@ -64,12 +64,12 @@ def cpu_seconds(pid: int) -> float:
 
 
 class WorkerProcess:
-    """A fresh interpreter that runs ``benchmarks.worker`` and waits for the word to start."""
+    """A fresh interpreter that runs a module such as ``benchmarks.worker`` and waits for the word to start."""
 
-    def __init__(self, job: dict[str, Any]) -> None:
+    def __init__(self, job: dict[str, Any], module: str) -> None:
         job = {**job, "parent": os.getpid()}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", json.dumps(job)],
+            [sys.executable, "-m", module, json.dumps(job)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment(),
@@ -105,12 +105,12 @@ class WorkerProcess:
 class Crew:
     """The worker processes of one run: started together, killed together."""
 
-    def __init__(self, jobs: list[dict[str, Any]], fail: Callable[[str], NoReturn]) -> None:
+    def __init__(self, jobs: list[dict[str, Any]], fail: Callable[[str], NoReturn], module: str = "benchmarks.worker") -> None:
         self.workers: list[WorkerProcess] = []
         self._fail, self._ending = fail, False
         try:
             for job in jobs:
-                self.workers.append(WorkerProcess(job))
+                self.workers.append(WorkerProcess(job, module))
             for worker in self.workers:
                 worker.wait_connected()
         except BaseException:

@@ -41,6 +41,7 @@ class Results:
         if content.get("format") != "echo-benchmarks":
             raise ValueError("this is not a result file of python -m benchmarks run")
         self.content = content
+        self.suite: str = content.get("suite", "stream")
         self.cases: dict[str, dict[str, Any]] = {case["name"]: case for case in content["cases"]}
         self.systems: list[str] = list(content["systems"])
         self._runs = {(r["case"], r["system"]): r["runs"] for r in content["results"]}

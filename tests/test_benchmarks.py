@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -22,9 +23,15 @@ from benchmarks.__main__ import main  # noqa: E402
 from benchmarks.cases import CASES, select  # noqa: E402
 from benchmarks.harness import Settings  # noqa: E402
 from benchmarks.payloads import PAYLOADS  # noqa: E402
+from benchmarks.replay import adapters as replay_adapters  # noqa: E402
+from benchmarks.replay import bars as replay_bars  # noqa: E402
+from benchmarks.replay import cases as replay_cases  # noqa: E402
 from benchmarks.results import Results, Spread  # noqa: E402
+from benchmarks.systems import Entry  # noqa: E402
 
 TINY = Settings(repeat=1, seconds=0.05, warmup=0.05)
+PATIENT = Settings(repeat=1, seconds=0.05, warmup=0.05, patience=90.0)  # importing some systems alone takes many seconds
+REPLAY_CASES = replay_cases.CASES
 
 
 def need(system: str) -> None:
@@ -182,3 +189,79 @@ def test_spread_is_median_and_quartiles() -> None:
         "1 M",
         "4.56 M",
     ]
+
+
+# ---- replay tables ----------------------------------------------------------------------------------------------------------------
+
+
+def need_replay(system: str) -> None:
+    try:
+        replay_adapters.version(system)
+    except PackageNotFoundError as missing:
+        pytest.skip(f"{missing.name} is not installed")
+
+
+@pytest.mark.parametrize("system", list(replay_adapters.SYSTEMS))
+def test_every_installed_replay_system_does_what_it_says_it_can(system: str) -> None:
+    """Each mode on a small table, its batches compared to what was inserted."""
+    need_replay(system)
+    can = harness.abilities("replay", system, [])
+    able = [case for case in REPLAY_CASES.values() if replay_cases.MODES[case.mode].needs in can]
+    cases = {case.mode: replace(case, capacity=2000, payload="41B") for case in able}
+    assert cases
+    for case in cases.values():
+        result = harness.run_once(case, system, PATIENT, "replay")
+        assert result["status"] == "ok", (case.name, result)
+        assert case.mode == "memory" or result["figures"][case.metric.key] > 0
+
+
+def test_a_replay_file_becomes_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    need_replay("echo")
+    run = ["replay", "--cases", "insert-batch", "uniform/41B", "--systems", "echo", "memcpy", "--repeat", "1", "--seconds", "0.05"]
+    assert main([*run, "--out", str(tmp_path)]) == 0
+    file = tmp_path / "replay-selected.json"
+    assert json.loads(file.read_text())["suite"] == "replay"
+    assert (tmp_path / "replay-selected.png").read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    assert main(["table", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert "Uniform batches of 256; 41 B, 1 M items" in told and "? ≥ 4× cpprb" in told
+    assert main(["compare", str(file), str(file)]) == 0
+    assert "1.00×" in capsys.readouterr().out
+
+
+def test_a_system_in_another_interpreter_is_asked_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    entry = Entry("benchmarks.replay.adapters.memcpy:Memcpy", ("numpy",), interpreter="BENCH_TEST_PYTHON")
+    monkeypatch.setenv("BENCH_TEST_PYTHON", str(tmp_path / "python"))
+    with pytest.raises(PackageNotFoundError, match="BENCH_TEST_PYTHON: No such file"):
+        entry.version()
+    (tmp_path / "python").symlink_to("/bin/false")
+    with pytest.raises(PackageNotFoundError, match="numpy"):
+        entry.version()
+
+
+def test_replay_bars_judge_ratios_and_what_a_table_keeps() -> None:
+    def file(**rates: float) -> Results:
+        figures = {"pair/41B/1M": {"echo": rates["small"], "cpprb": 100.0}, "pair/41B/10M": {"echo": rates["large"]}}
+        return Results(
+            {
+                "format": "echo-benchmarks",
+                "suite": "replay",
+                "cases": [REPLAY_CASES[name].describe() for name in figures],
+                "systems": {"echo": "1", "cpprb": "2"},
+                "results": [
+                    {"case": name, "system": system, "runs": [{"status": "ok", "figures": {"rate": rate}}]}
+                    for name, systems in figures.items()
+                    for system, rate in systems.items()
+                ],
+            }
+        )
+
+    def verdicts(results: Results, case: str) -> list[bool | None]:
+        return [verdict.ok for verdict in replay_bars.check(results, case)]
+
+    assert set(replay_bars.BARS) <= set(REPLAY_CASES)
+    good, bad = file(small=1001, large=501), file(small=999, large=499)
+    assert verdicts(good, "pair/41B/1M") == [True] and verdicts(bad, "pair/41B/1M") == [False]
+    assert verdicts(good, "pair/41B/10M") == [True] and verdicts(bad, "pair/41B/10M") == [False]

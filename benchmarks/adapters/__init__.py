@@ -6,21 +6,10 @@ note; the parent process never imports any of them.
 
 from __future__ import annotations
 
-import platform
-from dataclasses import dataclass
-from importlib import import_module, metadata
-
 from benchmarks.adapters.base import System
+from benchmarks.systems import Entry
 
-
-@dataclass(frozen=True)
-class Entry:
-    """A system: the class that adapts it, and the distributions it takes, the one that gives the
-    version first; none for what Python itself has."""
-
-    adapter: str
-    distributions: tuple[str, ...]
-
+__all__ = ["SYSTEMS", "Entry", "load", "version"]
 
 SYSTEMS: dict[str, Entry] = {
     "echo": Entry(
@@ -39,17 +28,11 @@ SYSTEMS: dict[str, Entry] = {
 
 def version(name: str) -> str:
     """The installed version of a system; PackageNotFoundError names what is missing of it."""
-    if not SYSTEMS[name].distributions:
-        return platform.python_version()
-    first, *others = SYSTEMS[name].distributions
-    for distribution in others:
-        metadata.version(distribution)
-    return metadata.version(first)
+    return SYSTEMS[name].version()
 
 
 def load(name: str) -> System:
     """Import and build the adapter called ``name``; ImportError when its system is missing."""
-    module, _, cls = SYSTEMS[name].adapter.partition(":")
-    system = getattr(import_module(module), cls)()
+    system = SYSTEMS[name].load()
     assert isinstance(system, System)
     return system

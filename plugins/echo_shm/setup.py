@@ -1,4 +1,4 @@
-"""Builds the native module; everything else is in pyproject.toml."""
+"""Builds the native modules; everything else is in pyproject.toml."""
 
 from pathlib import Path
 
@@ -10,15 +10,18 @@ import echo_core
 
 package = Path("src/echo_shm")
 capi = Path(echo_core.get_include())
-extension = Extension(
-    "echo_shm._direct",
-    [str(package / "_direct.pyx")],
-    language="c++",
-    depends=[str(capi / "echo_capi.h")],
-    # capi.pxd names the header relative to the package it lies in.
-    include_dirs=[str(package), str(capi), str(capi.parent), numpy.get_include()],
-    # CXXFLAGS come after these: a sanitizer build only adds to them.
-    extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wno-unused-function"],
-)
+extensions = [
+    Extension(
+        f"echo_shm.{name}",
+        [str(package / f"{name}.pyx")],
+        language="c++",
+        depends=[str(package / "lane.hpp"), str(capi / "echo_capi.h")],
+        # capi.pxd names the header relative to the package it lies in.
+        include_dirs=[str(package), str(capi), str(capi.parent), numpy.get_include()],
+        # CXXFLAGS come after these: a sanitizer build only adds to them.
+        extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wno-unused-function"],
+    )
+    for name in ("_direct", "_copier")
+]
 # The folder above the package echo_core is where its .pxd files are found, installed or not.
-setup(ext_modules=cythonize([extension], include_path=["src", str(capi.parent.parent)], build_dir="build/cython"))
+setup(ext_modules=cythonize(extensions, include_path=["src", str(capi.parent.parent)], build_dir="build/cython"))

@@ -61,7 +61,7 @@ __all__ = [
 
 # The only place where core names plugins: for telling how to install one that is not there.
 _EXTRAS: dict[str, dict[str, str]] = {
-    TRANSPORTS: {"tcp": "tcp", "tcps": "tcp", "shm": "shm", "grpc": "grpc", "grpcs": "grpc", "rdma": "rdma"},
+    TRANSPORTS: {"tcp": "tcp", "tcps": "tcp", "shm": "shm", "grpc": "grpc", "grpcs": "grpc", "rdma": "rdma", "ucx": "rdma"},
     SAMPLERS: dict.fromkeys(("fifo", "lifo", "uniform", "prioritized", "hot_cold", "min_heap", "max_heap"), "samplers"),
 }
 

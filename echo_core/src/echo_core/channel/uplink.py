@@ -124,11 +124,18 @@ class Uplink:
             if self.link is not None:
                 self.link.post(frame(Kind.SUBSCRIBE))
 
+    def under_way(self) -> int:
+        """How many samples were taken over and are not acknowledged."""
+        return self.window.taken - self.window.acknowledged
+
+    def wait_delivered(self, seconds: float, waiting: Callable[[], str]) -> None:
+        """Wait until none is under way; as `wait`."""
+        self.wait(lambda: not self.under_way(), seconds, waiting)
+
     def learner(self) -> str:
         """The learner as it is seen now, for people."""
-        under_way = self.window.taken - self.window.acknowledged
         now = "" if self.link is not None else f", not connected: {self.trouble or 'dialling'}"
-        return f"the learner at {self.address} ({under_way} samples unacknowledged{now})"
+        return f"the learner at {self.address} ({self.under_way()} samples unacknowledged{now})"
 
     def connecting(self) -> str:
         trouble = f": {self.trouble}" if self.trouble else ""
@@ -169,10 +176,8 @@ class Uplink:
         try:
             with self.gate.lock:
                 try:
-                    self.wait(
-                        lambda: self.window.acknowledged == self.window.taken,
-                        seconds,
-                        lambda: f"close() waits for {self.learner()} to acknowledge",
+                    self.wait_delivered(
+                        seconds, lambda: f"close() waits for {self.learner()} to acknowledge"
                     )
                 except EchoError as error:
                     why = error
@@ -182,7 +187,7 @@ class Uplink:
             self._thread.join(FAREWELL_SECONDS)  # longer only inside a transport's dial()
         if why is not None:
             kind = EchoTimeoutError if isinstance(why, EchoTimeoutError) else ConnectionClosedError
-            missing = self.window.taken - self.window.acknowledged
+            missing = self.under_way()
             raise kind(f"closed with {missing} samples not acknowledged: {why}") from why
 
     def _say_goodbye(self, seconds: float) -> None:

@@ -74,9 +74,15 @@ class Window:
         """Some are sent and not acknowledged."""
         return bool(self._sent)
 
-    def has_room(self, count: int) -> bool:
-        """True if `count` more samples fit; any number fits into an empty window."""
-        under_way = self.taken - self.acknowledged
+    @property
+    def most(self) -> int:
+        """How many samples may be under way."""
+        return max(1, self._most)
+
+    def has_room(self, count: int, apart: int = 0) -> bool:
+        """True if `count` more samples fit; any number fits into an empty window. `apart` are under
+        way as well, and not in here."""
+        under_way = self.taken - self.acknowledged + apart
         return not under_way or under_way + count <= self._most
 
     def stop(self) -> None:
@@ -96,6 +102,18 @@ class Window:
             self._append(n, payload)
             self.gatherer.note(n)
 
+    def put_first(self, count: int, data: Buffer) -> None:
+        """As `add`, before everything that waits: samples that were given to somebody else, who
+        gave them back. Nothing may be under way."""
+        waiting, self._unsent, self._numbered = self._unsent, deque(), self.acknowledged
+        for n, payload in self._frame_sized(count, memoryview(data)):
+            self._append(n, payload)
+        for entry in waiting:
+            whole, done = entry.payload(), max(0, self.acknowledged + 1 - entry.first)
+            rest = self._rows(whole, entry.count, done, entry.count - done) if done else entry.data
+            self._append(entry.count - done, rest)
+        self.gatherer.note(count)
+
     def _number_gathered(self) -> None:
         while (chunk := self.gatherer.collect()) is not None:
             self._append(chunk.count, chunk)
@@ -112,11 +130,15 @@ class Window:
             return
         for start in range(0, count, most):
             n = min(most, count - start)
-            rows, base = [], 0
-            for size in self._leaf_bytes:
-                rows.append(data[base + start * size : base + (start + n) * size])
-                base += count * size
-            yield n, memoryview(b"".join(rows))
+            yield n, self._rows(data, count, start, n)
+
+    def _rows(self, data: memoryview, count: int, start: int, n: int) -> memoryview:
+        """Samples number `start` to `start + n - 1` of the `count` in `data`."""
+        rows, base = [], 0
+        for size in self._leaf_bytes:
+            rows.append(data[base + start * size : base + (start + n) * size])
+            base += count * size
+        return memoryview(b"".join(rows))
 
     def next_entries(self) -> list[Entry]:
         """Unsent entries for one frame, from now on counted as sent; empty when there are none,

@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The worker's end of the learner's store: samples are written where they will be read.
+"""The worker's end of the memory it shares with the learner: the learner's store, where samples are written where they will be read, or a
+lane of the worker's own (lane.hpp), from which the learner copies them.
 
-`Direct` takes a sample over within one call while there is space: claim, copy, commit, by the atomics of echo_core's remote.hpp. When
-it cannot (the store is full, no learner is connected, earlier samples wait) it leaves the sample to `slow`, the connection's window,
+`Direct` takes a sample over within one call while there is space: in the store that is claim, copy, commit, by the atomics of echo_core's
+remote.hpp. When it cannot (the store is full, no learner is connected, earlier samples wait) it leaves the sample to `slow`, the connection's window,
 which keeps the order and waits. Small samples are copied with the GIL held: giving it back and taking it again would cost more.
 """
 import os
@@ -22,7 +23,17 @@ from echo_core.shared cimport (
     remote_wait_space,
 )
 
-from echo_core.errors import ClosedError, EchoError
+from echo_core.errors import ClosedError, EchoError, ProtocolError
+
+cdef extern from "lane.hpp" namespace "echo_shm" nogil:
+    cdef cppclass LaneWriter:
+        LaneWriter(int, const vector[uint64_t]&, uint64_t) except +
+        int put(const void**, uint64_t, uint64_t*)
+        uint64_t written()
+        uint64_t under_way()
+        bint wait_copied(uint64_t, int64_t)
+        bint wait_room(int64_t)
+        uint64_t copy_rest(char*)
 
 cdef extern from "<mutex>" namespace "std" nogil:
     cdef cppclass mutex:
@@ -58,8 +69,17 @@ cdef class Mapping:
             remote_detach(self.store)
 
 
+cdef class Lane:
+    """A lane as this process has mapped it; unmapped with the last reference."""
+
+    cdef LaneWriter* writer
+
+    def __dealloc__(self):
+        del self.writer
+
+
 cdef class Direct:
-    """Puts samples into the learner's store.
+    """Puts samples into the learner's store, or into this worker's lane.
 
     Args:
         spec: of the samples.
@@ -67,7 +87,7 @@ cdef class Direct:
 
     Attributes:
         ready: whether samples may be put: nothing waits that was taken over before them.
-        samples: how many were committed here.
+        samples: how many were put; into the store they are committed, into a lane they are under way until the learner has copied them.
         pumped: those of them that had to wait.
         blocked: how often the store was found full.
         revoked: how many claims were taken away because they were held for too long.
@@ -76,6 +96,9 @@ cdef class Direct:
     cdef mutex lock              # of everything below; never held while waiting for the GIL
     cdef Mapping mapping         # None: no learner's store is mapped
     cdef echo_remote* store      # mapping.store, or NULL
+    cdef Lane kept               # the newest lane, until `take_back`
+    cdef uint64_t lost           # samples that lay in it when it was dropped
+    cdef LaneWriter* lane        # kept.writer while the learner copies from it, else NULL
     cdef readonly bint ready
     cdef uint32_t record
     cdef list reservable         # records for `reserve`
@@ -187,7 +210,7 @@ cdef class Direct:
             self.lock.lock()
             status = self.pour(leaves.data(), n - row, &done)
             if status == ECHO_FULL and done == 0:
-                remote_wait_space(self.store, self.record, <int64_t>(seconds * 1e9))
+                self.rest_for_space(<int64_t>(seconds * 1e9))
                 status = self.pour(leaves.data(), n - row, &done)
             self.pumped += done
             self.lock.unlock()
@@ -223,7 +246,7 @@ cdef class Direct:
             with nogil:
                 self.lock.lock()
                 status = self.pour(leaves, n, done) if self.ready else ECHO_CLOSED
-                if status == ECHO_FULL and remote_wait_space(self.store, self.record, SLICE_NS) == ECHO_OK:
+                if status == ECHO_FULL and self.rest_for_space(SLICE_NS):
                     status = self.pour(leaves, n, done)
                 self.lock.unlock()
             if status != ECHO_FULL:
@@ -236,9 +259,13 @@ cdef class Direct:
         """`lock` held."""
         cdef echo_run run
         cdef uint32_t i
-        cdef uint64_t size
+        cdef uint64_t size, before = done[0]
         cdef int status
         cdef echo_remote* store = self.store
+        if self.lane != NULL:
+            status = self.lane.put(leaves, n, done)
+            self.samples += done[0] - before
+            return status
         if store == NULL:
             return ECHO_CLOSED
         while done[0] < n:
@@ -254,6 +281,12 @@ cdef class Direct:
             done[0] += run.count
             self.samples += run.count
         return ECHO_OK
+
+    cdef bint rest_for_space(self, int64_t ns) noexcept nogil:
+        """`lock` held, and something mapped. Whether there may be space."""
+        if self.lane != NULL:
+            return self.lane.wait_room(ns)
+        return remote_wait_space(self.store, self.record, ns) == ECHO_OK
 
     cdef object call(self, object reference):
         function = reference()
@@ -273,6 +306,58 @@ cdef class Direct:
         self.store = mapping.store
         self.lock.unlock()
 
+    def attach_lane(self, int fd, uint64_t rows):
+        """Map a lane of `rows` samples. What an earlier one had must have been taken back. Raises MemoryError, ProtocolError."""
+        cdef Lane lane = Lane()
+        try:
+            lane.writer = new LaneWriter(fd, self.leaf_bytes, rows)
+        except MemoryError:
+            raise MemoryError(
+                f"this process cannot map a lane of {os.fstat(fd).st_size:,} bytes; raise its limit of address space (ulimit -v)"
+            ) from None
+        except ValueError as error:
+            raise ProtocolError(f"the learner's lane is not laid out as expected here ({error}); install the same echo-shm at both ends") from None
+        with nogil:
+            self.lock.lock()
+        self.kept = lane
+        self.lane = lane.writer
+        self.lock.unlock()
+
+    def under_way(self):
+        """How many samples lie in a lane that the learner has not copied, as far as is known."""
+        return self.lost if self.kept is None else self.kept.writer.under_way()
+
+    def wait_copied(self, double seconds):
+        """Sleep until the learner has copied all that lies in the lane now, at most so long, or until a signal comes."""
+        cdef Lane lane = self.kept
+        cdef uint64_t target
+        cdef int64_t ns = <int64_t>(seconds * 1e9)
+        if lane is not None:
+            with nogil:
+                target = lane.writer.written()
+                lane.writer.wait_copied(target, ns)
+
+    def drop_lane(self):
+        """The connection is over for good: what the learner has not copied is lost."""
+        if self.kept is not None:
+            self.lost = self.kept.writer.under_way()
+            self.kept = None
+
+    def take_back(self):
+        """`(count, payload of a frame)`: what the learner has not copied out of the lane. It copies no more when this is called."""
+        cdef Lane lane = self.kept
+        cdef uint64_t count
+        self.kept = None
+        if lane is None:
+            return 0, b""
+        count = lane.writer.under_way()
+        payload = bytearray(count * self.sample_bytes)
+        cdef unsigned char[::1] view = payload
+        if count and self.sample_bytes:
+            lane.writer.copy_rest(<char*>&view[0])
+        self.samples -= count
+        return count, payload
+
     def detach(self):
         """No sample is put any more; what a call had begun is done when this returns."""
         cdef Mapping mapping
@@ -281,6 +366,7 @@ cdef class Direct:
             self.lock.lock()
         self.ready = False
         self.store = NULL
+        self.lane = NULL
         mapping, self.mapping, reservable, self.reservable = self.mapping, None, self.reservable, []
         self.lock.unlock()
         if mapping is not None:
@@ -294,13 +380,15 @@ cdef class Direct:
             return  # without the lock, which the pump holds while it waits
         with nogil:
             self.lock.lock()
-        self.ready = ready and self.store != NULL
+        self.ready = ready and (self.store != NULL or self.lane != NULL)
         self.lock.unlock()
 
     def abandon(self):
         """In a forked child: the mapping and all its records are the parent's."""
         self.ready = False
         self.store = NULL
+        self.lane = NULL  # it is not mapped in a child
+        self.kept = None
         if self.mapping is not None:
             self.mapping.store = NULL
 
@@ -309,7 +397,7 @@ cdef class Direct:
         with nogil:
             self.lock.lock()
             if self.ready:
-                remote_wait_space(self.store, self.record, <int64_t>(seconds * 1e9))
+                self.rest_for_space(<int64_t>(seconds * 1e9))
             self.lock.unlock()
 
     def reserve(self):

@@ -1,7 +1,7 @@
 """Where a learner leaves its weights for all workers of the machine to read: a few buffers in a memfd, written in turn.
 
 Nobody waits for anybody. A version stays where it is until two more were published; a reader that was slower than that finds bytes whose
-digest is not theirs, and asks for the newest. The memfd is sealed: those it is handed to can only read it.
+digest is not theirs, and asks for the newest. The memfd is sealed: those it is handed to can only read it (`Board.sealed`: Linux 5.1).
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Board:
     def __init__(self) -> None:
         self.newest: Notice | None = None
         self.fd = -1
+        self.sealed = True  # against writing by those it is handed to
         self._generation = 0
         self._slot = 0
         self._capacity = 0
@@ -80,6 +81,7 @@ class Board:
             try:
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
             except OSError:  # an older kernel
+                self.sealed = False
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
         except BaseException:
             os.close(fd)

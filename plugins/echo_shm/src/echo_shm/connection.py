@@ -1,8 +1,11 @@
 """The worker's end of shared memory: `ShmConnection`, and the thread that puts what had to wait.
 
 Everything but samples and weights travels over the unix socket, by `echo_core.channel`: handshake, requests, goodbye, reconnecting.
-Samples are put into the learner's store by `Direct`. What it cannot put at once goes to the session's window, from which the pump puts it
-as soon as there is space, in order; to a learner that shares no memory the window is sent over the socket.
+Samples are put into the learner's store, or into the worker's lane, by `Direct`. What it cannot put at once goes to the session's window,
+from which the pump puts it as soon as there is space, in order; to a learner that shares no memory the window is sent over the socket.
+
+What lies in a lane is the learner's as far as the window is concerned; when the connection is lost, the next one takes back what was
+not copied.
 """
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from echo_core.channel.connection import ChannelConnection
-from echo_core.channel.link import Link, Work
+from echo_core.channel.link import Link, Work, wait_until
 from echo_core.channel.uplink import Uplink
 from echo_core.errors import EchoError, EchoTimeoutError, ProtocolError
 from echo_core.wire import REPLY, Buffer, Header, Kind, frame, pack_request, parse_reply, parse_request
@@ -36,6 +40,25 @@ ATTACH = 1 << 60  # number of the request that asks for the store; those of call
 SAID = ATTACH + 1  # of requests whose answer does not matter
 WEIGHTS = ATTACH + 2  # of the learner's notices of weights
 PUMP_SECONDS = 0.05  # a wait of the pump that an ending link must be able to cut short
+LANE_SECONDS = 0.02  # the same of who waits for a lane to be copied
+
+
+class _Progress:
+    """What `wait_until` sleeps on for a lane: there the learner says by a number, not by a frame, how far it is."""
+
+    def __init__(self, up: ShmUplink) -> None:
+        self._up = up
+
+    def wait(self, timeout: float | None) -> None:
+        up = self._up
+        if not up.direct.under_way():
+            up.gate.changed.wait(timeout)
+            return
+        up.gate.lock.release()
+        try:
+            up.direct.wait_copied(LANE_SECONDS if timeout is None else min(timeout, LANE_SECONDS))
+        finally:
+            up.gate.lock.acquire()
 
 
 class ShmUplink(Uplink):
@@ -43,31 +66,33 @@ class ShmUplink(Uplink):
 
     Attributes:
         settled: whether the learner has said how samples get to it; under `gate.lock`.
-        attached: its store is mapped here.
+        attached: its store or a lane is mapped here.
+        mode: "direct": the store; "private": a lane; "socket": nothing.
     """
 
     direct: Direct
 
     def __init__(self, spec: Spec, address: Address, options: ShmConnectOptions) -> None:
-        # An observer puts no samples, and is not given the memory for them.
-        self._private = options.mode == "private" or options.role != "worker"
-        self.settled = self._private
+        self.settled = False
         self.attached = False
+        self.mode = "socket"
         self.direct = Direct(spec, options.patience)
         self._board: Reader | None = None
         self._pumping = False
         self._pump_thread: threading.Thread | None = None
-        self._reservations = options.reservations
+        # An observer puts no samples, and is not given the memory for them.
+        self._asks = {"records": 1 + options.reservations, "mode": options.mode} if options.role == "worker" else None
         super().__init__(dial, address, spec, options)
 
     # ------------------------------------------------------------------------ getting the store
 
     def _resume(self, link: Link, incarnation: str, header: Header) -> None:
         super()._resume(link, incarnation, header)
-        if not self._private:
-            request = pack_request("shm/attach", {"records": 1 + self._reservations})
-            with self.gate.lock:
-                link.post(frame(Kind.CONTROL, request, seq=ATTACH))
+        with self.gate.lock:
+            if self._asks is None:
+                self.settled = True
+            else:
+                link.post(frame(Kind.CONTROL, pack_request("shm/attach", {**self._asks, "rows": self.window.most}), seq=ATTACH))
 
     def _control(self, link: Link, header: Header, payload: Buffer) -> None:
         if header.flags & REPLY and header.seq == ATTACH:
@@ -81,21 +106,31 @@ class ShmUplink(Uplink):
         channel = link.channel
         assert isinstance(channel, UnixChannel)
         body, _ = parse_reply(payload)
-        if body.get("mode") == "direct":
-            records = body.get("records")
-            if not channel.fds or not isinstance(records, list) or not records or not all(type(r) is int and 0 < r < 1024 for r in records):
-                raise ProtocolError("the learner offered its store and did not hand it over; install the same echo-shm at both ends")
+        mode, records, rows = body.get("mode"), body.get("records"), body.get("rows")
+        handed = bool(channel.fds) and {
+            "direct": isinstance(records, list) and bool(records) and all(type(r) is int and 0 < r < 1024 for r in records),
+            "private": type(rows) is int and rows > 0,
+        }.get(str(mode), False)
+        if mode != "socket" and not handed:
+            raise ProtocolError("the learner offered its memory and did not hand it over; install the same echo-shm at both ends")
+        with self.gate.lock:
+            # Its former copier has ended, or it would not have answered: what it has not copied by now is for this connection.
+            count, data = self.direct.take_back()
+            if count:
+                self.window.put_first(count, data)
+        if mode != "socket":
             fd = channel.fds.popleft()
             try:
-                self.direct.attach(fd, records)
+                self.direct.attach(fd, records) if mode == "direct" else self.direct.attach_lane(fd, rows)
             except (EchoError, MemoryError, OSError) as error:
-                self.end(EchoError(f"the store of {self.address} cannot be used: {error}; mode=\"private\" needs no shared memory"))
+                remedy = '; mode="private" needs less' if mode == "direct" else ""
+                self.end(EchoError(f"the memory of {self.address} cannot be used: {error}{remedy}"))
                 return
             finally:
                 os.close(fd)
         with self.gate.lock:
             self.settled = True
-            self.attached = body.get("mode") == "direct"
+            self.mode, self.attached = str(mode), mode != "socket"
             self.open_if_idle()
             if self.window.taken != self.window.acknowledged:
                 self.start_pump()
@@ -135,7 +170,7 @@ class ShmUplink(Uplink):
         self.direct.detach()
         self._board = None
         with self.gate.lock:
-            self.attached, self.settled = False, self._private
+            self.attached = self.settled = False
             # What it has put counts as acknowledged before the learner is told how much that is.
             self.gate.changed.wait_for(lambda: not self._pumping)
         super()._lost(link, error)
@@ -149,6 +184,34 @@ class ShmUplink(Uplink):
         with self.gate.lock:
             if self.link is not None:
                 self.link.post(frame(Kind.CONTROL, pack_request("shm/give_up", {"record": record}), seq=SAID))
+
+    # ------------------------------------------------------------------ samples in a lane; `gate.lock` held
+
+    def under_way(self) -> int:
+        return super().under_way() + int(self.direct.under_way())
+
+    def taken(self) -> int:
+        """All samples that were taken over."""
+        return self.window.taken + int(self.direct.samples) - int(self.direct.pumped)
+
+    def wait_delivered(self, seconds: float, waiting: Callable[[], str], target: int | None = None) -> None:
+        """Until the first `target` samples are committed, or none is under way."""
+
+        def delivered() -> bool:
+            under_way = self.under_way()
+            return not under_way or (target is not None and self.taken() - under_way >= target)
+
+        self.wait_for_lane(delivered, seconds, waiting)
+
+    def wait_for_lane(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
+        """As `wait`, for what the lane has a part in."""
+        wait_until(_Progress(self), lambda: ready() or self.over.is_set(), seconds, waiting)  # type: ignore[arg-type]
+        if not ready():
+            self.check()
+
+    def has_room(self, count: int) -> bool:
+        """For `count` more samples in the window, counting what is in the lane."""
+        return self.window.has_room(count, int(self.direct.under_way()))
 
     # ----------------------------------------------------------------- samples that have to wait
 
@@ -213,7 +276,10 @@ class ShmUplink(Uplink):
     def close(self, seconds: float) -> None:
         with self.gate.lock:
             self.direct.open(False)
-        super().close(seconds)
+        try:
+            super().close(seconds)
+        finally:
+            self.direct.drop_lane()
 
     def end(self, error: EchoError) -> None:
         super().end(error)
@@ -224,8 +290,8 @@ class ShmUplink(Uplink):
 class ShmConnection(ChannelConnection):
     """See `echo_core.transport.Connection`. Connects when it is made.
 
-    A sample is acknowledged as soon as `send` has put it into the learner's store. While the store is full or the learner gone, samples
-    are kept in this process, as many as the window holds.
+    A sample is acknowledged as soon as `send` has put it into the learner's store, or the learner has copied it out of the lane.
+    While the store is full or the learner gone, samples are kept in this process, as many as the window holds.
 
     Raises:
         EchoTimeoutError: the learner could not be reached in time, with the last reason.
@@ -275,6 +341,14 @@ class ShmConnection(ChannelConnection):
                 up.direct.open(False)
                 up.start_pump()
 
+    def _wait_for_room(self, count: int, seconds: float) -> None:
+        up = self._uplink
+        if not up.has_room(count):
+            self._blocked += 1
+            waiting = lambda: f"send() waits for {up.learner()} to take the samples under way"  # noqa: E731
+            up.wait_for_lane(lambda: up.closing or up.has_room(count), seconds, waiting)
+        self._check()
+
     def _rest(self, count: int, data: bytes) -> None:
         """What is left of a batch that was begun: taken without regard to the window's bounds."""
         up = self._uplink
@@ -284,6 +358,12 @@ class ShmConnection(ChannelConnection):
             up.start_pump()
             up.window.add(count, data)
             up.gate.work.notify_all()
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._check()
+        up = self._uplink
+        with self._lock:
+            up.wait_delivered(self._seconds(timeout), lambda: f"wait() waits for {up.learner()} to acknowledge", up.taken())
 
     def reserve(self, timeout: float | None = None) -> Reserved:
         """A slot in the learner's store, to be filled in place; see `Reserved`.
@@ -298,8 +378,8 @@ class ShmConnection(ChannelConnection):
             self._check()
             left = start + seconds - time.monotonic()
             with self._lock:
-                if up.settled and not up.attached and up.link is not None:
-                    why = 'shares no memory with this worker (mode="private"), so that there is nothing to reserve'
+                if up.settled and up.mode != "direct" and up.link is not None:
+                    why = 'does not share its store with this worker (mode="private"), so that there is nothing to reserve'
                     raise EchoError(f"{self.address} {why}; use send()")
                 if left <= 0:
                     what = f"reserve() waits for {up.learner()} to take samples out of its full store"
@@ -314,11 +394,12 @@ class ShmConnection(ChannelConnection):
         stats = super().stats()
         direct, up = self._direct, self._uplink
         with self._lock:
-            put = direct.samples - direct.pumped
+            put, laned = direct.samples - direct.pumped, int(direct.under_way())
         stats["samples"] += put
-        stats["acknowledged"] += put
+        stats["acknowledged"] += put - laned
+        stats["unacknowledged"] += laned
         stats["bytes_sent"] += direct.samples * self.spec.sample_bytes
         stats["send_blocked"] += direct.blocked
-        stats["direct_samples"], stats["revoked"] = put, direct.revoked
-        stats["mode"] = "direct" if up.attached else "private"
+        stats["direct_samples"], stats["revoked"] = max(0, put), direct.revoked
+        stats["mode"] = up.mode if up.attached else "socket"
         return stats

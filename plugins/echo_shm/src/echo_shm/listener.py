@@ -1,4 +1,7 @@
-"""The learner's end of shared memory: a channel listener that hands its store to workers, and a thread that looks after them."""
+"""The learner's end of shared memory: a channel listener that hands its store to workers, and a thread that looks after them.
+
+A worker that is to see nothing of the store gets a lane of its own instead (lanes.py).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ from echo_core.wire import Kind, frame, pack_request
 
 from .board import Board
 from .connection import WEIGHTS
+from .lanes import Lane
 
 if TYPE_CHECKING:
+    from echo_core.channel.link import Link
     from echo_core.channel.sessions import Session
     from echo_core.shared import SharedStore
     from echo_core.sink import Sink
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
     from .transport import ShmListenOptions
 
 __all__ = ["ShmListener"]
+
+LANE_BROKEN = "it wrote to its lane what cannot be: a count of samples beyond what the lane holds"
 
 log = logging.getLogger("echo")
 
@@ -48,12 +55,14 @@ class Writer:
             if pid > 0:
                 self.pidfd = os.pidfd_open(pid)
 
+    @property
     def samples(self) -> int:
         return sum(map(self._shared.samples, self.records))
 
     def revoked(self) -> int:
         return sum(map(self._shared.revoked, self.records))
 
+    @property
     def waiting(self) -> float:
         return self._shared.waiting(self.records[0])
 
@@ -76,10 +85,11 @@ class Writer:
 
 
 class ShmServed(ServedClient):
-    """One worker. Beside what every channel's client does, it may ask for the store."""
+    """One worker. Beside what every channel's client does, it may ask for the store, or for a lane."""
 
     listener: ShmListener
     writer: Writer | None = None
+    lane: Lane | None = None
     _generation = 0  # of the board it has
     _counted = 0  # samples put directly, when the state was last looked at
     _counted_at = 0.0
@@ -91,7 +101,36 @@ class ShmServed(ServedClient):
             if self.writer is not None:
                 self.listener.left(self.writer)
 
+    def _read(self, link: Link) -> None:
+        try:
+            super()._read(link)
+        finally:
+            if self.lane is not None and self._end_lane(self.lane):
+                raise ProtocolError(LANE_BROKEN)
+
+    def _end_lane(self, lane: Lane) -> bool:
+        """Copy what is whole, as far as there is space. Whether the worker broke its lane."""
+        while not lane.finish(timeout=LOOK_SECONDS):
+            pass
+        with self._session.lock:
+            self._session.inserted += lane.samples
+            self.peer.samples = self._session.inserted
+        self.listener.lane_ended(self._session, lane)
+        return lane.broken
+
+    def evict(self, timeout: float) -> None:
+        if self.lane is not None:
+            self.lane.finish(timeout=0)
+        super().evict(timeout)
+
+    def stop(self, until: float) -> None:
+        if self.lane is not None:  # first of all, so that the worker hears what was committed
+            self.lane.finish(timeout=max(0.0, until - time.monotonic()))
+        super().stop(until)
+
     def _answer(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+        if self.lane is not None and not op.startswith("shm/"):
+            self.lane.catch_up(lambda: self.link is None or self.link.error is not None)  # requests follow the samples sent before them
         if op == "shm/attach":
             if self.peer.role != "worker":
                 raise SecurityError(f"an {self.peer.role} sends no experience, and may not write to the learner's memory")
@@ -110,21 +149,44 @@ class ShmServed(ServedClient):
         return super()._answer(op, body, blob)
 
     def _attach(self, body: dict[str, Any]) -> dict[str, Any]:
-        wanted = body.get("records")
-        if type(wanted) is not int or not 1 <= wanted <= 65 or self.writer is not None:
-            raise ProtocolError(f"{wanted!r} records cannot be had")
+        wanted, rows = body.get("records"), body.get("rows")
+        sane = type(wanted) is int and 1 <= wanted <= 65 and type(rows) is int and rows >= 1
+        if not sane or self.writer is not None or self.lane is not None:
+            raise ProtocolError(f"{wanted!r} records and {rows!r} rows cannot be had")
         channel: UnixChannel = self._channel  # type: ignore[assignment]
+        former = self.listener.lanes.get(self._session)
+        if former is not None and not former.ended:
+            # Two copiers would insert samples twice; it comes again.
+            assert self.link is not None
+            self.link.fail(ConnectionClosedError("its former connection still copies samples"))
+            return {}
         shared = self.listener.shared
-        self.writer = self.listener.admit(channel.pid, wanted, self._session, self.peer.name)
-        if shared is None or self.writer is None:
-            return {"mode": "private"}
-        channel.give(shared.fd)
-        return {"mode": "direct", "records": self.writer.records}
+        if body.get("mode") == "direct" and shared is not None:
+            self.writer = self.listener.admit(channel.pid, wanted, self._session, self.peer.name)
+            if self.writer is not None:
+                channel.give(shared.fd)
+                return {"mode": "direct", "records": self.writer.records}
+        try:
+            lane = Lane(self._sink, self.listener.options.lane_bytes, rows)  # type: ignore[attr-defined]
+            channel.give(lane.fd)
+        except (OSError, MemoryError) as error:
+            log.warning("worker %s gets no lane of %s, its samples come over the socket: %s", self.peer.name, self.listener.address, error)
+            return {"mode": "socket"}
+        lane.handed_over()
+        self.lane = self.listener.lanes[self._session] = lane
+        lane.start(self._lane_over)
+        return {"mode": "private", "rows": lane.rows}
+
+    def _lane_over(self, broken: bool) -> None:
+        """The copier's last call: there will be no more of it."""
+        assert self.link is not None
+        self.link.fail(ProtocolError(LANE_BROKEN) if broken else ConnectionClosedError("the store is closed"))
 
     def _work(self) -> Work | None:
         notice = self.listener.board.newest
         due = self._subscribed and not self._on_the_way and self._chunks is None and not self._ack_due
-        if self.writer is None or notice is None or not due or notice.version <= self._held:
+        reads = self.writer is not None or (self.lane is not None and self.listener.board.sealed)
+        if not reads or notice is None or not due or notice.version <= self._held:
             return super()._work()
         return self._notice()
 
@@ -143,15 +205,15 @@ class ShmServed(ServedClient):
 
     def refresh(self) -> None:
         super().refresh()
-        writer = self.writer
-        if writer is None:
+        way = self.writer or self.lane
+        if way is None or (self.lane is not None and self.lane.counted):
             return
-        samples, now = writer.samples(), time.monotonic()
+        samples, now = way.samples, time.monotonic()
         if samples != self._counted:
             self._counted, self._counted_at = samples, now
         self.peer.samples = self._session.inserted + samples
         self.peer.bytes += samples * self._sink.spec.sample_bytes
-        waiting = writer.waiting()
+        waiting = way.waiting
         if waiting:
             self._show("waiting for space", now - waiting)
         elif now < self._counted_at + STREAMING_SECONDS:
@@ -170,10 +232,11 @@ class ShmListener(ChannelListener):
     def __init__(self, acceptor: UnixAcceptor, sink: Sink, options: ShmListenOptions) -> None:
         #: None: the store is not a stream's, or workers are not to see it; then their samples come over the socket.
         self.shared = sink.shared(options.claim_timeout) if options.mode == "direct" else None
+        self.lanes: dict[Session, Lane] = {}  # those that are copied from
         self.board = Board()
         self.publishing = threading.Lock()  # held while the board changes
         self._sample_bytes = sink.spec.sample_bytes
-        if self.shared is not None and sink.weights is not None:
+        if sink.weights is not None:
             self._put(sink.weights)
         self._writers: set[Writer] = set()
         self._watch = threading.Condition()
@@ -186,8 +249,7 @@ class ShmListener(ChannelListener):
     # --------------------------------------------------------------------------------- weights
 
     def publish(self, weights: PackedWeights) -> None:
-        if self.shared is not None:
-            self._put(weights)
+        self._put(weights)
         super().publish(weights)
 
     def _put(self, weights: PackedWeights) -> None:
@@ -220,6 +282,12 @@ class ShmListener(ChannelListener):
                 self._keeper.start()
             self._watch.notify_all()
         return writer
+
+    def lane_ended(self, session: Session, lane: Lane) -> None:
+        with self._watch:
+            del self.lanes[session]
+            self._reaped["samples"] += lane.samples
+            lane.counted = True
 
     def give_up(self, record: int) -> None:
         if (shared := self.shared) is not None:
@@ -265,7 +333,7 @@ class ShmListener(ChannelListener):
         self._told_stuck = stuck > 0
 
     def _reap(self, writer: Writer) -> None:
-        samples = writer.samples()
+        samples = writer.samples
         with self._watch:
             self._writers.discard(writer)
             self._reaped["samples"] += samples
@@ -283,14 +351,14 @@ class ShmListener(ChannelListener):
     # ---------------------------------------------------------------------- the listener's face
 
     def stats(self) -> dict[str, float | int]:
-        """Beside what every listener counts: direct_workers, killed_workers, revoked_claims, moved_batches."""
+        """Beside what every listener counts: direct_workers, private_workers, killed_workers, revoked_claims, moved_batches."""
         counts = super().stats()
         with self._watch:
-            reaped, writers = dict(self._reaped), list(self._writers)
-        samples = reaped["samples"] + sum(w.samples() for w in writers)
+            reaped, writers, lanes = dict(self._reaped), list(self._writers), list(self.lanes.values())
+        samples = reaped["samples"] + sum(way.samples for way in (*writers, *lanes))
         counts["samples"] += samples
         counts["bytes_received"] += samples * self._sample_bytes
-        counts["direct_workers"] = len(writers)
+        counts["direct_workers"], counts["private_workers"] = len(writers), len(lanes)
         counts["killed_workers"] = reaped["killed"]
         counts["revoked_claims"] = reaped["revoked"] + sum(w.revoked() for w in writers)
         counts["moved_batches"] = reaped["moved"]

@@ -28,7 +28,7 @@ from echo_core.wire import MAX_NUMBER, REPLY, Kind, frame, pack_error, pack_repl
 
 from ._learner import ADDED, CONTROL, LOST, RECEIPT, NativeLearner
 from .pending import Pending
-from .sockets import name_of, unpaced
+from .sockets import free, name_of, unpaced
 
 if TYPE_CHECKING:
     from echo_core.sink import Sink
@@ -387,8 +387,7 @@ class Control:
             return
         self._closing = True
         self._pause_accepting(0.0)
-        for sock in self._listening:
-            sock.close()
+        free(self._listening)
         for pending in list(self._pending.values()):
             pending.refuse("shutdown", "the learner is closing")
             try:

@@ -18,7 +18,7 @@ from echo_core.errors import SecurityError
 from echo_core.wire import Buffer
 
 from .dial import KEEPALIVE
-from .sockets import listen_on, name_of
+from .sockets import free, listen_on, name_of
 
 if TYPE_CHECKING:
     from .transport import TcpsListenOptions
@@ -166,6 +166,5 @@ class TlsAcceptor(Acceptor):
 
     def close(self) -> None:
         self._selector.close()
-        for sock in self._sockets:
-            sock.close()
+        free(self._sockets)
         os.close(self._wake)

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["listen_on", "name_of", "unpaced"]
+__all__ = ["free", "listen_on", "name_of", "unpaced"]
 
 BACKLOG = 1024
 # A worker whose machine died without a word is noticed after 5 + 3 x 5 seconds of silence, and
@@ -58,6 +58,17 @@ def listen_on(host: str, port: int, receive_buffer: int) -> tuple[list[socket.so
                 continue
             raise OSError(error.errno, _explained(error, host, port)) from error
     raise AssertionError("unreachable")
+
+
+def free(sockets: list[socket.socket]) -> None:
+    """Close listening sockets so that their address can be taken again, even if a forked child still holds copies of them.
+
+    Left listening there, the port would take clients whom nobody ever answers.
+    """
+    for sock in sockets:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        sock.close()
 
 
 def unpaced(sock: socket.socket) -> None:

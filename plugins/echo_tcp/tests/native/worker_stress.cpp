@@ -11,6 +11,7 @@
 //   LOST       a sample of a thread skipped, or fewer committed than were taken over
 //   EARLY      wait() returned before everything was committed
 //   WEIGHTS    a version whose bytes are not its own
+//   STRAY      bytes written to a descriptor after stop(), when it may be another file's
 //   HANG       a call that does not return within a minute
 #include <sys/socket.h>
 
@@ -292,6 +293,49 @@ void round(std::size_t fill, double seconds, std::uint64_t window) {
     std::printf("  %llu samples\n", static_cast<unsigned long long>(learner.committed));
 }
 
+// stop() while others are in the middle of a send: when it returns, nobody uses the socket's descriptor any more.
+void stopped_in_the_middle(double seconds) {
+    std::printf("stopped in the middle\n");
+    const std::uint64_t end = worker::now_ns() + static_cast<std::uint64_t>(seconds * 1e9);
+    constexpr std::uint64_t n = 30, fill = 100000;
+    const std::vector<std::uint32_t> who(n);
+    const std::vector<std::uint64_t> numbers(n);
+    const std::vector<std::byte> bytes(n * fill);
+    const void* leaves[] = {who.data(), numbers.data(), bytes.data()};
+    std::mt19937 random(1);
+    unsigned rounds = 0;
+    for (; worker::now_ns() < end; ++rounds) {
+        int ends[2];
+        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) std::abort();
+        std::thread reader([fd = ends[1]] {
+            const FrameHeader resume = make_header(Kind::ack, 0);
+            if (::send(fd, &resume, sizeof resume, MSG_NOSIGNAL) != sizeof resume) std::abort();
+            std::vector<char> waste(50000);
+            while (::recv(fd, waste.data(), waste.size(), 0) > 0) {}
+            ::close(fd);
+        });
+        Engine engine({4, 8, fill}, {.block_bytes = 8192, .window_bytes = 64 << 20, .window_samples = 100000});
+        engine.attach(ends[0], {}, false);
+        if (until([&] { return engine.linked(slice); }) != Status::ok) forbidden("HANG");
+        std::vector<std::thread> threads;
+        for (int i = 0; i < 2; ++i) {
+            threads.emplace_back([&] {
+                if (until([&] { return engine.put(leaves, n, slice, false); }) == Status::ok) engine.pump();
+            });
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+        engine.stop();
+        int others[2];  // gets the number that is free now
+        if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, others) != 0) std::abort();
+        pollfd strays[2] = {{others[0], POLLIN, 0}, {others[1], POLLIN, 0}};
+        for (std::thread& thread : threads) thread.join();
+        if (::poll(strays, 2, 0) != 0) forbidden("STRAY");
+        reader.join();
+        for (int fd : others) ::close(fd);
+    }
+    std::printf("  %u rounds\n", rounds);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -299,5 +343,6 @@ int main(int argc, char** argv) {
     round(8, seconds, 64 << 10);
     round(3000, seconds, 64 << 10);
     round(100000, seconds, 1 << 20);
+    stopped_in_the_middle(seconds);
     std::puts("no forbidden outcome");
 }

@@ -37,7 +37,9 @@ inline void Loop::drop(Peer &p) {
     end_of(p);
     p.dead = true;
     if (p.leaving) leaving_.erase(std::find(leaving_.begin(), leaving_.end(), &p));
-    // A forked child may hold a copy of the descriptor; the connection must end all the same.
+    // A forked child may hold a copy of the descriptor: the connection must end all the same, and epoll, which watches
+    // the connection and not the descriptor, would go on naming a peer whose memory is gone.
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, p.fd, nullptr);
     shutdown(p.fd, SHUT_RDWR);
     close(p.fd);
     const auto found = peers_.find(p.key);

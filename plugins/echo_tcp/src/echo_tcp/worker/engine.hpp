@@ -7,8 +7,8 @@
 //               looks again before it stops, so nothing that became due meanwhile is left behind.
 //   appending_  one thread at a time copies into free rows without the mutex; others wait for it,
 //               which keeps the numbers of a batch together.
-//   the socket  is closed by the I/O thread alone, when nobody writes; others only shut it down.
-//               A descriptor can therefore never be another file's while somebody uses it.
+//   the socket  is closed by the I/O thread, or by stop() after it, when nobody writes or reads; others
+//               only shut it down. A descriptor can never be another file's while somebody uses it.
 //
 // When to send (Nagle's idea, with the learner's acknowledgements for clock): a stretch of samples
 // is sent when it fills its block, when nothing is on its way, or when somebody asked for it by

@@ -35,13 +35,21 @@ inline void Engine::stop() {
         Lock lock(mutex_);
         if (stop_) return;
         stop_ = closing_ = closed_ = true;
+        lose("it was closed here");
         events_ |= Event::over;
         open_all();
     }
     wake();
     thread_.join();
-    if (fd_ >= 0) ::close(fd_);
-    ::close(wake_fd_);
+    Lock lock(mutex_);
+    // A caller may be in the middle of sendmsg, recv or poll. The link is down, so it is the last of them; closed before
+    // it is back, the descriptor could be another file's by the time it is used.
+    ++turn_.waiting;
+    turn_.changed.wait(lock, [&] { return !writing_ && !reading_ && !working_; });
+    --turn_.waiting;
+    for (int* fd : {&fd_, &wake_fd_}) {
+        if (*fd >= 0) ::close(std::exchange(*fd, -1));
+    }
 }
 
 inline void Engine::leave_to_parent() noexcept {

@@ -82,6 +82,7 @@ inline void Engine::read_now(Lock& lock) {
     const char* wrong = read_some(fd, gone);
     lock.lock();
     reading_ = false;
+    turn_.open();
     counters_.bytes_received += std::exchange(received_, 0);
     if (link_ != Link::down) {
         if (!wrong) wrong = digest();
@@ -110,6 +111,7 @@ bool Engine::work_for_room(Lock& lock, std::int64_t slice_ns, Ready ready) {
         const int n = ::poll(&socket, 1, patience_ms);
         lock.lock();
         working_ = false;
+        turn_.open();
         if (n <= 0) return false;
         if (socket.revents & POLLOUT) blocked_ = false;
         if (socket.revents & (POLLIN | POLLERR | POLLHUP)) read_now(lock);

@@ -1,0 +1,16 @@
+"""RDMA for Echo, on UCX. Only the announcement is here: UCX is loaded when the transport is selected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from echo_core.hookspecs import TransportInfo, hookimpl
+
+
+@hookimpl
+def echo_transports() -> Iterable[TransportInfo]:
+    summary = "InfiniBand and RoCE through UCX; shared memory and TCP through the same interface"
+    return [
+        TransportInfo(name=name, factory=factory, client="echo_rdma.transport:RdmaClient", api=1, summary=summary)
+        for name, factory in (("rdma", "echo_rdma.transport:RdmaTransport"), ("ucx", "echo_rdma.transport:UcxTransport"))
+    ]

@@ -1,0 +1,147 @@
+"""A UCX endpoint as a channel of bytes, and where clients arrive."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from echo_core.address import Address
+from echo_core.channel import Acceptor, Channel
+from echo_core.errors import ConfigError
+from echo_core.wire import Buffer
+
+from . import _ucx, library
+
+if TYPE_CHECKING:
+    from .transport import RdmaConnectOptions, RdmaListenOptions
+
+__all__ = ["RdmaAcceptor", "RdmaChannel", "dial"]
+
+log = logging.getLogger("echo")
+
+RDMA = ("rc", "dc", "ud")  # how the names of transports on InfiniBand and RoCE begin
+LINGER_SECONDS = 1.0  # for what was sent to be taken by a peer that reads slowly, after shutdown
+
+
+def is_rdma(lane: str) -> bool:
+    return lane.partition("/")[0].split("_")[0] in RDMA
+
+
+class RdmaChannel(Channel):
+    """See `echo_core.channel.Channel`.
+
+    Attributes:
+        wire: the endpoint.
+        lanes: what carries it; known once something was received.
+    """
+
+    def __init__(self, wire: _ucx.Wire, engine: _ucx.Engine | None, peer: str, require_rdma: bool) -> None:
+        self.peer = peer
+        self.wire = wire
+        self.lanes: tuple[str, ...] = ()
+        self._own_engine = engine
+        self._require_rdma = require_rdma
+        self._rest = memoryview(b"")
+        self._connected = False
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        self.wire.send(buffers)
+
+    def receive(self) -> Buffer:
+        if self._rest:
+            piece, self._rest = self._rest, memoryview(b"")
+            return piece
+        piece = self.wire.receive()
+        if not self._connected and piece:
+            self._connected = True
+            self._look_at_lanes()
+        return piece
+
+    def _look_at_lanes(self) -> None:
+        self.lanes = tuple(dict.fromkeys(self.wire.lanes()))
+        if any(map(is_rdma, self.lanes)):
+            if advice := library.memory_lock_advice():
+                log.warning("%s: %s", self.peer, advice)
+            return
+        if self._require_rdma:
+            raise ConfigError(
+                f"require_rdma: UCX would reach {self.peer} by {', '.join(self.lanes) or 'lanes it does not name'}, which is no RDMA;"
+                f" see that both ends have the system's UCX with verbs (`ucx_info -d` lists rc_mlx5, rc_verbs, dc_mlx5, ud_verbs ...) and"
+                f" an active port (`ibv_devinfo`), and that UCX_TLS and UCX_NET_DEVICES allow it ({library.settings_shown() or 'not set'})."
+                f" {library.memory_lock_advice()}"
+            )
+
+    def recv_into(self, buffer: memoryview) -> int:
+        piece = memoryview(self.receive())
+        taken = min(len(piece), len(buffer))
+        buffer[:taken] = piece[:taken]
+        self._rest = piece[taken:]
+        return taken
+
+    def shutdown(self) -> None:
+        self.wire.leave()
+
+    def close(self) -> None:
+        self.wire.leave()
+        self.wire.release()
+        if self._own_engine is not None:
+            self._own_engine.stop()
+
+
+def resolve(host: str, port: int) -> str:
+    """`host` as a number. OSError if it is unknown."""
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+
+
+def engine(options: RdmaListenOptions | RdmaConnectOptions) -> _ucx.Engine:
+    spin = 1e9 if options.busy_poll else options.spin
+    return _ucx.Engine(library.context(), spin, options.heartbeat, options.lease, LINGER_SECONDS)
+
+
+def dial(address: Address, options: RdmaConnectOptions, timeout: float) -> RdmaChannel:
+    """Begin to reach the learner; the handshake hears how that went."""
+    host, port = address.endpoint
+    number = resolve(host, port)
+    own = engine(options)
+    try:
+        wire = own.connect(number, port)
+    except BaseException:
+        own.stop()
+        raise
+    return RdmaChannel(wire, own, str(address), options.require_rdma)
+
+
+class RdmaAcceptor(Acceptor):
+    """See `echo_core.channel.Acceptor`. Raises OSError naming the address when it cannot be taken."""
+
+    def __init__(self, options: RdmaListenOptions, scheme: str) -> None:
+        self._require_rdma = options.require_rdma
+        self._engine = engine(options)
+        try:
+            port = self._engine.listen(resolve(options.host, options.port), options.port)
+        except OSError as error:
+            self._engine.stop()
+            raise OSError(
+                errno.EADDRINUSE,
+                f"cannot listen on {options.host}:{options.port}: {error}; choose another port, or port=0 for any free one",
+            ) from error
+        self.address = Address(scheme, options.host, port)
+
+    def accept(self) -> RdmaChannel:
+        wire = self._engine.accept()
+        if wire is None:
+            raise OSError(errno.ECANCELED, "closed")
+        return RdmaChannel(wire, None, wire.address, self._require_rdma)
+
+    def shutdown(self) -> None:
+        self._engine.deafen()
+
+    def close(self) -> None:
+        pass  # the address is free since `shutdown`
+
+    def finish(self) -> None:
+        """End every connection, and the thread."""
+        self._engine.stop()

@@ -1,0 +1,144 @@
+"""Finds UCX and sets it up: which library, which settings, and what to do when there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import re
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from echo_core.errors import ConfigError, ForkError
+
+from . import _ucx
+
+__all__ = ["LIBRARY", "OLDEST", "context", "memory_lock_advice", "settings_shown", "ucx"]
+
+log = logging.getLogger("echo")
+
+LIBRARY = "ECHO_UCX_LIBRARY"  # environment: the libucp to use, and no other
+OLDEST = (1, 13)
+SHARES_MEMORY = (1, 15)  # before, endpoints that report failures cannot use shared memory
+ADVICE = (
+    'install UCX: pip install "echo-rdma[wheel]" brings one with shared memory and TCP; for InfiniBand and RoCE take that of your'
+    f" system (apt install libucx0, dnf install ucx ucx-ib, or the vendor's), or name its libucp.so.0 in {LIBRARY}"
+)
+ENOUGH_LOCKED = 1 << 30
+
+# What the transport relies on, unless the user says otherwise by UCX_<name>.
+RELIED_ON = {
+    "MM_ERROR_HANDLING": "y",  # otherwise endpoints that report failures use TCP even within one machine
+    "KEEPALIVE_INTERVAL": "1s",  # a peer that was killed is noticed
+    "TCP_CM_REUSEADDR": "y",  # an address can be taken again at once
+    "RNDV_SCHEME": "get_zcopy",  # the receiver moves large messages: a sender cannot write after it was given up
+}
+
+_lock = threading.Lock()
+_loaded: tuple[str, tuple[int, int, int]] | None = None
+_contexts: dict[tuple[tuple[str, str], ...], _ucx.Context] = {}
+_process = 0  # where UCX was set up; 0: nowhere yet
+
+
+def ucx() -> tuple[str, tuple[int, int, int]]:
+    """The libucp in use and its version; found and loaded by the first call.
+
+    Raises ConfigError: there is none that can be used, and what to install.
+    """
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            _loaded = _find()
+            log.debug("UCX %d.%d.%d from %s", *_loaded[1], _loaded[0])
+        return _loaded
+
+
+def _find() -> tuple[str, tuple[int, int, int]]:
+    wrong = []
+    named = os.environ.get(LIBRARY)
+    for path in [named] if named else _candidates():
+        try:
+            with _quiet():
+                version = _ucx.load(path)
+        except OSError as error:
+            wrong.append(f"{path}: {error}")
+            continue
+        if version >= OLDEST:
+            return path, version
+        wrong.append(f"{path} is UCX {'.'.join(map(str, version))}, older than {'.'.join(map(str, OLDEST))}")
+    tried = "; ".join(wrong) or "no libucp was found"
+    raise ConfigError(f"rdma:// needs UCX, and there is none that can be used ({tried}). {ADVICE}")
+
+
+def _candidates() -> Iterator[str]:
+    """The one this process has already, else the system's, which knows its devices, else the wheel's."""
+    maps = Path("/proc/self/maps").read_text()
+    yield from dict.fromkeys(re.findall(r"/\S*libucp\.so\S*", maps))
+    yield "libucp.so.0"
+    spec = importlib.util.find_spec("libucx")
+    if spec is not None and spec.submodule_search_locations:
+        yield str(Path(spec.submodule_search_locations[0]) / "lib" / "libucp.so.0")  # finds the others beside it
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """UCX reads these as it is loaded: no handlers for the signals of a crash, which are Python's, and no lines on standard output
+    for what is reported as an exception."""
+    added = {"UCX_ERROR_SIGNALS": "", "UCX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n"}
+    added = {name: value for name, value in added.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+def context() -> _ucx.Context:
+    """UCX with the settings of the environment as it is now. One for each set of settings, shared, kept for good.
+
+    Raises ConfigError: no library, or no transport is left by UCX_*. ForkError: in a child of a process that has used UCX.
+    """
+    global _process
+    if _process not in (0, os.getpid()):
+        raise ForkError(
+            "UCX was set up before this process was forked, and works in the parent only; start the process with multiprocessing's"
+            " 'spawn' or 'forkserver', or fork before the first rdma:// connection"
+        )
+    _, version = ucx()
+    _process = os.getpid()
+    wanted = dict(RELIED_ON)
+    if version < SHARES_MEMORY:
+        wanted["TLS"] = "^sm"
+        log.info("UCX %d.%d.%d is older than 1.15: shared memory is left out", *version)
+    chosen = {name: value for name, value in wanted.items() if f"UCX_{name}" not in os.environ}
+    key = (*chosen.items(), *sorted((name, value) for name, value in os.environ.items() if name.startswith("UCX_")))
+    with _lock:
+        if key not in _contexts:
+            try:
+                _contexts[key] = _ucx.Context(list(chosen.items()))
+            except RuntimeError as error:
+                raise ConfigError(f"rdma://: {error}; in the environment: {settings_shown() or 'no UCX_* variable'}") from None
+            if refused := _contexts[key].refused:
+                log.info("UCX %d.%d.%d does not know %s", *version, refused)
+        return _contexts[key]
+
+
+def settings_shown() -> str:
+    """The UCX_* variables that are set, for people."""
+    return " ".join(f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("UCX_"))
+
+
+def memory_lock_advice() -> str:
+    """What to do if this process may lock too little memory for a network card to read and write it; "" if it may lock enough."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY or soft >= ENOUGH_LOCKED:
+        return ""
+    return (
+        f"this process may lock {soft >> 10} KiB of memory, which RDMA needs for what a network card reads and writes; raise it:"
+        " `ulimit -l unlimited`, `* - memlock unlimited` in /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit,"
+        " `--ulimit memlock=-1` for docker"
+    )

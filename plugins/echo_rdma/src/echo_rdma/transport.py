@@ -1,0 +1,128 @@
+"""RDMA: `RdmaTransport` for a `Server` (`rdma://`, `ucx://`), `RdmaClient` for workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from echo_core.address import Address
+from echo_core.channel import ChannelTransport
+from echo_core.channel.listener import ChannelListener
+from echo_core.client import Client
+from echo_core.options import ConnectOptions, ListenOptions
+from echo_core.security import check_exposure
+
+from .channel import RdmaAcceptor, RdmaChannel, dial
+
+if TYPE_CHECKING:
+    from echo_core.sink import Sink
+    from echo_core.transport import Listener
+
+__all__ = ["RdmaClient", "RdmaConnectOptions", "RdmaListenOptions", "RdmaTransport", "UcxTransport"]
+
+
+def check_times(options: RdmaListenOptions | RdmaConnectOptions) -> None:
+    if not 0.05 <= options.heartbeat <= 3600:
+        raise ValueError(f"heartbeat must be from 0.05 to 3600 seconds, not {options.heartbeat!r}")
+    if not options.lease >= 2 * options.heartbeat:
+        raise ValueError(f"lease must be at least twice the heartbeat of {options.heartbeat!r} s, not {options.lease!r}")
+    if not 0 <= options.spin <= 1:
+        raise ValueError(f"spin must be from 0 to 1 second, not {options.spin!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RdmaListenOptions(ListenOptions):
+    """Options of `RdmaTransport`."""
+
+    host: str = "127.0.0.1"  # an address or name of this machine's network card; "0.0.0.0" is every one
+    port: int = 50051  # 0: any free one
+    token: str | bytes | None = field(default=None, repr=False)  # None: the server's
+    allow_insecure: bool = False  # listen beyond this machine without authentication
+    require_rdma: bool = False  # refuse clients that would be reached by TCP or shared memory
+    heartbeat: float = 1.0  # seconds between signs of life
+    lease: float = 10.0  # seconds without any until a worker is given up
+    spin: float = 50e-6  # seconds without work until the thread that serves sleeps
+    busy_poll: bool = False  # it never sleeps: takes a core, saves some µs
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.host:
+            raise ValueError('host is empty; write "0.0.0.0" or "::" for every interface')
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port is a number from 0 to 65535, not {self.port}")
+        check_times(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RdmaConnectOptions(ConnectOptions):
+    """What a worker's connection can be told."""
+
+    window_bytes: int = 16 << 20
+    require_rdma: bool = False  # refuse a learner that would be reached by TCP or shared memory
+    heartbeat: float = 1.0  # seconds between signs of life
+    lease: float = 10.0  # seconds without any until the learner is given up, and dialled again
+    spin: float = 50e-6  # seconds without work until the thread that sends sleeps
+    busy_poll: bool = False  # it never sleeps: takes a core, saves some µs
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_times(self)
+
+
+class RdmaListener(ChannelListener):
+    """See `echo_core.channel.listener`: ends its engine when its clients are gone."""
+
+    _acceptor: RdmaAcceptor
+
+    def close(self, timeout: float | None = None) -> None:
+        super().close(timeout)
+        self._acceptor.finish()
+
+
+class RdmaTransport(ChannelTransport):
+    """A learner's end on UCX.
+
+    Args:
+        **options: see `RdmaListenOptions`.
+
+    Raises:
+        ConfigError: an option is unknown or unusable; from `listen` and `connect`: there is no UCX, and what to install.
+    """
+
+    scheme = "rdma"
+    Options = RdmaListenOptions
+    ConnectOptions = RdmaConnectOptions
+
+    def listen(self, sink: Sink) -> Listener:
+        return RdmaListener(self.bind(), sink, self.options)
+
+    def bind(self) -> RdmaAcceptor:
+        options = self.options
+        check_exposure(options.host, options.auth, options.allow_insecure)
+        return RdmaAcceptor(options, self.scheme)
+
+    @classmethod
+    def dial(cls, address: Address, options: Any, timeout: float) -> RdmaChannel:
+        return dial(address, options, timeout)
+
+
+class UcxTransport(RdmaTransport):
+    """The same under its other name: `ucx://`."""
+
+    scheme = "ucx"
+
+
+class RdmaClient(Client):
+    """A worker's connection over UCX.
+
+    Args:
+        host: the learner's host name or address.
+        port: its port.
+        example: a pytree like the server's: one sample.
+        **options: as of `echo_core.Client`.
+
+    Raises: as `echo_core.Client`.
+    """
+
+    def __init__(self, host: str, port: int, example: Any, **options: Any) -> None:
+        super().__init__(Address("rdma", host, port), example, **options)

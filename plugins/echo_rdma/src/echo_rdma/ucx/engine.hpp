@@ -1,0 +1,615 @@
+// A UCX worker and the thread that drives it, without Python: endpoints, their streams, heartbeats, and how they end.
+//
+// Everything of UCX happens under `lock_`, on the thread or on a caller's. The thread spins for a moment after there was something to do,
+// then arms UCX's descriptor and sleeps on that and on its own eventfd, which callers write when they leave it work.
+#pragma once
+
+#include <algorithm>
+#include <arpa/inet.h>
+#include <atomic>
+#include <memory>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdexcept>
+#include <sys/eventfd.h>
+#include <thread>
+#include <unistd.h>
+#include <unordered_map>
+#include <vector>
+
+#include "peer.hpp"
+
+namespace echo_rdma {
+
+struct Times {
+    int64_t spin = 50'000;                // ns without work until the thread sleeps
+    int64_t beat = 1'000'000'000;         // ns between signs of life
+    int64_t silence = 10'000'000'000;     // ns without any until the other end is given up
+    int64_t linger = 1'000'000'000;       // ns for what was sent before the end to arrive
+};
+
+class Engine {
+  public:
+    Engine(ucp::Context *context, const Times &times) : times_(times) {
+        ucp::WorkerParams params{};
+        params.mask = ucp::WorkerParams::THREAD_MODE;
+        params.thread_mode = ucp::THREAD_SERIALIZED;
+        check(ucx_.worker_create(context, &params, &worker_), "cannot make a UCX worker");
+        ucp::MessageHandlerParam handler{};
+        handler.mask = handler.ID | handler.FLAGS | handler.CALLBACK | handler.ARG;
+        handler.id = MESSAGE_ID;
+        handler.flags = handler.WHOLE;
+        handler.callback = &Engine::on_message;
+        handler.arg = this;
+        try {
+            check(ucx_.worker_set_am_recv_handler(worker_, &handler), "cannot take active messages");
+            check(ucx_.worker_get_efd(worker_, &ucx_fd_), "cannot wait for UCX");
+            bell_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+            if (bell_ < 0) throw std::runtime_error("cannot make an eventfd: " + std::string(strerror(errno)));
+            thread_ = std::thread(&Engine::run, this);
+        } catch (...) {
+            ucx_.worker_destroy(worker_);
+            if (bell_ >= 0) close(bell_);
+            throw;
+        }
+    }
+
+    ~Engine() { stop(); }
+
+    // ---------------------------------------------------------------------------------------------- the two ways to get a connection
+
+    // The port that was taken.
+    int listen(const sockaddr *where, socklen_t length) {
+        Visit visit(*this);
+        ucp::ListenerParams params{};
+        params.mask = params.SOCK_ADDR | params.CONN_HANDLER;
+        params.where = {where, length};
+        params.connection = {&Engine::on_request, this};
+        check(ucx_.listener_create(worker_, &params, &listener_), "");
+        ucp::ListenerAttr attr{};
+        attr.mask = attr.SOCKADDR;
+        check(ucx_.listener_query(listener_, &attr), "cannot ask for the port");
+        return ntohs(reinterpret_cast<sockaddr_in *>(&attr.address)->sin_port); // at the same place in an IPv6 address
+    }
+
+    std::shared_ptr<Peer> connect(const sockaddr *where, socklen_t length) {
+        Visit visit(*this);
+        ucp::EndpointParams params{};
+        params.mask = params.SOCK_ADDR | params.FLAGS;
+        params.flags = params.CLIENT_SERVER;
+        params.where = {where, length};
+        return open(params, true);
+    }
+
+    // The next client; nullptr once no more are taken.
+    std::shared_ptr<Peer> accept() {
+        std::unique_lock hold(accept_lock_);
+        accept_changed_.wait(hold, [&] { return deaf_ || !accepted_.empty(); });
+        if (accepted_.empty()) return nullptr;
+        auto peer = std::move(accepted_.front());
+        accepted_.pop_front();
+        return peer;
+    }
+
+    // No more clients; those that wait to be accepted are let go. The address is free again.
+    void deafen() {
+        {
+            Visit visit(*this);
+            for (auto *request : requests_) ucx_.listener_reject(listener_, request);
+            requests_.clear();
+            if (listener_ != nullptr) ucx_.listener_destroy(listener_);
+            listener_ = nullptr;
+        }
+        std::deque<std::shared_ptr<Peer>> left;
+        {
+            std::lock_guard hold(accept_lock_);
+            deaf_ = true;
+            left.swap(accepted_);
+            accept_changed_.notify_all();
+        }
+        for (auto &peer : left) {
+            leave(*peer);
+            release(*peer);
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------------ what callers do with one
+
+    // Send one piece (at most PIECE_BYTES). False: the connection is over, and why.
+    bool send(Peer &peer, Memory data, size_t size, bool whole, std::string &why) {
+        if (!peer.inbox.wait_credit(size, why)) return false;
+        Visit visit(*this);
+        if (peer.failed || peer.stage != Stage::OPEN) {
+            why = "the connection is closed";
+            return false;
+        }
+        post(peer, Head{.kind = STREAM, .flags = whole ? WHOLE : uint8_t(0), .number = peer.pieces++}, std::move(data), size);
+        return true;
+    }
+
+    // The reader has taken something: the other end may send as much again.
+    void report_read(Peer &peer) {
+        if (uint64_t read = peer.inbox.to_report()) {
+            Visit visit(*this);
+            if (!peer.failed && peer.stage == Stage::OPEN) post(peer, Head{.kind = CREDIT, .number = read});
+        }
+    }
+
+    // End the stream both ways: nothing more is read here, what was sent still arrives.
+    void leave(Peer &peer) {
+        peer.inbox.stop("");
+        Visit visit(*this);
+        if (peer.stage != Stage::OPEN) return;
+        peer.stage = Stage::LEAVING;
+        peer.leave_until = clock_ns() + times_.linger;
+        if (!peer.failed) post(peer, Head{.kind = END, .number = peer.pieces});
+        changed_ = true;
+    }
+
+    void release(Peer &peer) {
+        Visit visit(*this);
+        peer.released = true;
+        changed_ = true;
+    }
+
+    void attach(Peer &peer, std::shared_ptr<Flow> flow) {
+        Visit visit(*this);
+        peer.flow = std::move(flow);
+    }
+
+    // Which transports carry it, as "transport/device" separated by commas.
+    std::string lanes(Peer &peer) {
+        Visit visit(*this);
+        if (peer.failed || peer.ep == nullptr) return "";
+        ucp::TransportEntry entries[32] = {};
+        ucp::EndpointAttr attr{};
+        attr.mask = attr.TRANSPORTS;
+        attr.transports = {entries, 32, sizeof(entries[0])};
+        if (ucx_.ep_query(peer.ep, &attr) != ucp::OK) return "";
+        std::string text;
+        for (unsigned i = 0; i < std::min(attr.transports.count, 32u); i++)
+            text += (i ? "," : "") + std::string(entries[i].transport) + "/" + entries[i].device;
+        return text;
+    }
+
+    // Every connection ends, then the thread and the worker. Takes as long as `Times::linger`; a stopped engine is of no more use.
+    void stop() {
+        if (!thread_.joinable()) return;
+        deafen();
+        {
+            Visit visit(*this);
+            for (auto &peer : peers_) {
+                peer->inbox.stop("");
+                if (peer->stage == Stage::OPEN) {
+                    peer->stage = Stage::LEAVING;
+                    peer->leave_until = 0;
+                }
+                peer->released = true;
+            }
+            changed_ = stopping_ = true;
+        }
+        ring();
+        thread_.join();
+        ucx_.worker_destroy(worker_);
+        close(bell_);
+    }
+
+    // In a forked child: forget everything, disturb nobody.
+    void abandon() {
+        thread_.detach();
+    }
+
+    // -------------------------------------------------------------------------------------------------------- for flows, lock held
+
+    struct Outgoing {
+        Engine *engine;
+        Peer *peer;
+        Head head;
+        Memory data;
+        void (*done)(void *);
+        void *argument;
+    };
+
+    // Send a message that owns its payload.
+    void post(Peer &peer, const Head &head, Memory data = nullptr, size_t size = 0) {
+        const char *at = data.get();
+        post(peer, new Outgoing{this, &peer, head, std::move(data), nullptr, nullptr}, at, size);
+    }
+
+    // Send a message whose payload must stay until `done(argument)`, which is called in any case.
+    void post(Peer &peer, const Head &head, const void *data, size_t size, void (*done)(void *), void *argument) {
+        post(peer, new Outgoing{this, &peer, head, nullptr, done, argument}, data, size);
+    }
+
+    ucp::Worker *worker() const { return worker_; }
+    int64_t now() const { return now_; }
+
+    // The peer broke the protocol, or there is no memory for it.
+    void give_up(Peer &peer, const std::string &why) {
+        if (peer.stage == Stage::GONE) return;
+        peer.fail(why);
+        changed_ = true;
+    }
+
+    // Wake the thread if it sleeps. From any thread, with or without the lock.
+    void ring() {
+        // sleep-flag: pairs with the store in run(), which looks for work again after it.
+        if (sleeping_.exchange(false, std::memory_order_seq_cst)) {
+            uint64_t one = 1;
+            (void)!write(bell_, &one, sizeof one);
+        }
+    }
+
+    // Holds the lock for a caller; the spinning thread steps back for it.
+    class Visit {
+      public:
+        explicit Visit(Engine &engine) : engine_(engine) {
+            engine_.visitors_.fetch_add(1, std::memory_order_relaxed);
+            engine_.lock_.lock();
+        }
+        ~Visit() {
+            engine_.visitors_.fetch_sub(1, std::memory_order_relaxed);
+            engine_.lock_.unlock();
+            engine_.ring();
+        }
+        Visit(const Visit &) = delete;
+
+      private:
+        Engine &engine_;
+    };
+
+  private:
+    void check(ucp::status status, const std::string &what) {
+        if (status != ucp::OK) throw std::runtime_error(what + (what.empty() ? "" : ": ") + text_of(status));
+    }
+
+    std::shared_ptr<Peer> open(ucp::EndpointParams &params, bool dialled) {
+        auto peer = std::make_shared<Peer>(this);
+        params.mask |= params.ERROR_MODE | params.ERROR_HANDLER;
+        params.error_mode = ucp::ERROR_MODE_PEER;
+        params.error = {&Engine::on_error, peer.get()};
+        peer->dialled = dialled;
+        peer->heard = peer->said = clock_ns();
+        check(ucx_.ep_create(worker_, &params, &peer->ep), "");
+        by_endpoint_[peer->ep] = peer.get();
+        peers_.push_back(peer);
+        return peer;
+    }
+
+    void post(Peer &peer, Outgoing *outgoing, const void *data, size_t size) {
+        ucp::RequestParam param{};
+        param.mask = param.CALLBACK | param.USER_DATA | param.FLAGS;
+        param.flags = peer.dialled ? uint32_t(param.SEND_REPLY) : 0; // the listener knows by it who speaks
+        param.callback.send = &Engine::on_sent;
+        param.user_data = outgoing;
+        peer.said = now_;
+        peer.bytes_out += size + sizeof(Head);
+        peer.in_flight++;
+        void *answer = ucx_.am_send_nbx(peer.ep, MESSAGE_ID, &outgoing->head, sizeof(Head), data, size, &param);
+        if (ucp::pending(answer)) return;
+        if (ucp::failed(answer)) give_up(peer, text_of(ucp::status_of(answer)));
+        sent(outgoing);
+    }
+
+    static void sent(Outgoing *outgoing) {
+        outgoing->peer->in_flight--;
+        if (outgoing->done != nullptr) outgoing->done(outgoing->argument);
+        delete outgoing;
+    }
+
+    static void on_sent(void *request, ucp::status, void *argument) {
+        // A failed one is the endpoint's failure, which on_error hears of.
+        auto *outgoing = static_cast<Outgoing *>(argument);
+        outgoing->engine->changed_ = true;
+        sent(outgoing);
+        library().request_free(request);
+    }
+
+    static void on_error(void *argument, ucp::Endpoint *, ucp::status status) {
+        // The peer outlives its endpoint: it is dropped only after the forced close has completed.
+        auto *peer = static_cast<Peer *>(argument);
+        peer->engine->give_up(*peer, text_of(status));
+    }
+
+    static void on_request(ucp::ConnRequest *request, void *argument) {
+        auto *engine = static_cast<Engine *>(argument);
+        engine->requests_.push_back(request); // endpoints are made outside of UCX's callbacks
+        engine->changed_ = true;
+    }
+
+    // ---------------------------------------------------------------------------------------------------------- what arrives
+
+    struct Rendezvous { // of a piece of the stream
+        std::shared_ptr<Peer> peer;
+        uint64_t index;
+        Piece piece;
+        Engine *engine;
+    };
+
+    static ucp::status on_message(void *argument, const void *header, size_t header_length, void *data, size_t length, const ucp::MessageParam *param) {
+        auto *engine = static_cast<Engine *>(argument);
+        Peer *peer = engine->sender(param);
+        if (peer == nullptr || peer->stage != Stage::OPEN) {
+            if (peer != nullptr && peer->stage == Stage::LEAVING && header_length == sizeof(Head)) engine->late(*peer, header);
+            return ucp::OK;
+        }
+        Head head;
+        if (header_length != sizeof head) {
+            engine->give_up(*peer, "it sent a message of another protocol");
+            return ucp::OK;
+        }
+        memcpy(&head, header, sizeof head);
+        peer->heard = engine->now_;
+        peer->bytes_in += length + sizeof head;
+        std::string broken;
+        ucp::status answer = ucp::OK;
+        if (head.kind == STREAM)
+            answer = engine->stream(*peer, head, data, length, param->attributes, broken);
+        else if (head.kind == SAMPLES || head.kind == ACK) {
+            if (peer->flow)
+                answer = peer->flow->message(*peer, head, data, length, param->attributes, broken);
+            else
+                broken = "it sent samples before its handshake was done";
+        } else
+            engine->small(*peer, head, broken);
+        if (!broken.empty()) engine->give_up(*peer, "it broke the protocol: " + broken);
+        return answer;
+    }
+
+    Peer *sender(const ucp::MessageParam *param) {
+        if ((param->attributes & param->REPLY_EP) == 0) return listener_ == nullptr && peers_.size() == 1 ? peers_[0].get() : nullptr;
+        auto found = by_endpoint_.find(param->reply);
+        return found == by_endpoint_.end() ? nullptr : found->second;
+    }
+
+    // A peer that is leaving still answers END, and hears the answer to its own.
+    void late(Peer &peer, const void *header) {
+        Head head;
+        memcpy(&head, header, sizeof head);
+        if (head.kind == ENDED) peer.leave_until = 0;
+        if (head.kind == END && !peer.failed) post(peer, Head{.kind = ENDED});
+        changed_ = true;
+    }
+
+    void small(Peer &peer, const Head &head, std::string &broken) {
+        if (head.kind == CREDIT)
+            peer.inbox.credit(head.number);
+        else if (head.kind == END) {
+            peer.end_received = true;
+            peer.end_at = head.number;
+            changed_ = true;
+        } else if (head.kind != BEAT && head.kind != ENDED)
+            broken = "a message of unknown kind " + std::to_string(head.kind);
+    }
+
+    ucp::status stream(Peer &peer, const Head &head, void *data, size_t length, uint64_t attributes, std::string &broken) {
+        if (length > PIECE_BYTES) {
+            broken = "a piece of " + std::to_string(length) + " bytes";
+            return ucp::OK;
+        }
+        Piece piece{allocate(length), length, (head.flags & WHOLE) != 0};
+        if (!piece.data) {
+            broken = "no memory for what it sent";
+            return ucp::OK;
+        }
+        if (attributes & ucp::MessageParam::RENDEZVOUS) {
+            auto self = std::find_if(peers_.begin(), peers_.end(), [&](auto &p) { return p.get() == &peer; });
+            waiting_.push_back({data, new Rendezvous{*self, head.number, std::move(piece), this}});
+            return ucp::INPROGRESS;
+        }
+        memcpy(piece.data.get(), data, length);
+        if (!peer.inbox.arrived(head.number, std::move(piece))) broken = "more than it was allowed to send";
+        return ucp::OK;
+    }
+
+    // Rendezvous are begun outside of the callback that announces them.
+    bool begin_rendezvous() {
+        bool any = !waiting_.empty();
+        while (!waiting_.empty()) {
+            auto [descriptor, wanted] = waiting_.front();
+            waiting_.pop_front();
+            ucp::RequestParam param{};
+            param.mask = param.CALLBACK | param.USER_DATA;
+            param.callback.receive = &Engine::on_piece;
+            param.user_data = wanted;
+            wanted->peer->in_flight++;
+            void *answer = ucx_.am_recv_data_nbx(worker_, descriptor, wanted->piece.data.get(), wanted->piece.size, &param);
+            if (!ucp::pending(answer)) finish(wanted, ucp::status_of(answer));
+        }
+        return any;
+    }
+
+    static void on_piece(void *request, ucp::status status, size_t, void *argument) {
+        finish(static_cast<Rendezvous *>(argument), status);
+        library().request_free(request);
+    }
+
+    static void finish(Rendezvous *wanted, ucp::status status) {
+        wanted->peer->in_flight--;
+        wanted->engine->changed_ = true;
+        if (status != ucp::OK)
+            wanted->engine->give_up(*wanted->peer, text_of(status));
+        else if (!wanted->peer->inbox.arrived(wanted->index, std::move(wanted->piece)))
+            wanted->engine->give_up(*wanted->peer, "it broke the protocol: more than it was allowed to send");
+        delete wanted;
+    }
+
+    // ------------------------------------------------------------------------------------------------------------ the thread
+
+    void run() {
+        pthread_setname_np(pthread_self(), "echo-rdma");
+        int64_t busy_at = clock_ns();
+        while (true) {
+            while (visitors_.load(std::memory_order_relaxed) > 0) sched_yield(); // the lock is not fair
+            std::unique_lock hold(lock_);
+            now_ = clock_ns();
+            bool worked = progress();
+            worked |= turn();
+            if (stopping_ && peers_.empty()) return;
+            if (worked) {
+                busy_at = now_;
+                continue;
+            }
+            if (now_ - busy_at < times_.spin) {
+                hold.unlock();
+                sched_yield();
+                continue;
+            }
+            // sleep-flag: whoever leaves work from here on rings.
+            sleeping_.store(true, std::memory_order_seq_cst);
+            bool ready = false;
+            for (auto &peer : peers_)
+                if (peer->flow && !peer->flow->sleeps(*peer, bell_)) ready = true;
+            if (ready || ucx_.worker_arm(worker_) != ucp::OK) {
+                sleeping_.store(false, std::memory_order_relaxed);
+                continue;
+            }
+            int64_t until = next_look();
+            hold.unlock();
+            pollfd fds[2] = {{ucx_fd_, POLLIN, 0}, {bell_, POLLIN, 0}};
+            poll(fds, 2, int(std::clamp<int64_t>((until - now_) / 1'000'000 + 1, 1, 60'000)));
+            sleeping_.store(false, std::memory_order_relaxed);
+            uint64_t rings;
+            (void)!read(bell_, &rings, sizeof rings);
+            busy_at = clock_ns();
+        }
+    }
+
+    bool progress() {
+        unsigned events = 0;
+        for (int i = 0; i < 16; i++) {
+            unsigned some = ucx_.worker_progress(worker_);
+            events += some;
+            if (some == 0) break;
+        }
+        return events > 0;
+    }
+
+    bool turn() {
+        bool worked = begin_rendezvous();
+        for (size_t i = 0; i < peers_.size(); i++) {
+            Peer &peer = *peers_[i];
+            if (peer.flow && peer.stage == Stage::OPEN && !peer.failed) worked |= peer.flow->turn(peer);
+        }
+        if (now_ >= look_at_ || changed_) {
+            worked |= changed_;
+            changed_ = false;
+            take_requests();
+            for (size_t i = 0; i < peers_.size();) {
+                look_after(*peers_[i]);
+                if (peers_[i]->stage == Stage::GONE && peers_[i]->released)
+                    peers_.erase(peers_.begin() + i);
+                else
+                    i++;
+            }
+            look_at_ = next_look();
+        }
+        return worked;
+    }
+
+    int64_t next_look() const {
+        int64_t at = now_ + times_.beat / 4;
+        for (auto &peer : peers_)
+            if (peer->stage == Stage::LEAVING) at = std::min(at, std::max(peer->leave_until, now_ + 1'000'000));
+        return at;
+    }
+
+    void take_requests() {
+        while (!requests_.empty()) {
+            auto *request = requests_.front();
+            requests_.pop_front();
+            ucp::ConnRequestAttr attr{};
+            attr.mask = attr.CLIENT_ADDR;
+            bool known = ucx_.conn_request_query(request, &attr) == ucp::OK;
+            ucp::EndpointParams params{};
+            params.mask = params.CONN_REQUEST;
+            params.request = request;
+            try {
+                auto peer = open(params, false);
+                if (known) peer->address = text_of(reinterpret_cast<sockaddr *>(&attr.client));
+                std::lock_guard hold(accept_lock_);
+                accepted_.push_back(peer);
+                accept_changed_.notify_all();
+            } catch (const std::exception &) {
+                // It gave up meanwhile; UCX has freed the request.
+            }
+        }
+    }
+
+    static std::string text_of(const sockaddr *address) {
+        char host[INET6_ADDRSTRLEN] = "?";
+        bool six = address->sa_family == AF_INET6;
+        auto *v4 = reinterpret_cast<const sockaddr_in *>(address);
+        auto *v6 = reinterpret_cast<const sockaddr_in6 *>(address);
+        inet_ntop(address->sa_family, six ? static_cast<const void *>(&v6->sin6_addr) : &v4->sin_addr, host, sizeof host);
+        std::string port = std::to_string(ntohs(six ? v6->sin6_port : v4->sin_port));
+        return six ? "[" + std::string(host) + "]:" + port : host + (":" + port);
+    }
+    static std::string text_of(ucp::status status) { return echo_rdma::text_of(status); }
+
+    // Heartbeats, time-outs, and one step towards the end of what ends.
+    void look_after(Peer &peer) {
+        if (peer.stage == Stage::OPEN) {
+            if (peer.end_received && !peer.end_answered && peer.inbox.ends(peer.end_at)) {
+                peer.end_answered = true;
+                if (!peer.failed) post(peer, Head{.kind = ENDED});
+            }
+            if (!peer.failed && now_ - peer.heard > times_.silence) {
+                char text[100];
+                snprintf(text, sizeof text, "it has given no sign of life for %.3g s", double(times_.silence) / 1e9);
+                peer.fail(text);
+            }
+            if (!peer.failed && now_ - peer.said >= times_.beat) post(peer, Head{.kind = BEAT});
+        }
+        if ((peer.stage == Stage::LEAVING && (peer.failed || now_ >= peer.leave_until)) || (peer.stage == Stage::OPEN && peer.failed))
+            begin_close(peer);
+        if (peer.stage == Stage::CLOSING && peer.close_request == nullptr && peer.in_flight == 0) {
+            peer.stage = Stage::GONE;
+            peer.flow.reset();
+        }
+    }
+
+    void begin_close(Peer &peer) {
+        peer.stage = Stage::CLOSING;
+        peer.inbox.stop("the connection is closed");
+        if (peer.flow) peer.flow->lost(peer);
+        ucp::RequestParam param{};
+        param.mask = param.FLAGS | param.CALLBACK | param.USER_DATA;
+        param.flags = param.CLOSE_FORCE; // END has made sure of what matters
+        param.callback.send = &Engine::on_closed;
+        param.user_data = &peer;
+        by_endpoint_.erase(peer.ep);
+        void *answer = ucx_.ep_close_nbx(peer.ep, &param);
+        peer.ep = nullptr;
+        peer.close_request = ucp::pending(answer) ? answer : nullptr;
+        changed_ = true;
+    }
+
+    static void on_closed(void *request, ucp::status, void *argument) {
+        static_cast<Peer *>(argument)->close_request = nullptr;
+        library().request_free(request);
+    }
+
+    const Library &ucx_ = library();
+    const Times times_;
+    ucp::Worker *worker_ = nullptr;
+    ucp::Listener *listener_ = nullptr;
+    int ucx_fd_ = -1, bell_ = -1;
+    std::mutex lock_;
+    std::atomic<int> visitors_{0};
+    std::atomic<bool> sleeping_{false};
+    int64_t now_ = clock_ns(), look_at_ = 0;
+    bool changed_ = false, stopping_ = false;
+    std::vector<std::shared_ptr<Peer>> peers_;
+    std::unordered_map<ucp::Endpoint *, Peer *> by_endpoint_;
+    std::deque<ucp::ConnRequest *> requests_;
+    std::deque<std::pair<void *, Rendezvous *>> waiting_;
+    std::mutex accept_lock_;
+    std::condition_variable accept_changed_;
+    std::deque<std::shared_ptr<Peer>> accepted_;
+    bool deaf_ = false;
+    std::thread thread_;
+};
+
+} // namespace echo_rdma

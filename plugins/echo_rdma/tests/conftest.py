@@ -1,0 +1,43 @@
+"""Nothing of the user reaches these tests, and nothing is left behind. Without UCX they are skipped, saying so."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from echo_core.errors import ConfigError
+from echo_rdma import library
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("ECHO_", "UCX_")) and name not in ("ECHO_SOAK_SECONDS", library.LIBRARY):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """A test ends its threads, and leaves no file in memory."""
+    threads, files = set(threading.enumerate()), set(os.listdir("/dev/shm"))
+    yield
+    until = time.monotonic() + 5
+    while set(threading.enumerate()) - threads and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not set(threading.enumerate()) - threads
+    assert not {name for name in set(os.listdir("/dev/shm")) - files if "ucx" in name or "echo" in name}
+
+
+@pytest.fixture(scope="session")
+def ucx() -> tuple[int, int, int]:
+    """The version of UCX in use; without any the test is skipped."""
+    try:
+        return library.ucx()[1]
+    except ConfigError as error:
+        pytest.skip(str(error))

@@ -1,0 +1,31 @@
+"""UCX keeps the contract of `echo_core.transport`, over TCP and over shared memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from echo_core.testing import Capabilities, TransportContract
+from echo_rdma.transport import RdmaTransport
+
+
+@pytest.mark.usefixtures("ucx")
+class OverUcx(TransportContract):
+    capabilities = Capabilities(forks=False)
+    lanes = ""
+
+    @pytest.fixture(autouse=True)
+    def _lanes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("UCX_TLS", self.lanes)
+
+    def transport(self, **options: Any) -> RdmaTransport:
+        return RdmaTransport(port=0, **options)
+
+
+class TestOverTcp(OverUcx):
+    lanes = "tcp"
+
+
+class TestOverSharedMemory(OverUcx):
+    lanes = "posix,cma,tcp"

@@ -1,0 +1,82 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The learner's end of a lane, see lane.hpp: `Copier` copies a worker's samples into the store, without the GIL."""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from echo_core.capi cimport ECHO_CAPI_VERSION, echo_capi, echo_store, echo_store_of, echo_table
+
+cdef extern from "lane.hpp" namespace "echo_shm" nogil:
+    int64_t monotonic_ns()
+    cdef cppclass LaneReader:
+        @staticmethod
+        uint64_t bytes(const vector[uint64_t]&, uint64_t)
+        LaneReader(int, const vector[uint64_t]&, uint64_t, const echo_capi*, echo_store*) except +
+        int run()
+        void finish()
+        uint64_t copied()
+        cbool catch_up(int64_t)
+        int64_t waits_since()
+
+ENDED, CLOSED, BROKEN = range(3)  # outcomes of `Copier.run`
+
+
+def lane_bytes(spec, uint64_t rows) -> int:
+    """Memory of a lane of `rows` samples. Raises MemoryError when no machine has that."""
+    cdef vector[uint64_t] sizes
+    for leaf in spec.leaves:
+        sizes.push_back(leaf.nbytes)
+    cdef uint64_t length = LaneReader.bytes(sizes, rows)
+    if length == 0:
+        raise MemoryError(f"no machine has memory for {rows:,} samples of {spec.sample_bytes:,} bytes")
+    return length
+
+
+cdef class Copier:
+    """Copies from the lane in `fd` (which can be closed afterwards) into the store of `native`. `run` is for one thread.
+
+    Raises MemoryError when the lane cannot be mapped.
+    """
+
+    cdef LaneReader* lane
+    cdef object native  # keeps the store
+
+    def __cinit__(self, int fd, spec, uint64_t rows, native):
+        cdef vector[uint64_t] sizes
+        for leaf in spec.leaves:
+            sizes.push_back(leaf.nbytes)
+        self.native = native
+        self.lane = new LaneReader(fd, sizes, rows, echo_table(ECHO_CAPI_VERSION), echo_store_of(native))
+
+    def __dealloc__(self):
+        del self.lane
+
+    def run(self) -> int:
+        """Copy what comes. ENDED: after `finish`. CLOSED: the store takes no more. BROKEN: the worker wrote what cannot be."""
+        cdef int outcome
+        with nogil:
+            outcome = self.lane.run()
+        return outcome
+
+    def finish(self) -> None:
+        """`run` is to end when what is whole by now is copied, as far as there is space for that."""
+        self.lane.finish()
+
+    def catch_up(self, double seconds) -> bool:
+        """Sleep until what is whole by now is committed, at most so long, or until `run` ends. Whether it is."""
+        cdef bint whole
+        cdef int64_t ns = <int64_t>(seconds * 1e9)
+        with nogil:
+            whole = self.lane.catch_up(ns)
+        return whole
+
+    @property
+    def copied(self) -> int:
+        """Samples that are committed."""
+        return self.lane.copied()
+
+    @property
+    def waiting(self) -> float:
+        """For how many seconds it has been waiting for space; 0.0 if it is not."""
+        cdef int64_t since = self.lane.waits_since()
+        return (monotonic_ns() - since) * 1e-9 if since else 0.0

@@ -1,0 +1,321 @@
+// A lane: memory that one worker and the learner share and nobody else sees. The worker writes samples into it, the learner copies them
+// into its store.
+//
+// The learner takes for granted nothing that it reads here: a worker may write anything, anywhere in the lane, at any moment.
+// * Of the words, it believes one: `written`. It is read once, checked against what the learner itself keeps outside of the lane, and only
+//   the copy that was checked is used. All addresses follow from numbers that the worker cannot reach.
+// * The other words only say who wants to be woken. Nonsense there costs a system call, or a sleep that ends by itself.
+// * Samples are copied once, and looked at by nobody before: a worker that changes one meanwhile tears its own sample.
+// The memory cannot shrink (it is sealed), so that reading it never faults.
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+#include <new>
+#include <stdexcept>
+#include <vector>
+
+#include "include/echo_capi.h"
+
+namespace echo_shm {
+
+struct LaneWords {
+    enum Bell : uint32_t { kAwake = 0, kNap = 1, kAsleep = 2 };
+    alignas(64) std::atomic<uint64_t> written;  // samples that are whole; the worker's
+    alignas(64) std::atomic<uint64_t> copied;   // of them in the store; the learner's
+    alignas(64) std::atomic<uint32_t> bell;     // what the learner's thread does; it sleeps on this word
+    alignas(64) std::atomic<uint64_t> wake_at;  // the worker wants to be woken as soon as `copied` is this
+    std::atomic<uint32_t> turns;                // counts that it was; it sleeps on this word
+};
+
+inline int64_t monotonic_ns() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
+}
+
+inline int futex_sleep(std::atomic<uint32_t> &word, uint32_t while_it_is, int64_t ns) {
+    const timespec limit = {time_t(ns / 1'000'000'000), long(ns % 1'000'000'000)};
+    return int(syscall(SYS_futex, reinterpret_cast<uint32_t *>(&word), FUTEX_WAIT, while_it_is, &limit, nullptr, 0));
+}
+
+inline void futex_wake(std::atomic<uint32_t> &word, int how_many) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t *>(&word), FUTEX_WAKE, how_many, nullptr, nullptr, 0);
+}
+
+class LaneMemory {
+public:
+    static constexpr uint64_t kHead = 4096, kMostRows = 1 << 30;
+
+    // Of a lane of `rows` samples; 0 if that is no number of bytes that anybody has.
+    static uint64_t bytes(const std::vector<uint64_t> &leaf_bytes, uint64_t rows) { return plan(leaf_bytes, rows, nullptr); }
+
+    uint64_t rows() const { return rows_; }
+
+protected:
+    // Throws std::bad_alloc when it cannot be mapped, std::invalid_argument when it is not of the size that the leaves say.
+    LaneMemory(int fd, const std::vector<uint64_t> &leaf_bytes, uint64_t rows) : rows_(rows), leaf_bytes_(leaf_bytes) {
+        struct stat found;
+        length_ = plan(leaf_bytes, rows, &offset_);
+        if (length_ == 0 || fstat(fd, &found) != 0 || uint64_t(found.st_size) != length_) throw std::invalid_argument("its size is another");
+        void *memory = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (memory == MAP_FAILED) throw std::bad_alloc();
+        base_ = static_cast<char *>(memory);
+        madvise(base_, length_, MADV_DONTFORK);  // what a forked child does is no business of the lane's
+        madvise(base_, length_, 23 /* MADV_POPULATE_WRITE */);
+        words_ = reinterpret_cast<LaneWords *>(base_);
+    }
+    ~LaneMemory() {
+        if (getpid() == born_) munmap(base_, length_);  // a forked child has no such mapping, and perhaps another there
+    }
+    LaneMemory(const LaneMemory &) = delete;
+    LaneMemory &operator=(const LaneMemory &) = delete;
+
+    char *at(uint32_t leaf, uint64_t row) const { return base_ + offset_[leaf] + row * leaf_bytes_[leaf]; }
+
+    uint64_t rows_, length_ = 0;
+    const pid_t born_ = getpid();
+    std::vector<uint64_t> leaf_bytes_, offset_;
+    char *base_ = nullptr;
+    LaneWords *words_ = nullptr;
+
+private:
+    static uint64_t plan(const std::vector<uint64_t> &leaf_bytes, uint64_t rows, std::vector<uint64_t> *offset) {
+        uint64_t end = kHead, index = 0;
+        if (rows < 1 || rows > kMostRows) return 0;
+        for (uint64_t leaf : leaf_bytes) {
+            // As in the store (area.hpp): arrays that began at the same offset of a page would compete for the same cache sets.
+            const uint64_t begin = ((end + 63) & ~uint64_t(63)) + index++ * 192 % 4096;
+            uint64_t size;
+            if (__builtin_mul_overflow(leaf, rows, &size) || __builtin_add_overflow(begin, size, &end) || end > UINT64_MAX / 2) return 0;
+            if (offset) offset->push_back(begin);
+        }
+        return (end + 4095) & ~uint64_t(4095);
+    }
+};
+
+// The worker's end. One thread at a time puts; any thread may wait.
+class LaneWriter : public LaneMemory {
+public:
+    LaneWriter(int fd, const std::vector<uint64_t> &leaf_bytes, uint64_t rows) : LaneMemory(fd, leaf_bytes, rows) {}
+
+    // Copies samples number *done to n - 1 of arrays `leaves`. ECHO_FULL: only up to *done.
+    int put(const void *const *leaves, uint64_t n, uint64_t *done) {
+        while (*done < n) {
+            uint64_t room = rows_ - (written_ - seen_);
+            if (room < n - *done) {
+                seen_ = words_->copied.load(std::memory_order_acquire);  // SYNC copied
+                room = rows_ - (written_ - seen_);
+                if (room == 0) return ECHO_FULL;
+            }
+            uint64_t count = n - *done;
+            if (count > room) count = room;
+            if (count > rows_ - row_) count = rows_ - row_;
+            for (uint32_t i = 0; i < leaf_bytes_.size(); ++i)
+                std::memcpy(at(i, row_), static_cast<const char *>(leaves[i]) + *done * leaf_bytes_[i], count * leaf_bytes_[i]);
+            *done += count;
+            written_ += count;
+            row_ = row_ + count == rows_ ? 0 : row_ + count;
+            // release: the samples come before the number that shows them. seq_cst: SYNC bell.
+            words_->written.store(written_, std::memory_order_seq_cst);  // SYNC written
+            if (words_->bell.load(std::memory_order_seq_cst) == LaneWords::kAsleep) ring();  // SYNC bell
+        }
+        return ECHO_OK;
+    }
+
+    uint64_t written() const { return words_->written.load(std::memory_order_relaxed); }
+    uint64_t under_way() const { return written() - words_->copied.load(std::memory_order_acquire); }
+
+    // Sleep until the learner has copied `target` samples, for at most so long, or until a signal comes.
+    bool wait_copied(uint64_t target, int64_t timeout_ns) {
+        const int64_t deadline = monotonic_ns() + timeout_ns;
+        for (;;) {
+            const uint32_t turn = words_->turns.load(std::memory_order_seq_cst);
+            uint64_t wish = words_->wake_at.load(std::memory_order_seq_cst);
+            while (target < wish && !words_->wake_at.compare_exchange_weak(wish, target, std::memory_order_seq_cst)) {}  // SYNC turns
+            if (words_->copied.load(std::memory_order_seq_cst) >= target) return true;  // SYNC turns
+            ring();
+            const int64_t left = deadline - monotonic_ns();
+            if (left <= 0) return false;
+            if (futex_sleep(words_->turns, turn, left) != 0 && errno == EINTR) return words_->copied.load(std::memory_order_seq_cst) >= target;
+        }
+    }
+
+    // The same until a quarter is free: woken for every single row, the two would run in step.
+    bool wait_room(int64_t timeout_ns) { return wait_copied(written_ - rows_ + (rows_ + 3) / 4, timeout_ns); }
+
+    // The oldest samples that the learner has not copied, leaf after leaf, into `to`; it must have ended. Returns how many.
+    uint64_t copy_rest(char *to) const {
+        const uint64_t count = under_way(), first = (row_ + rows_ - count % rows_) % rows_, head = count < rows_ - first ? count : rows_ - first;
+        for (uint32_t i = 0; i < leaf_bytes_.size(); ++i) {
+            std::memcpy(to, at(i, first), head * leaf_bytes_[i]);
+            std::memcpy(to + head * leaf_bytes_[i], at(i, 0), (count - head) * leaf_bytes_[i]);
+            to += count * leaf_bytes_[i];
+        }
+        return count;
+    }
+
+private:
+    void ring() {
+        if (words_->bell.exchange(LaneWords::kAwake, std::memory_order_seq_cst) != LaneWords::kAwake) futex_wake(words_->bell, 1);
+    }
+
+    uint64_t written_ = 0, row_ = 0;  // row_ == written_ % rows_
+    uint64_t seen_ = 0;               // of words_->copied
+};
+
+// The learner's end: run() by one thread, the others from any.
+class LaneReader : public LaneMemory {
+public:
+    enum Outcome { kEnded = 0, kClosed = 1, kBroken = 2 };
+
+    LaneReader(int fd, const std::vector<uint64_t> &leaf_bytes, uint64_t rows, const echo_capi *api, echo_store *store)
+        : LaneMemory(fd, leaf_bytes, rows), api_(*api), store_(store) {
+        words_->wake_at.store(UINT64_MAX, std::memory_order_relaxed);
+        uint64_t sample = 0;
+        for (uint64_t bytes : leaf_bytes) sample += bytes;
+        most_ = sample < kTurnBytes ? kTurnBytes / (sample + !sample) : 1;
+        api_.retain(store_);
+    }
+    ~LaneReader() { api_.release(store_); }
+
+    // Copies what comes, until finish(), or the store is closed, or the worker has written what cannot be.
+    Outcome run() {
+        const Outcome outcome = copy();
+        over_.store(true, std::memory_order_seq_cst);
+        tell();
+        return outcome;
+    }
+
+    // run() is to end: after what is whole by now, as far as there is space for that.
+    void finish() {
+        finishing_.store(true, std::memory_order_seq_cst);  // SYNC bell
+        words_->bell.store(LaneWords::kAwake, std::memory_order_seq_cst);
+        futex_wake(words_->bell, 1);
+    }
+
+    // Sleep until what is whole by now is copied (true), or run() ends, or `ns` have passed.
+    bool catch_up(int64_t ns) {
+        const int64_t deadline = monotonic_ns() + ns;
+        const uint64_t written = words_->written.load(std::memory_order_acquire);  // SYNC written
+        if (words_->bell.exchange(LaneWords::kAwake, std::memory_order_seq_cst) != LaneWords::kAwake) futex_wake(words_->bell, 1);
+        listeners_.fetch_add(1, std::memory_order_seq_cst);  // SYNC listeners
+        int64_t left = ns;
+        while (copied_.load(std::memory_order_seq_cst) < written && left > 0) {
+            const uint32_t heard = heard_.load(std::memory_order_seq_cst);
+            if (copied_.load(std::memory_order_seq_cst) < written && !over_.load(std::memory_order_seq_cst)) futex_sleep(heard_, heard, left);
+            left = over_.load(std::memory_order_seq_cst) ? 0 : deadline - monotonic_ns();
+        }
+        listeners_.fetch_sub(1, std::memory_order_seq_cst);
+        return copied_.load(std::memory_order_seq_cst) >= written;
+    }
+
+    uint64_t copied() const { return copied_.load(std::memory_order_relaxed); }
+    int64_t waits_since() const { return waits_since_.load(std::memory_order_relaxed); }
+
+private:
+    static constexpr uint64_t kTurnBytes = 256 << 10;                         // of one claim: others are to have their turn
+    static constexpr int64_t kNap = 30'000, kLongNap = 100'000;               // ns
+    static constexpr int64_t kSleep = 250'000'000, kSpaceSlice = 20'000'000;  // ns; after that, look by oneself
+
+    Outcome copy() {
+        prctl(PR_SET_TIMERSLACK, 1000);  // naps are shorter than what the kernel would add to them
+        bool last = false;
+        for (;;) {
+            if (!last) {
+                last = finishing_.load(std::memory_order_acquire);  // before `written`: all that was whole by then is copied
+                const uint64_t written = words_->written.load(std::memory_order_acquire);  // SYNC written
+                if (written - done_ > rows_) return kBroken;
+                known_ = written;
+            }
+            if (known_ == done_) {
+                if (last) return kEnded;
+                idle();
+                continue;
+            }
+            const int status = copy_some();
+            if (status == ECHO_CLOSED) return kClosed;
+            if (status == ECHO_FULL && !wait_space()) return kEnded;
+        }
+    }
+
+    int copy_some() {
+        echo_run run;
+        const uint64_t fresh = known_ - done_;
+        const int status = api_.claim(store_, uint32_t(fresh < most_ ? fresh : most_), &run);
+        if (status != ECHO_OK) return status;
+        const uint64_t head = run.count < rows_ - row_ ? run.count : rows_ - row_;
+        for (uint32_t i = 0; i < leaf_bytes_.size(); ++i) {
+            char *to = static_cast<char *>(api_.leaf(store_, &run, i));
+            std::memcpy(to, at(i, row_), head * leaf_bytes_[i]);
+            if (head < run.count) std::memcpy(to + head * leaf_bytes_[i], at(i, 0), (run.count - head) * leaf_bytes_[i]);
+        }
+        api_.commit(store_, &run);
+        done_ += run.count;
+        row_ = row_ + run.count >= rows_ ? row_ + run.count - rows_ : row_ + run.count;
+        copied_.store(done_, std::memory_order_seq_cst);
+        if (listeners_.load(std::memory_order_seq_cst) != 0) tell();  // SYNC listeners
+        if (waits_since_.load(std::memory_order_relaxed) != 0) waits_since_.store(0, std::memory_order_relaxed);
+        // release: our reads come before the worker's next bytes in these rows. seq_cst: SYNC turns.
+        words_->copied.store(done_, std::memory_order_seq_cst);  // SYNC copied
+        if (words_->wake_at.load(std::memory_order_seq_cst) <= done_) {  // SYNC turns
+            words_->wake_at.store(UINT64_MAX, std::memory_order_seq_cst);  // who lowers it now has read `turns` before we count it up
+            words_->turns.fetch_add(1, std::memory_order_seq_cst);
+            futex_wake(words_->turns, INT_MAX);
+        }
+        return ECHO_OK;
+    }
+
+    bool wait_space() {
+        if (waits_since_.load(std::memory_order_relaxed) == 0) waits_since_.store(monotonic_ns(), std::memory_order_relaxed);
+        return api_.wait_space(store_, kSpaceSlice) == ECHO_OK || !finishing_.load(std::memory_order_acquire);
+    }
+
+    void tell() {
+        heard_.fetch_add(1, std::memory_order_seq_cst);
+        futex_wake(heard_, INT_MAX);
+    }
+
+    // A worker that sends without a break is not to pay for waking us: we nap, for as long as naps bring something, and only then sleep.
+    void idle() {
+        const auto nothing = [this] { return words_->written.load(std::memory_order_seq_cst) == done_ && !finishing_.load(std::memory_order_seq_cst); };
+        const uint32_t state = quiet_ < 2 ? LaneWords::kNap : LaneWords::kAsleep;
+        words_->bell.store(state, std::memory_order_seq_cst);  // SYNC bell
+        bool early = false;
+        if (nothing()) early = futex_sleep(words_->bell, state, quiet_ == 0 ? kNap : quiet_ == 1 ? kLongNap : kSleep) == 0 || errno != ETIMEDOUT;
+        words_->bell.store(LaneWords::kAwake, std::memory_order_relaxed);
+        if (!nothing()) {
+            quiet_ = 0;
+            return;
+        }
+        quiet_ = quiet_ < 2 ? quiet_ + 1 : 2;
+        if (early) {  // rung for nothing: a worker that does that without end must not keep a core busy
+            const timespec pause = {0, kLongNap};
+            nanosleep(&pause, nullptr);
+        }
+    }
+
+    const echo_capi &api_;
+    echo_store *const store_;
+    uint64_t most_;      // samples of one claim
+    uint64_t done_ = 0, row_ = 0;  // row_ == done_ % rows_
+    uint64_t known_ = 0;           // `written`, checked
+    int quiet_ = 2;                // naps that brought nothing
+    std::atomic<uint64_t> copied_{0};
+    std::atomic<int64_t> waits_since_{0};
+    std::atomic<uint32_t> listeners_{0}, heard_{0};  // threads in catch_up(), and what they sleep on
+    std::atomic<bool> finishing_{false}, over_{false};
+};
+
+}  // namespace echo_shm

@@ -1,0 +1,95 @@
+"""The learner's end of lanes: memory that it shares with one worker alone, and the thread that copies from it (lane.hpp)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ._copier import BROKEN, CLOSED, Copier, lane_bytes
+
+if TYPE_CHECKING:
+    from echo_core.sink import Sink
+
+__all__ = ["Lane"]
+
+LOOK_UP_SECONDS = 0.1  # while waiting for the copier
+LEAST_ROWS, MOST_ROWS = 2, 16384  # of a lane; more would only fall out of the caches
+
+
+class Lane:
+    """One worker's lane. Made with its memory reserved; `start` it, and `finish` it before its session is another connection's.
+
+    Attributes:
+        fd: what the worker maps; closed by `handed_over`.
+        rows: samples that it holds.
+        broken: the worker wrote what cannot be.
+        counted: its samples are counted by the listener as those of the past.
+
+    Raises OSError or MemoryError when the memory is not to be had.
+    """
+
+    def __init__(self, sink: Sink, most_bytes: int, most_rows: int) -> None:
+        spec = sink.spec
+        self.rows = min(MOST_ROWS, most_rows, max(LEAST_ROWS, most_bytes // max(1, spec.sample_bytes)))
+        self.broken = self.counted = False
+        self.fd = os.memfd_create("echo-lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            size = lane_bytes(spec, self.rows)
+            os.ftruncate(self.fd, size)
+            os.posix_fallocate(self.fd, 0, size)  # a full machine is an error here, not a SIGBUS later
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self._copier = Copier(self.fd, spec, self.rows, sink.native)
+        except BaseException:
+            self.handed_over()
+            raise
+        self._ended = threading.Event()
+
+    def start(self, over: Callable[[bool], None]) -> None:
+        """Copy from now on. `over(broken)` is called when that ends by itself: the store is closed, or the worker broke its lane."""
+        threading.Thread(target=self._run, args=(over,), name="echo-copier", daemon=True).start()
+
+    def _run(self, over: Callable[[bool], None]) -> None:
+        outcome = self._copier.run()
+        self.broken = outcome == BROKEN
+        self._ended.set()
+        if outcome in (BROKEN, CLOSED):
+            over(self.broken)
+
+    def handed_over(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def finish(self, timeout: float) -> bool:
+        """Copy what is whole by now, as far as there is space, and end. Whether it has ended within `timeout` seconds."""
+        self._copier.finish()
+        return self._ended.wait(timeout)
+
+    def catch_up(self, over: Callable[[], bool]) -> None:
+        """Wait until what is whole by now is committed, or `over()`."""
+        while not self._copier.catch_up(LOOK_UP_SECONDS) and not self._ended.is_set() and not over():
+            pass
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
+    @property
+    def samples(self) -> int:
+        """How many are committed."""
+        copied: int = self._copier.copied
+        return copied
+
+    @property
+    def waiting(self) -> float:
+        """For how many seconds it has been waiting for space; 0.0 if it is not."""
+        seconds: float = self._copier.waiting
+        return seconds
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, OSError):
+            self.handed_over()

@@ -1,0 +1,75 @@
+"""A learner that forks (data loaders, subprocesses of libraries): the child's copies of descriptors keep nothing alive."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from echo_core import Client, EchoTimeoutError, Server
+from echo_core.testing.processes import until
+from echo_core.testing.samples import example, stacked
+
+
+@pytest.fixture
+def fork() -> Iterator[Callable[[], None]]:
+    """Fork a child that does nothing, with copies of all descriptors, until the test is over."""
+    children = []
+
+    def fork() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
+            read, write = os.pipe()
+            child = os.fork()
+        if child == 0:
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+        os.close(read)
+        children.append((child, write))
+
+    yield fork
+    for child, write in children:
+        os.close(write)
+        os.waitpid(child, 0)
+
+
+def watched() -> int:
+    """How many descriptors the epoll instances of this process watch."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
+                count += Path(f"/proc/self/fdinfo/{name}").read_text().count("tfd:")
+        except OSError:
+            pass  # the descriptor of the listing
+    return count
+
+
+def test_a_connection_that_ends_is_watched_no_more(serve: Callable[..., Server], fork: Callable[[], None]) -> None:
+    """epoll would go on naming it for as long as the child lives, to a loop that has forgotten it."""
+    server = serve(batch_size=2)
+    before = watched()
+    leaves, stays = Client(server.address, example(), name="leaves"), Client(server.address, example(), name="stays")
+    fork()
+    leaves.close()
+    until(lambda: [peer.name for peer in server.peers()] == ["stays"], "the learner knows that it left")
+    until(lambda: watched() == before + 1, "only the other one is watched")
+    with stays:
+        stays.send_batch(stacked(0, 0, 2))
+        assert server.sample(timeout=20).batch["number"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "tcps"])
+def test_the_address_is_free_again_at_once(scheme: str, fork: Callable[[], None]) -> None:
+    with Server(example(), 2, {"type": scheme, "port": 0}) as first:
+        fork()
+        address, port = str(first.address), first.port
+    with pytest.raises(EchoTimeoutError, match="refused"):  # and not taken into a queue that nobody empties
+        Client(address, example(), timeout=1)
+    with Server(example(), 2, {"type": scheme, "port": port}) as second, Client(address, example(), timeout=20) as client:
+        client.send_batch(stacked(0, 0, 2))
+        assert second.sample(timeout=20).batch["number"].tolist() == [0, 1]
