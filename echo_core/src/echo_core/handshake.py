@@ -421,7 +421,7 @@ class ClientHandshake(_Handshake):
         if code == "role" and "token" in text:
             raise SecurityError(f"the learner refused this worker: {text}")
         if code == "spec":
-            raise SpecError(f"the learner refused this worker: {self._difference or text}")
+            raise SpecError(f"the learner refused this worker: {self._difference or text}; give both ends the same example")
         raise HandshakeRefused(f"the learner refused this worker ({code}): {text}", code)
 
     def _challenge(self, body: dict[str, Any]) -> bytes:

@@ -246,7 +246,7 @@ class Uplink:
             except OSError as error:
                 self.trouble = error
             if time.monotonic() - start >= patience:
-                text = f"lost {self.learner()} and could not return within {patience:g} s"
+                text = f"lost {self.learner()} and could not return within {patience:g} s; start the learner, and this worker again"
                 self.end(ConnectionClosedError(text))
             # A herd of workers that lost one learner must not come back as one.
             self.over.wait(min(pause * random.uniform(0.7, 1.3), left))

@@ -114,7 +114,7 @@ class Keeper:
             worker.fail(f"{why}, and returning failed: {error}")
             return
         if isinstance(link, BaseException):
-            worker.fail(f"{why}, and it was not back within {seconds:g} s ({link})")
+            worker.fail(f"{why}, and it was not back within {seconds:g} s ({link}); start the learner, and this worker again")
             return
         again = "restarted learner" if self._attach(link) else "learner again"
         log.info("worker %r is connected to the %s at %s", worker.name, again, address)

@@ -1,0 +1,142 @@
+"""docs/troubles.md: every mistake of it is made, and the error that comes is the text of the page, word for word."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_core import Client, Server
+
+pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers")
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "troubles.md"
+EXAMPLE = {"obs": np.zeros(4, np.float32)}
+TCP = "tcp://127.0.0.1:0"
+WORKER: dict[str, Any] = {"name": "w0", "timeout": 0.5}
+
+
+def unused_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def server_at(action: Callable[[Server], object]) -> None:
+    with Server(EXAMPLE, 2, TCP) as server:
+        action(server)
+
+
+def worker_of(action: Callable[[Client], object]) -> None:
+    with Server(EXAMPLE, 2, TCP) as server:
+        client = Client(server.address, EXAMPLE, **WORKER)
+        try:
+            action(client)
+        finally:
+            client.close()
+
+
+def gone(action: Callable[[Client], object]) -> None:
+    """The server closes while a worker has three samples that it could not take."""
+    with Server(EXAMPLE, 1, TCP, num_buffers=2) as server:
+        client = Client(server.address, EXAMPLE, **WORKER)
+        for _ in range(2):
+            client.send(EXAMPLE)
+        client.wait(10)
+        for _ in range(3):
+            client.send(EXAMPLE)
+        server.close()
+    try:
+        action(client)
+    finally:
+        try:
+            client.close(5)
+        except ConnectionError:
+            pass
+
+
+def until_lost(client: Client) -> None:
+    while True:
+        client.send(EXAMPLE, timeout=5)
+
+
+def hoarding(server: Server) -> None:
+    server.submit_batch({"obs": np.zeros((6, 4), np.float32)})
+    held = [server.sample(1) for _ in range(3)]
+    server.sample(timeout=0.1)
+    del held
+
+
+def too_much(server: Server) -> None:
+    server.submit_batch({"obs": np.zeros((6, 4), np.float32)})
+    server.submit(EXAMPLE, timeout=0.1)
+
+
+MISTAKES: dict[str, Callable[[], object]] = {
+    "nobody listens": lambda: Client(f"tcp://127.0.0.1:{unused_port()}", EXAMPLE, **WORKER),
+    "no such machine": lambda: Client("tcp://learner.invalid:5555", EXAMPLE, **WORKER),
+    "no scheme": lambda: Client("127.0.0.1:5555", EXAMPLE),
+    "no port": lambda: Client("tcp://127.0.0.1", EXAMPLE),
+    "misspelt transport": lambda: Client("tpc://127.0.0.1:5555", EXAMPLE),
+    "misspelt sampler": lambda: Server(EXAMPLE, 2, sampler="priorized", capacity=10),
+    "another dtype": lambda: server_at(lambda server: Client(server.address, {"obs": np.zeros(4)}, **WORKER)),
+    "another leaf": lambda: server_at(lambda server: Client(server.address, {"observation": EXAMPLE["obs"]}, **WORKER)),
+    "a sample's dtype": lambda: worker_of(lambda client: client.send({"obs": np.zeros(4)})),
+    "a sample's shape": lambda: worker_of(lambda client: client.send({"obs": np.zeros(5, np.float32)})),
+    "port in use": lambda: server_at(lambda server: Server(EXAMPLE, 2, str(server.address)).start()),
+    "wrong token": lambda: server_at(lambda server: Client(server.address, EXAMPLE, token="somebody else's, long enough", **WORKER)),
+    "no token": lambda: server_at(lambda server: Client(server.address, EXAMPLE, auth=False, **WORKER)),
+    "exposed": lambda: Server(EXAMPLE, 2, "tcp://0.0.0.0:0?auth=false").start(),
+    "server gone": lambda: gone(until_lost),
+    "server gone, closing": lambda: gone(lambda client: client.close(5)),
+    "no workers": lambda: server_at(lambda server: server.sample(timeout=0.1)),
+    "no learner": lambda: server_at(too_much),
+    "hoarding": lambda: server_at(hoarding),
+}
+
+
+def said(error: BaseException) -> str:
+    """As Python shows it, with the page's port and as if only these plugins were installed."""
+    text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:5555", f"{type(error).__name__}: {error}")
+    text = re.sub(r"sport = :\d+", "sport = :5555", text)
+    text = re.sub(r"\(installed: [^)]*\btcp\b[^)]*\)", "(installed: grpc, shm, tcp)", text)
+    return re.sub(r"\(installed: [^)]*\buniform\b[^)]*\)", "(installed: fifo, prioritized, uniform)", text)
+
+
+def shown() -> list[str]:
+    return [block.rstrip("\n") for block in re.findall(r"^```text\n(.*?)^```$", PAGE.read_text(), re.M | re.S)]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_page_says_what_is_said(mistake: str) -> None:
+    with pytest.raises(Exception) as caught:
+        MISTAKES[mistake]()
+    assert said(caught.value) in shown(), said(caught.value)
+
+
+def test_a_transport_that_is_not_installed_is_named_with_its_command(tmp_path: Path) -> None:
+    """In a Python without plugins every known one is missing."""
+    program = """
+        import importlib.metadata as metadata
+        everything = metadata.entry_points
+        metadata.entry_points = lambda **wanted: [] if wanted.get("group") == "echo.transports" else everything(**wanted)
+        from echo_core import plugins
+        try:
+            plugins.transport_class("rdma")
+        except ImportError as error:
+            print(f"{type(error).__name__}: {error}")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout.rstrip("\n") in shown(), done.stdout
+
+
+def test_the_page_shows_nothing_else() -> None:
+    assert len(shown()) == len(MISTAKES) + 1 == len(set(shown()))
