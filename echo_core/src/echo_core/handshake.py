@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from . import __version__
 from .errors import EchoError, HandshakeRefused, ProtocolError, SecurityError, SpecError
+from .labels import UnlabelledError, wants_labels
 from .security import EVERYTHING, ROLES
 from .wire import MAX_NUMBER, PROTOCOL_VERSION, Buffer, dump_json, parse_json
 
@@ -469,6 +470,8 @@ class ClientHandshake(_Handshake):
             self._spec_json = self.peer["spec"] = described
         else:
             self._difference = _difference(self._spec, described, "learner")
+            if self._difference and wants_labels(self._spec, described):
+                raise UnlabelledError(f"the learner's table keeps policy versions: {self._difference}")
         # Sent even when they differ: so the learner can report the same leaf on its side.
         self._due = Message.READY
         return _pack(Message.SPEC, {"spec": self._spec_json})

@@ -137,13 +137,19 @@ class Server(Store):
 
         Environment variables `ECHO_SERVER__...` win over files, keyword arguments over everything. See docs/configuration.md.
 
+        Args:
+            example: a sample; where the configuration has `[[server.tables]]`, of each of them that is not among `examples`.
+            overrides: keyword arguments of `Server`, and `examples`: `{table's name: example}`.
+
         Raises:
             ConfigError: unknown or ill-typed keys, with file, key and suggestion.
         """
         from .config import server_arguments
+        from .table_config import with_tables
 
-        arguments = server_arguments(source, overrides)
-        if example is None:
+        examples = overrides.pop("examples", None)
+        example, arguments = with_tables(server_arguments(source, overrides), example, examples)
+        if example is None and "tables" not in arguments:
             raise ConfigError("Server.from_config needs the example pytree: Server.from_config('echo.toml', example)")
         return cls(example, **arguments)
 
@@ -268,6 +274,9 @@ class Server(Store):
         self.table()
         with self._checkpointing:
             checkpoint.load(self.tables, path)
+        # Items know the versions of before: those that follow are above them.
+        newest = max(table.policy_version for table in self.tables.values())
+        self._versions = itertools.count(max(next(self._versions), newest + 1))
         return self
 
     # ---- weights ----------------------------------------------------------------------------------------------------------
@@ -282,6 +291,8 @@ class Server(Store):
             packed = pack(weights, next(self._versions))
             self._weights = packed
             self._published_at = time.monotonic()
+            for table in self.tables.values():
+                table.policy_version = packed.version
             for listener in list(self._listeners):
                 listener.publish(packed)
         return Published(packed.version, packed.digest)
