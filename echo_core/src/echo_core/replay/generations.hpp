@@ -9,12 +9,14 @@
 #include <cstdint>
 #include <memory>
 
+#include "column.hpp"
+
 namespace echo::replay {
 
 class Generations {
 public:
     explicit Generations(uint32_t capacity)
-        : capacity_(capacity), bits_(capacity <= kWide ? 16 : 32), of_(std::make_unique<std::atomic<uint32_t>[]>(capacity)) {
+        : capacity_(capacity), bits_(capacity <= kWide ? 16 : 32), of_(capacity) {
         for (uint32_t row = 0; row < capacity; ++row) of_[row].store(1, std::memory_order_relaxed);
         if (capacity <= kWide) high_ = std::make_unique<uint32_t[]>(capacity);
     }
@@ -69,7 +71,7 @@ private:
 
     const uint32_t capacity_, bits_;
     uint32_t floor_ = 0;  // even; generations below it may have been given out before a restart
-    std::unique_ptr<std::atomic<uint32_t>[]> of_;
+    Column<std::atomic<uint32_t>> of_;
     std::unique_ptr<uint32_t[]> high_;
 };
 

@@ -47,8 +47,15 @@ inline Answer Table::draw(Batch *batch) {
     ++batches_drawn_;
     const Answer answer = draw_locked(batch, 0, uint32_t(batch->n));
     if (answer != kDrawn) return answer;
-    for (uint32_t i = 0; i < batch->n; ++i) generations_.prefetch(batch->rows[i]);
-    for (uint32_t i = 0; i < batch->n; ++i) label(batch, i);
+    // Labelling waits for generations, and meanwhile the rows of a batch of usual size come nearer, for the gather.
+    constexpr uint32_t kAhead = 16, kBatch = 512;
+    const uint32_t n = uint32_t(batch->n), near = n <= kBatch ? n : 0;
+    for (uint32_t i = 0; i < kAhead && i < n; ++i) generations_.prefetch(batch->rows[i]);
+    for (uint32_t i = 0; i < n; ++i) {
+        if (i + kAhead < n) generations_.prefetch(batch->rows[i + kAhead]);
+        if (i < near) rows_.prefetch(batch->rows[i]);
+        label(batch, i);
+    }
     return kDrawn;
 }
 
