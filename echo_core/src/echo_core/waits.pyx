@@ -7,6 +7,8 @@ from libc.stdint cimport int64_t
 
 from echo_core.ring cimport now_ns
 
+from echo_core.cgroup import memory_left
+
 
 cdef int64_t deadline_of(object timeout) except -2:
     """The now_ns() at which a wait ends; -1 for never (None and infinity)."""
@@ -25,9 +27,10 @@ cdef int64_t first_sleep():
 
 
 def available_memory() -> int:
-    """Bytes that can be allocated without swapping."""
+    """Bytes that can be allocated without swapping, and without the control group's limit being met."""
+    left = memory_left()
     with open("/proc/meminfo") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                return min(left, int(line.split()[1]) * 1024)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
