@@ -163,6 +163,26 @@ def test_bars_judge_ratios(ours: float | None, theirs: float, ok: bool | None) -
     assert [v.ok for v in bars.check(Results(content), "tcp/20B/1w")] == [ok]
 
 
+def test_a_bar_of_another_transport_is_judged_where_that_was_measured() -> None:
+    case = "tcp/28KB/1w"
+
+    def judged(**rates: float) -> list[tuple[bool | None, bool]]:
+        content = {
+            "format": "echo-benchmarks",
+            "cases": [CASES[case].describe()],
+            "systems": {name.replace("_", "-"): "1" for name in rates},
+            "results": [
+                {"case": case, "system": name.replace("_", "-"), "runs": [{"status": "ok", "figures": {"rate": rate}}]}
+                for name, rate in rates.items()
+            ],
+        }
+        return [(v.ok, "echo-shm" in v.text) for v in bars.check(Results(content), case)]
+
+    assert judged(echo=400.0, id_echo=100.0) == [(True, False)]
+    assert judged(echo_shm=900.0, id_echo=100.0) == [(False, True)]
+    assert judged(echo=200.0, echo_shm=1100.0, id_echo=100.0) == [(False, False), (True, True)]
+
+
 def test_payloads_have_the_sizes_they_are_named_after() -> None:
     sizes = {name: (len(p.leaves), p.sample_bytes) for name, p in PAYLOADS.items()}
     assert sizes == {

@@ -56,6 +56,11 @@ cdef void release_capsule(object capsule) noexcept:
     (<Door*>PyCapsule_GetPointer(capsule, "echo_core.store")).release()
 
 
+def _huge_pages_free() -> int:
+    with open("/proc/meminfo") as lines:
+        return next((int(line.split()[1]) for line in lines if line.startswith("HugePages_Free:")), 0)
+
+
 def _memfd(size: int, huge_pages: bool) -> int:
     """A memfd of `size` bytes, all of them reserved now, whose size nobody can change any more."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | (os.MFD_HUGETLB if huge_pages else 0)
@@ -70,10 +75,13 @@ def _memfd(size: int, huge_pages: bool) -> int:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except OSError as error:
         os.close(fd)
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EPERM):
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EPERM, errno.EFBIG):
             raise
-        what = "huge pages (see HugePages_Free in /proc/meminfo and raise vm.nr_hugepages, or leave out huge_pages)" if huge_pages else (
-            "lower batch_size or num_buffers, or raise the container's memory limit")
+        what = "lower batch_size or num_buffers, or raise the container's memory limit"
+        if huge_pages:
+            what = f"{size >> 21:,} huge pages, of which {_huge_pages_free():,} are free; raise vm.nr_hugepages, or leave out huge_pages"
+        elif error.errno == errno.EFBIG:
+            what = "lower batch_size or num_buffers, or raise this process's limit of file sizes (ulimit -f), which counts for memory of this kind"
         raise MemoryError(f"the store needs {size:,} bytes of shared memory, which are not to be had: {error.strerror}; {what}") from None
     return fd
 

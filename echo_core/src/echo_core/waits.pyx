@@ -10,6 +10,7 @@ from libc.stdint cimport int64_t
 
 from echo_core.ring cimport now_ns
 
+from echo_core.cgroup import memory_left
 from echo_core.errors import EchoTimeoutError
 
 _log = logging.getLogger("echo")
@@ -61,9 +62,10 @@ cdef class Patience:
 
 
 def available_memory() -> int:
-    """Bytes that can be allocated without swapping."""
+    """Bytes that can be allocated without swapping, and without the control group's limit being met."""
+    left = memory_left()
     with open("/proc/meminfo") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                return min(left, int(line.split()[1]) * 1024)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
