@@ -17,6 +17,7 @@ _log = logging.getLogger("echo")
 
 cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
 
+
 cdef int64_t deadline_of(object timeout) except -2:
     """The now_ns() at which a wait ends; -1 for never (None and infinity)."""
     if timeout is None:
