@@ -6,7 +6,7 @@ cdef extern from "ucx/window.hpp" namespace "echo_rdma" nogil:
 
     cdef cppclass CWindow "echo_rdma::Window"(Flow):
         CWindow(const vector[uint64_t]&, uint64_t, uint64_t)
-        int take(const void**, uint64_t, cbool, int64_t)
+        int take(const void**, uint64_t, int64_t)
         cbool has_room(uint64_t)
         void stop()
         void watch(int)
@@ -89,7 +89,7 @@ cdef class Window:
             if n == 0:
                 return
             with nogil:
-                status = self.window.get().take(out, n, True, PATIENCE_NS)
+                status = self.window.get().take(out, n, PATIENCE_NS)
             if status == WINDOW_NO_MEMORY:
                 raise MemoryError()
         if status != WINDOW_TAKEN:
@@ -114,7 +114,7 @@ cdef class Window:
             keep = []
         if self.sample_bytes <= GIL_BYTES:
             echo_leaf_pointers(self.spec, sample, out, keep)
-            status = self.window.get().take(out, 1, False, 0)
+            status = self.window.get().take(out, 1, 0)
             if status == WINDOW_TAKEN:
                 if keep:
                     keep.clear()
@@ -125,7 +125,7 @@ cdef class Window:
         held = self.spec.flattener.flatten(sample)
         echo_leaf_pointers(self.spec, sample, out, keep)
         with nogil:
-            status = self.window.get().take(out, 1, True, PATIENCE_NS)
+            status = self.window.get().take(out, 1, PATIENCE_NS)
         keep.clear()
         self.spare = keep
         if status == WINDOW_NO_MEMORY:
@@ -133,7 +133,7 @@ cdef class Window:
         return status == WINDOW_TAKEN
 
     def add(self, Py_ssize_t count, data) -> None:
-        """Take `count` samples, given for each leaf in turn; there is room for them."""
+        """Take `count` samples, given for each leaf in turn, by somebody who has waited for room."""
         cdef vector[const void*] out
         cdef const unsigned char[::1] view = data
         cdef const char* at = <const char*>&view[0] if view.shape[0] else NULL
@@ -142,9 +142,9 @@ cdef class Window:
             out.push_back(at)
             at += count * <Py_ssize_t>leaf.nbytes
         with nogil:
-            status = self.window.get().take(out.data(), count, False, 0)
-        if status == WINDOW_NO_MEMORY:
-            raise MemoryError()
+            status = self.window.get().take(out.data(), count, -1)
+        if status != WINDOW_TAKEN:
+            raise MemoryError() if status == WINDOW_NO_MEMORY else ClosedError("this connection is closed")
 
     # ---- what the uplink asks of a window
 

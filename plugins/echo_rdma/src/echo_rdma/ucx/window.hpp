@@ -64,14 +64,15 @@ class Window final : public Flow {
 
     enum Taken { FULL = 0, TAKEN = 1, STOPPED = 2, NO_MEMORY = 3 };
 
-    // Copy `count` samples, given for each leaf as an array of them. All or none: any number goes into an empty window.
-    Taken take(const void *const *columns, uint64_t count, const bool wait, int64_t wait_ns) {
+    // Copy `count` samples, given for each leaf as an array of them. All or none: any number goes into an empty window. Waits for room for
+    // `wait_ns`; a negative time regards no room, for who has waited for it and may have been overtaken since.
+    Taken take(const void *const *columns, uint64_t count, int64_t wait_ns) {
         std::lock_guard one(producer_); // samples of one caller stay together and in order
         {
             std::unique_lock hold(lock_);
             if (stopped_) return STOPPED;
-            if (!has_room_locked(count)) {
-                if (!wait) return FULL;
+            if (wait_ns >= 0 && !has_room_locked(count)) {
+                if (wait_ns == 0) return FULL;
                 blocked_++;
                 room_.wait_for(hold, std::chrono::nanoseconds(wait_ns), [&] { return stopped_ || (has_room_locked(count) && taken_ - acknowledged_ <= most_ / 4 * 3); });
                 if (stopped_) return STOPPED;
