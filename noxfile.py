@@ -126,6 +126,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def rdma_check(session: nox.Session) -> None:
+    """What RDMA can do on this machine: cards, UCX, limits, speed. The argument is the address of a network card (see docs/rdma.md)."""
+    install(session, [], "echo-core[rdma]")
+    session.run("python", "-m", "echo_rdma.check", *session.posargs)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """The documentation site, into build/docs. A warning is an error."""
     install(session, ["docs"], "echo-core[all]")

@@ -8,7 +8,6 @@ from benchmarks.results import Results
 
 OURS = "echo"
 BASELINE = "id-echo"
-#: Echo through shared memory, measured against the same id-echo over TCP: what it replaces on one machine.
 
 #: Modes that id-echo lacks are measured against the nearest thing it has.
 STAND_INS = {"tcp-batch": "tcp", "inproc-batch-2t": "inproc-2t", "submit-batch": "submit"}
@@ -100,6 +99,7 @@ def _grpc(factor: float, baseline: str) -> AtLeast:
 
 
 def _shm(factor: float) -> AtLeast:
+    """Against id-echo over TCP, which it replaces on one machine."""
     return AtLeast(factor, ours="echo-shm")
 
 
