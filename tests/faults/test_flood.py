@@ -9,7 +9,8 @@ import pytest
 from rig.processes import Child
 from rig.workers import flood
 
-from echo_core import EchoTimeoutError, Server
+from echo_core import Client, EchoTimeoutError, Server
+from echo_core.testing.samples import example, sample
 
 
 @pytest.mark.soak
@@ -53,3 +54,23 @@ def test_batches_of_one_never_hang(
     assert due == [sent[maker] for maker in range(workers)]
     for child in children:
         child.end()
+
+
+def test_a_worker_that_stops_in_full_flow_leaves_nothing_lying(serve: Callable[..., Server]) -> None:
+    """Its last samples arrive without another call, however the acknowledgements before them fell."""
+    server = serve(batch_size=8, filler=4096)
+    # A worker looks after a quarter of the silence by itself; here that would be too late.
+    with Client(server.address, example(4096), window_bytes=1 << 20, silence=600.0) as client:
+        sent = taken = 0
+        for _ in range(30):
+            with pytest.raises(EchoTimeoutError):
+                while True:
+                    client.send(sample(1, sent, 4096), timeout=0.02)
+                    sent += 1
+            while taken + 8 <= sent:
+                taken += len(server.sample(timeout=30).batch["number"])
+            while sent % 8:
+                client.send(sample(1, sent, 4096), timeout=30)
+                sent += 1
+            while taken < sent:
+                taken += len(server.sample(timeout=30).batch["number"])

@@ -190,8 +190,7 @@ inline void Engine::run() {
     while (!stop_) {
         if (fd_is_lost_ && !writing_ && !reading_) end_link();
         if (fresh_) {
-            begin_link();
-            write_due(lock, By::io_thread);  // what waited for a link, such as SUBSCRIBE
+            begin_link();  // and write_due(), below, what waited for a link, such as SUBSCRIBE
         }
         if (callers_do_it()) {
             lingering_ = true;
@@ -203,6 +202,9 @@ inline void Engine::run() {
             lingering_ = false;
             if (!woken.revents) continue;
         }
+        // While callers were at it this thread has left them to send what an acknowledgement made due. Now that they are not,
+        // no other may come for what they left lying.
+        write_due(lock, By::io_thread);
         const int fd = link_ == Link::down ? -1 : fd_;
         const short wanted = blocked_ ? POLLIN | POLLOUT : POLLIN;
         pollfd polled[2] = {{wake_fd_, POLLIN, 0}, {fd, wanted, 0}};
