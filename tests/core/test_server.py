@@ -294,7 +294,7 @@ def test_a_server_opens_and_closes_its_transports() -> None:
             _ = server.port
         assert [peer.name for peer in server.peers()] == ["nobody"] * 2
         stats = server.stats()
-        assert stats["transport/direct/samples"] == 3
+        assert stats["transport/direct/samples"] == 6  # of both together
         assert stats["worker/nobody/state"] == "idle"
         server.publish(np.zeros(2))
         server.publish(np.zeros(2))

@@ -26,7 +26,7 @@ class Client:
     Args:
         address: where the learner listens, such as `"tcp://learner:5555"` (or an `Address`); the scheme selects the transport.
         example: a pytree like the server's: one sample.
-        name: how people see this worker; None is host:pid.
+        name: how people see this worker; None is host:pid. To the server the second one of a name is `name#2`.
         timeout: default of every wait in seconds, and for how long an unreachable learner is tried again.
         token: the shared secret; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file. It is not pickled.
         auth: False connects without a token, to a server that asks for none.

@@ -56,7 +56,9 @@ def server_stats(server: Server) -> dict[str, float | int | str]:
     out["weights/age_s"] = 0.0 if packed is None else time.monotonic() - server._published_at
     for listener in list(server._listeners):
         scheme = listener.address.scheme
-        out.update({f"transport/{scheme}/{key}": value for key, value in listener.stats().items()})
+        for key, value in listener.stats().items():  # of several listeners of a scheme the sum
+            name = f"transport/{scheme}/{key}"
+            out[name] = out.get(name, 0) + value  # type: ignore[operator]
     now = time.monotonic()
     for peer in server.peers():
         if peer.role != "worker":

@@ -350,6 +350,10 @@ class Server(Store):
 
     def _peer_connected(self, peer: Peer) -> None:
         with self._lock:
+            # Figures and messages go by name: two clients of one process, or of one script, would be one.
+            taken = {other.name for other in self._peers.values() if other.id != peer.id}
+            if peer.name in taken:
+                peer.name = next(name for n in itertools.count(2) if (name := f"{peer.name}#{n}") not in taken)
             self._peers[id(peer)] = peer
             self._count_workers(sum(p.role == "worker" for p in self._peers.values()))
         _log.info("%s %s connected from %s", peer.role, peer.name, peer.address)

@@ -397,6 +397,33 @@ def test_options_in_the_address() -> None:
             assert worker.options.max_inflight_msgs == 3 and worker.options.name == "ann"
 
 
+def test_a_sample_that_changes_while_it_is_read_is_sent_whole() -> None:
+    """A leaf that puts another array in its own place when it is converted, which is then taken away."""
+    n = 1_000_000  # bytes: an array that is gone is gone from the address space
+
+    class Restless:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            sample["x"] = np.full(n, 7, np.uint8)
+            return np.full(n, 1, np.uint8)
+
+    sample: dict[str, Any] = {"x": Restless()}
+    with WireLearner({"x": np.zeros(n, np.uint8)}) as learner, connect(learner, window_bytes=1) as worker:
+        learner.may_ack.clear()
+        taken = 0
+        with pytest.raises(EchoTimeoutError):
+            while taken < 100:
+                worker.send({"x": np.zeros(n, np.uint8)}, timeout=0)
+                taken += 1
+        sender = threading.Thread(target=worker.send, args=(sample,))
+        sender.start()
+        until(lambda: worker.stats()["send_blocked"] == 2, "send() blocks")
+        sample["x"] = None
+        learner.may_ack.set()
+        sender.join(20)
+        worker.wait()
+        assert np.unique(learner.rows[taken][0]).tolist() == [1]
+
+
 @pytest.mark.parametrize("scheme", ["tcp", "tcps"])
 def test_an_address_has_no_path(scheme: str) -> None:
     with pytest.raises(AddressError, match=f'write "{scheme}://127.0.0.1:9"'):

@@ -148,11 +148,11 @@ cdef class Worker:
                 return 0
             if status != Status.wait:
                 raise self.error(status)
-        # Without the GIL the arrays must be held: another thread may take them out of the sample.
-        # No Python code runs between these two lines unless the second holds what it converts.
-        held = self.flattener.flatten(sample)
+        # Without the GIL the arrays must be held: another thread may take them out of the sample, or Python code that
+        # converts one of them may. So their addresses come from a tree that is this call's alone.
+        held = self.flattener.unflatten(self.flattener.flatten(sample))
         keep = []
-        echo_leaf_pointers(self.spec, sample, leaves, keep)
+        echo_leaf_pointers(self.spec, held, leaves, keep)
         return self.put(leaves, 1, timeout)
 
     def send_batch(self, samples, timeout=None):

@@ -91,6 +91,16 @@ class IdentityClauses:
         assert stats["store/active_connections"] == 1
         assert stats["worker/ada/samples"] == 8
 
+    def test_workers_of_one_name_are_told_apart(self, rig: Rig) -> None:
+        server = rig.server(batch_size=8, num_buffers=8)
+        for count in (3, 5):
+            client = rig.client(server, name="ada")
+            client.send_batch(stacked(count, 0, count))
+            client.wait()
+        assert [peer.name for peer in server.peers()] == ["ada", "ada#2"]
+        stats = server.stats()
+        assert (stats["worker/ada/samples"], stats["worker/ada#2/samples"]) == (3, 5)
+
     def test_a_peer_without_a_name_has_one(self, rig: Rig) -> None:
         server = rig.server()
         with Client(server.address, example(), **self.connect_options):
