@@ -75,11 +75,10 @@ def lowest(session: nox.Session) -> None:
     projects = [*sorted(Path().glob("*/pyproject.toml")), *sorted(Path("plugins").glob("*/pyproject.toml"))]
     # Of files given with -r every dependency is a direct one; those of our own names come from what was built.
     wanted = [argument for project in projects for argument in ("-r", str(project))]
-    extras = ["--extra", "cli", "--extra", "tls", "--extra", "testing"]
+    # The tests' own tools in the same resolution: the newest of them would bring the newest of ours.
+    extras = ["--extra", "cli", "--extra", "tls", "--extra", "testing", "--group", "test"]
     session.run("uv", "pip", "install", "--quiet", "--resolution", "lowest-direct", "--find-links", str(built), *wanted, *extras)
     session.run("uv", "pip", "install", "--quiet", "--no-deps", "--reinstall", *map(str, sorted(built.glob("*.whl"))))
-    # After them, because what is there already is kept.
-    session.install(*nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test"))
     session.run("uv", "pip", "list")
     session.run("python", "tools/installed.py")
     tests = session.posargs or ["tests/core", "tests/matrix", "tests/cli", "samplers/tests"]
@@ -123,6 +122,13 @@ def fuzz(session: nox.Session) -> None:
         flags = ["-std=c++20", "-O1", "-g", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all", "-I", INCLUDE]
         session.run(os.environ.get("CLANGXX", "clang++"), *flags, str(source), "-o", program, "-pthread", external=True)
         session.run(program, f"-max_total_time={seconds}", "-max_len=8192", "-timeout=400", str(corpus), external=True)
+
+
+@nox.session
+def rdma_check(session: nox.Session) -> None:
+    """What RDMA can do on this machine: cards, UCX, limits, speed. The argument is the address of a network card (see docs/rdma.md)."""
+    install(session, [], "echo-core[rdma]")
+    session.run("python", "-m", "echo_rdma.check", *session.posargs)
 
 
 @nox.session

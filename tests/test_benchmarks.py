@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -18,11 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks is
 
 psutil = pytest.importorskip("psutil")
 
-from benchmarks import adapters, bars, harness, report  # noqa: E402
+from benchmarks import adapters, attack, bars, harness, report  # noqa: E402
 from benchmarks.__main__ import main  # noqa: E402
 from benchmarks.cases import CASES, select  # noqa: E402
 from benchmarks.harness import Settings  # noqa: E402
 from benchmarks.payloads import PAYLOADS  # noqa: E402
+from benchmarks.processes import environment  # noqa: E402
 from benchmarks.replay import adapters as replay_adapters  # noqa: E402
 from benchmarks.replay import bars as replay_bars  # noqa: E402
 from benchmarks.replay import cases as replay_cases  # noqa: E402
@@ -117,6 +119,17 @@ def ended(process: psutil.Process) -> bool:
     return False
 
 
+@pytest.mark.parametrize("system", ["echo", "echo-grpc"])
+def test_workers_are_served_under_attack(system: str) -> None:
+    need(system)
+    command = [sys.executable, "-m", "benchmarks.attack", "--systems", system, "--workers", "1", "--seconds", "0.2", "--rounds", "1"]
+    said = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
+    assert said.returncode == 0, said.stderr[-2000:]
+    rows = [line.strip("| ").split(" | ") for line in said.stdout.splitlines() if line.startswith("| ")][1:]
+    assert [row[0] for row in rows] == ["none", *attack.ATTACKS]
+    assert rows[0][3] == "0.00" and all(row[2] != "0×" and row[1] != "0" for row in rows)
+
+
 def test_what_is_missing_is_skipped_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = adapters.Entry("benchmarks.adapters.gone:Gone", ("no-such-distribution",))
     monkeypatch.setitem(adapters.SYSTEMS, "gone", gone)
@@ -161,6 +174,38 @@ def test_bars_judge_ratios(ours: float | None, theirs: float, ok: bool | None) -
         ],
     }
     assert [v.ok for v in bars.check(Results(content), "tcp/20B/1w")] == [ok]
+
+
+def test_a_bar_of_another_transport_is_judged_where_that_was_measured() -> None:
+    case = "tcp/28KB/1w"
+
+    def judged(**rates: float) -> list[tuple[bool | None, bool]]:
+        content = {
+            "format": "echo-benchmarks",
+            "cases": [CASES[case].describe()],
+            "systems": {name.replace("_", "-"): "1" for name in rates},
+            "results": [
+                {"case": case, "system": name.replace("_", "-"), "runs": [{"status": "ok", "figures": {"rate": rate}}]}
+                for name, rate in rates.items()
+            ],
+        }
+        return [(v.ok, "echo-shm" in v.text) for v in bars.check(Results(content), case)]
+
+    assert judged(echo=400.0, id_echo=100.0) == [(True, False)]
+    assert judged(echo_shm=900.0, id_echo=100.0) == [(False, True)]
+    assert judged(echo=200.0, echo_shm=1100.0, id_echo=100.0) == [(False, False), (True, True)]
+
+
+def test_bars_of_other_systems_name_them() -> None:
+    def result(system: str, rate: float) -> dict[str, object]:
+        return {"case": "tcp/20B/1w", "system": system, "runs": [{"status": "ok", "figures": {"rate": rate}}]}
+
+    content = {"format": "echo-benchmarks", "cases": [CASES["tcp/20B/1w"].describe()], "systems": {"echo-grpc": "1", "grpcio": "2"}}
+    met, missed = ({**content, "results": [result("echo-grpc", rate), result("grpcio", 10.0)]} for rate in (300.0, 150.0))
+    assert bars.check(Results(met), "tcp/20B/1w") == [bars.Verdict(True, "echo-grpc ok ≥ 20× grpcio (30×)")]
+    assert bars.check(Results(missed), "tcp/20B/1w") == [bars.Verdict(False, "echo-grpc **missed** ≥ 20× grpcio by 25 %")]
+    alone = {**content, "systems": {"grpcio": "2"}, "results": [result("grpcio", 10.0)]}
+    assert bars.check(Results(alone), "tcp/20B/1w") == []
 
 
 def test_payloads_have_the_sizes_they_are_named_after() -> None:

@@ -16,6 +16,9 @@ SYSTEMS: dict[str, Entry] = {
         "benchmarks.adapters.echo_core:EchoCore", ("echo-core", "echo-samplers", "echo-tcp")
     ),
     "echo-shm": Entry("benchmarks.adapters.echo_core:EchoShm", ("echo-shm", "echo-core", "echo-samplers")),
+    "echo-shm-private": Entry(
+        "benchmarks.adapters.echo_core:EchoShmPrivate", ("echo-shm", "echo-core", "echo-samplers")
+    ),
     "id-echo": Entry("benchmarks.adapters.id_echo:IdEcho", ("id-echo",)),
     "pyzmq": Entry("benchmarks.adapters.pyzmq:PyZmq", ("pyzmq",)),
     "echo-grpc": Entry(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from benchmarks.adapters.base import ArrayLearner, Learner, System, Worker
 from benchmarks.payloads import Payload
@@ -10,7 +11,7 @@ from echo_core import Client, Server
 
 
 class EchoLearner(ArrayLearner):
-    def __init__(self, payload: Payload, batch_size: int, connections: int, address: str = "tcp://127.0.0.1:0") -> None:
+    def __init__(self, payload: Payload, batch_size: int, connections: int, address: Any = "tcp://127.0.0.1:0") -> None:
         super().__init__(payload, batch_size)
         transport = address if connections else None
         self._server = Server(payload.example(), batch_size, transport=transport)
@@ -48,6 +49,16 @@ class EchoShm(EchoCore):
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return EchoLearner(payload, batch_size, connections, f"shm://echo-benchmark-{os.getpid()}")
+
+
+class EchoShmPrivate(EchoShm):
+    """Workers that see nothing of the learner's store: it copies from a memory that each shares with it alone."""
+
+    name = "echo-shm-private"
+
+    def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
+        transport = {"type": "shm", "path": f"echo-benchmark-{os.getpid()}", "mode": "private"}
+        return EchoLearner(payload, batch_size, connections, transport)
 
 
 class EchoGrpc(EchoCore):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection as Link
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from . import worker
-from .options import Options
 
 _HEALTHY = 5.0  # seconds a worker lives before its next death counts as a new story
 _TRIES = 4  # deaths in a row, each sooner than that, after which the job gives up
@@ -52,8 +53,9 @@ class Member:
 class Fleet:
     """All workers of a job. A context manager: leaving it leaves no process behind."""
 
-    def __init__(self, address: str, options: Options) -> None:
-        self.address = address
+    def __init__(self, address: str, options: Any, main: Callable[..., None] = worker.main) -> None:
+        """``options`` has ``workers``, their number, and goes to ``main``, which each of them runs."""
+        self.address, self.main = address, main
         self.options = options
         self.members = [Member(index) for index in range(options.workers)]
         # A fresh interpreter for each: forking a process whose threads hold sockets is unsafe.
@@ -107,7 +109,7 @@ class Fleet:
     def _spawn(self, member: Member) -> None:
         ours, theirs = self._context.Pipe()
         member.process = self._context.Process(
-            target=worker.main,
+            target=self.main,
             args=(theirs, self.address, member.index, member.respawns, self.options),
             name=member.name,
             daemon=True,  # should everything else fail, it ends when this process does

@@ -69,19 +69,19 @@ class ActorCritic:
     ) -> None:
         actor_sizes = (observations, *hidden, actions)
         critic_sizes = (observations, *hidden, 1)
-        count = _count(actor_sizes) + _count(critic_sizes)
+        count = parameters(actor_sizes) + parameters(critic_sizes)
         self.flat = np.zeros(count, dtype)
         self.gradient = np.zeros(count, dtype)
-        self.actor, offset = _layers(self.flat, actor_sizes, 0)
-        self.critic, _ = _layers(self.flat, critic_sizes, offset)
-        self.actor_gradient, _ = _layers(self.gradient, actor_sizes, 0)
-        self.critic_gradient, _ = _layers(self.gradient, critic_sizes, offset)
+        self.actor, offset = layers_over(self.flat, actor_sizes, 0)
+        self.critic, _ = layers_over(self.flat, critic_sizes, offset)
+        self.actor_gradient, _ = layers_over(self.gradient, actor_sizes, 0)
+        self.critic_gradient, _ = layers_over(self.gradient, critic_sizes, offset)
         rng = np.random.default_rng(seed)
         for layers, last_gain in ((self.actor, 0.01), (self.critic, 1.0)):
             for index, layer in enumerate(layers):
                 # A nearly uniform first policy explores; tanh layers keep their variance.
                 gain = last_gain if index == len(layers) - 1 else np.sqrt(2.0)
-                layer["w"][...] = gain * _orthogonal(rng, *layer["w"].shape)
+                layer["w"][...] = gain * orthogonal(rng, *layer["w"].shape)
 
     def values(self, observations: NDArray[Any]) -> NDArray[Any]:
         """State values (N,) of observations (N, observations)."""
@@ -92,11 +92,13 @@ class ActorCritic:
         return log_softmax(forward(self.actor, observations)[0])
 
 
-def _count(sizes: tuple[int, ...]) -> int:
+def parameters(sizes: tuple[int, ...]) -> int:
+    """How many parameters a network with layers of these sizes has."""
     return sum(n_in * n_out + n_out for n_in, n_out in pairwise(sizes))
 
 
-def _layers(flat: NDArray[Any], sizes: tuple[int, ...], offset: int) -> tuple[Layers, int]:
+def layers_over(flat: NDArray[Any], sizes: tuple[int, ...], offset: int) -> tuple[Layers, int]:
+    """A network's layers as views into ``flat``, from ``offset``, and where they end."""
     layers: Layers = []
     for n_in, n_out in pairwise(sizes):
         w = flat[offset : offset + n_in * n_out].reshape(n_in, n_out)
@@ -107,7 +109,8 @@ def _layers(flat: NDArray[Any], sizes: tuple[int, ...], offset: int) -> tuple[La
     return layers, offset
 
 
-def _orthogonal(rng: np.random.Generator, rows: int, columns: int) -> NDArray[Any]:
+def orthogonal(rng: np.random.Generator, rows: int, columns: int) -> NDArray[Any]:
+    """A random matrix whose rows, or columns where there are fewer, are orthonormal."""
     tall = rng.standard_normal((max(rows, columns), min(rows, columns)))
     q, r = np.linalg.qr(tall)
     q = q * np.sign(np.diag(r))

@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection as Link
+from typing import Any
 
 from echo_core import Client, EchoError, EchoTimeoutError
 
@@ -22,7 +24,12 @@ _FAREWELL = 3.0  # seconds between being told to stop and being gone, whatever h
 
 
 def main(link: Link, address: str, index: int, generation: int, options: Options) -> None:
-    """The whole life of worker ``index``; ``generation`` counts its respawns.
+    """The whole life of worker ``index``; ``generation`` counts its respawns."""
+    live(link, _work, address, index, generation, options)
+
+
+def live(link: Link, work: Callable[..., None], *arguments: Any) -> None:
+    """Call ``work(stop, *arguments)`` in a process of a fleet; it returns soon after ``stop`` is set.
 
     ``link`` is a pipe to the parent. When the parent closes it or dies, the worker ends. Up it
     goes, as text, what people should read: the terminal belongs to the parent's live view.
@@ -33,7 +40,7 @@ def main(link: Link, address: str, index: int, generation: int, options: Options
     logging.getLogger("echo").addHandler(_Upwards(link))
     threading.Thread(target=_watch, args=(link, stop), name="watch", daemon=True).start()
     try:
-        _work(stop, address, index, generation, options)
+        work(stop, *arguments)
     except Exception as error:
         if stop.is_set() and isinstance(error, EchoError):
             return  # the learner closed while we were still talking to it

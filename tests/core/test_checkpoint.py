@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -179,32 +180,79 @@ def test_a_killed_server_restarts_from_its_last_checkpoint(tmp_path: Path) -> No
     server.checkpoint(tmp_path)  # over what the killed one left
 
 
-def test_items_overwritten_before_they_were_copied_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from echo_core import checkpoint
+FRAMES = {"number": np.int64(0), "frame": np.zeros((40, 40), np.uint8)}
 
-    server = make()
-    server.submit_batch(items(0, 200))
-    table, chunks = server.table(), []
 
-    class Slow:
-        """The table, with a writer that overwrites 30 items after the first chunk was copied."""
+@pytest.mark.parametrize("example", [EXAMPLE, FRAMES], ids=["packed", "frames"])
+def test_a_checkpoint_is_of_one_moment_whatever_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: dict) -> None:
+    from echo_core import checkpoint, table_state
 
-        def __getattr__(self, name: str) -> object:
-            return getattr(table, name)
+    def rows(start: int, stop: int) -> dict:
+        numbers = np.arange(start, stop)
+        return {name: np.repeat(numbers, leaf.size).astype(leaf.dtype).reshape(-1, *leaf.shape) for name, leaf in example.items()}
 
-        def peek(self, keys: np.ndarray) -> object:
-            if len(chunks) == 1:
-                table.submit_batch(items(1000, 1030))
-            chunks.append(len(keys))
-            return table.peek(keys)
+    def fresh() -> Server:
+        return Server(example, 8, sampler="prioritized", capacity=200, seed=1)
 
-    snapshot = checkpoint.table_state.snapshot
-    monkeypatch.setattr(checkpoint.table_state, "snapshot", lambda slow: snapshot(table, most=0))
-    monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 28 * 20)
-    checkpoint.save({"default": Slow()}, tmp_path)  # type: ignore[dict-item]
-    again = make().restore(tmp_path).table()
-    assert again.peek(again.keys())[0]["number"].tolist() == [*range(20), *range(30, 200)]
-    assert len(again) == 190 and len(again.sampler) == 190
-    again.submit_batch(items(2000, 2100))
-    # Ten rows were free, ninety of the oldest went.
+    server = fresh()
+    keys = server.submit_batch(rows(0, 200), priorities=np.arange(1, 201))
+    table, steps, copies = server.table(), [], table_state.copies
+
+    def slowly(*arguments: object) -> object:
+        """The copies, with somebody who overwrites, changes in place and deletes between any two of them."""
+        for copied in copies(*arguments):  # type: ignore[arg-type]
+            steps.append(len(copied[0]))
+            table.submit_batch(rows(1000, 1030))
+            table.update_items(keys[150:160], {name: leaf for name, leaf in rows(5000, 5010).items() if name != "number"})
+            table.delete(keys[190:192])
+            yield copied
+
+    monkeypatch.setattr(table_state, "copies", slowly)
+    monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 20 * table.spec.sample_bytes)
+    checkpoint.save({"default": table}, tmp_path)
+    again = fresh().restore(tmp_path).table()
+    batch, here = again.peek(again.keys())
+    assert here.all() and (again.keys() == keys).all()
+    for name, leaf in rows(0, 200).items():
+        np.testing.assert_array_equal(batch[name], leaf)
+    assert (again.top(3)[0] == keys[:-4:-1]).all()
+    assert sum(steps) == 200 and max(steps) > 20  # many of them were put aside by the writer
+    # Whoever overwrites is not stopped once the checkpoint is written, and the restored table goes on.
+    again.submit_batch(rows(2000, 2100))
     assert again.peek(again.keys())[0]["number"].tolist() == [*range(100, 200), *range(2000, 2100)]
+
+
+@pytest.mark.timeout(120)
+def test_writers_go_on_while_a_large_table_is_written(tmp_path: Path) -> None:
+    """Self-checking rows under churn: each restored row is whole, and the rows are those of one moment."""
+    example = {"number": np.int64(0), "frame": np.zeros(8000, np.int64)}
+    capacity = 2000  # 128 MB, more than writers may put aside at once
+
+    def fresh() -> Server:
+        return Server(example, 8, sampler="uniform", capacity=capacity, seed=1)
+
+    server, stop, written = fresh(), threading.Event(), [0]
+
+    def write() -> None:
+        while not stop.is_set():
+            n = written[0]
+            server.submit({"number": np.int64(n), "frame": np.full(8000, n)})
+            written[0] = n + 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        while written[0] < capacity:
+            time.sleep(0.01)
+        before = written[0]
+        server.checkpoint(tmp_path)
+        assert written[0] > before
+    finally:
+        stop.set()
+        writer.join()
+    again = fresh().restore(tmp_path).table()
+    batch, here = again.peek(again.keys())
+    assert here.all() and (batch["frame"] == batch["number"][:, None]).all()
+    # One writer, and the oldest goes: the rows of one moment are consecutive numbers.
+    assert (np.diff(batch["number"]) == 1).all() and capacity - 1 <= len(again) <= capacity
+

@@ -239,6 +239,7 @@ def test_any_mapping_will_do() -> None:
     [
         ("server = 5", "a.toml: server: must be a table: [server]"),
         ("[sever]\nx = 1", "a.toml: sever.x: no section 'sever'; did you mean 'server'?"),
+        ("[quite]\nx = 1", "a.toml: quite.x: no section 'quite'; there are server, client, security, plugins, example"),
         (
             "[server]\nbatchsize = 1",
             "a.toml: server.batchsize: unknown key; did you mean 'batch_size'?",
@@ -305,6 +306,8 @@ def test_errors_of_other_sources(write: Callable[[str, str], str]) -> None:
     assert said.startswith("arguments: server.batch: unknown key")
     config = load(env={})
     assert "no section" in fails(ConfigError, lambda: config.origin("sever.port"))
+    for source in (None, 5):
+        assert "path of a TOML file" in fails(ConfigError, lambda source=source: configuration.server_arguments(source))
     assert "did you mean" in fails(ConfigError, lambda: config.origin("server.batchsize"))
 
 

@@ -450,3 +450,12 @@ def test_a_damaged_message_lets_nobody_in(victim: int, where: int, change: int) 
     except EchoError:
         pass
     assert not s.done and not c.done
+
+
+@pytest.mark.parametrize("table", [[], {}, 0, None, False, ["a"]])
+def test_a_table_is_named_by_text(table: Any) -> None:
+    """What is said there becomes a key of the transport's dictionaries."""
+    c, s = client(), server(tokens=())
+    s.receive(c.start())
+    with pytest.raises(ProtocolError, match="table"):
+        s.receive(message(Message.PROOF, {"mac": "", "table": table}))

@@ -187,3 +187,29 @@ def test_one_batch_out_of_several_tables() -> None:
 def test_what_can_never_work_is_refused(arguments: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Server(EXAMPLE, 8, **arguments)
+
+
+def test_items_by_key_from_another_process() -> None:
+    with Server(EXAMPLE, 4, TCP, sampler="prioritized", capacity=50_000) as server, Client(server.address, EXAMPLE) as client:
+        n = 40_000  # more than fit into one message
+        keys = server.submit_batch(items(0, n), priorities=np.linspace(1, 2, n))
+        remote = client.table()
+        batch, here = remote.peek(keys)
+        assert here.all() and batch["number"].tolist() == [*range(n)]
+        whole(batch)
+        server.table().delete(keys[5:7])
+        fresh = np.arange(n * 5, dtype=np.float32).reshape(n, 5)
+        assert (~remote.update_items(keys, {"filler": fresh})).nonzero()[0].tolist() == [5, 6]
+        batch, here = remote.peek(keys[:10])
+        assert here.tolist() == [True] * 5 + [False] * 2 + [True] * 3
+        assert (batch["filler"][here] == fresh[:10][here]).all() and batch["number"][here].tolist() == [0, 1, 2, 3, 4, 7, 8, 9]
+        best, priorities = remote.top(3)
+        assert (best == keys[: -4 : -1]).all() and (np.diff(priorities) < 0).all()
+        counts, edges = remote.priority_histogram(10)
+        assert (counts == server.table().priority_histogram(10)[0]).all() and len(edges) == 11
+        with pytest.raises(SpecError, match="no leaf 'filter'"):
+            remote.update_items(keys[:1], {"filter": fresh[:1]})
+        with pytest.raises(SpecError, match="leaf 'filler': 1 items need float32"):
+            remote.update_items(keys[:1], {"filler": fresh[:1].astype(np.float64)})
+        with pytest.raises(EchoError, match="leaves must be paths"):
+            client.request("update_items", {"n": 1, "leaves": ["nothing"]}, b"\0" * 8)

@@ -161,8 +161,24 @@ def test_an_unfinished_server_says_so_and_does_not_crash() -> None:
 
 
 def test_a_server_cannot_be_pickled() -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="server.address"):
         pickle.dumps(filled(0))
+
+
+def test_options_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="example"):
+        Server(batch_size=2)
+    for seconds in (-1, float("nan")):
+        with pytest.raises(ValueError, match="lease_timeout"):
+            Server(example(), 2, lease_timeout=seconds)
+
+
+def test_what_only_a_replay_table_has_is_not_passed_over() -> None:
+    server = filled(2)
+    for options in ({"n": 1}, {"beta": 0.5}, {"table": "default"}):
+        with pytest.raises(ValueError, match="streams"):
+            server.sample(1, **options)
+    assert len(server.sample(1).batch["number"]) == 2
 
 
 def test_examples_that_cannot_be() -> None:
@@ -210,6 +226,8 @@ def test_a_sampler_is_a_name_a_mapping_or_an_object() -> None:
         ("tpc://127.0.0.1:0", PluginError, "tpc"),
         ({"port": 0}, ConfigError, "type"),
         ({"type": "nowhere"}, PluginError, "nowhere"),
+        (5, ConfigError, "not 5"),
+        ([Transport], ConfigError, "Transport"),
     ],
 )
 def test_transports_that_cannot_be(transport: Any, error: type[Exception], said: str) -> None:

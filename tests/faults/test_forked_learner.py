@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from echo_core import Client, EchoTimeoutError, Server
-from echo_core.testing.processes import until
+from echo_core.testing.processes import forked, until
 from echo_core.testing.samples import example, stacked
 
 
@@ -73,3 +74,28 @@ def test_the_address_is_free_again_at_once(scheme: str, fork: Callable[[], None]
     with Server(example(), 2, {"type": scheme, "port": port}) as second, Client(address, example(), timeout=20) as client:
         client.send_batch(stacked(0, 0, 2))
         assert second.sample(timeout=20).batch["number"].tolist() == [0, 1]
+
+
+def test_a_batch_dropped_in_the_child_makes_no_room_in_the_parent(serve: Callable[..., Server]) -> None:
+    """Its copy of the memory is the child's, but the descriptor that wakes a transport which waits for room is shared."""
+    server = serve(batch_size=2, num_buffers=2)
+    with Client(server.address, example()) as client:
+        client.send_batch(stacked(0, 0, 8))
+        held = [server.sample(timeout=20).batch, server.sample(timeout=20).batch]
+        stats = server.stats
+        until(lambda: stats()["transport/tcp/waiting_for_space"] == 1, "the worker waits for room")
+
+        def rounds() -> float:
+            """Of the transport, once it has come to rest."""
+            count = -1.0
+            while count != stats()["transport/tcp/rounds"]:
+                count = stats()["transport/tcp/rounds"]
+                time.sleep(0.1)
+            return count
+
+        before = rounds()
+        forked(held.clear)
+        assert rounds() == before
+        held.clear()
+        rest = [server.sample(timeout=20).batch["number"].tolist() for _ in range(2)]
+        assert rest == [[4, 5], [6, 7]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,6 @@ TRANSPORTS = [record.name for record in plugins.installed(plugins.TRANSPORTS) if
 SAMPLERS = [record.name for record in plugins.installed(plugins.SAMPLERS) if not record.disabled]
 
 spawning = multiprocessing.get_context("spawn")
-
-
-@pytest.fixture
-def transport_table(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    """The configuration of a transport at a free address of this machine."""
-    known = {field.name for field in dataclasses.fields(plugins.transport_class(request.param).Options)}
-    place = {"host": "127.0.0.1", "port": 0, "path": str(tmp_path / "socket")}
-    return {"type": request.param, **{name: value for name, value in place.items() if name in known}}
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 // Claims of replay/table.hpp as a program: writers that commit, abort and stall, learners that gather rows while they are overwritten,
-// others that update, delete and change items. Run plain, under ThreadSanitizer and under AddressSanitizer. Each FORBIDDEN outcome names
+// others that update, delete and change items, publish versions, acknowledge loans and copy the table for a checkpoint. Run plain, under ThreadSanitizer and under AddressSanitizer. Each FORBIDDEN outcome names
 // the claim it breaks.
 //
 //   table_stress [seconds per scenario]
@@ -109,6 +109,9 @@ struct Scenario {
     bool meddle;              // a thread that updates, deletes, changes items in place, and pauses the table
     bool eventfd;
     unsigned abort_in;
+    uint64_t max_lag = 0;     // above 0: writers say versions, and a thread publishes new ones
+    int64_t lease_ns = 0;     // above 0: learners acknowledge some of what they are given
+    bool copies = false;      // a thread copies the table, again and again
 };
 
 constexpr uint64_t kFiller = 200;
@@ -137,11 +140,60 @@ void check_batch(const Batch *batch) {
     }
 }
 
+// One copy of the table as a checkpoint makes it: every item of the moment once, whole, and as it was.
+void copy_table(Table *table, bool same) {
+    const uint64_t capacity = table->capacity();
+    std::vector<uint64_t> keys(capacity);
+    std::vector<uint32_t> rows(capacity);
+    std::vector<char> put_aside;
+    const uint64_t bytes = 16 + filler_bytes;
+    table->pause();
+    const size_t n = table->items(keys.data(), nullptr, rows.data(), capacity);
+    table->begin_copy(rows.data(), n);
+    std::vector<uint64_t> numbers(capacity);
+    for (size_t i = 0; i < n; ++i)
+        replay::copy_racing(reinterpret_cast<char *>(&numbers[rows[i]]), table->rows().at(0, rows[i]), 8);
+    table->resume();
+    std::vector<int> copied(capacity);
+    const auto settle = [&](uint32_t row, const char *number) {
+        if (++copied[row] != 1) forbidden("a checkpoint has every item once");
+        if (same && std::memcmp(number, &numbers[row], 8) != 0) forbidden("a checkpoint is of one moment");
+    };
+    for (size_t first = 0; first < n; first += 16) {
+        Batch *batch = table->take_batch(16);
+        const size_t kept = table->copy_some(rows.data() + first, std::min<size_t>(16, n - first), batch);
+        for (size_t i = 0; i < kept; ++i) settle(batch->rows[i], batch->leaf[0] + i * 8);
+        const uint64_t all = batch->n;
+        batch->n = kept;
+        std::fill_n(batch->probabilities, kept, 1.0);
+        check_batch(batch);
+        batch->n = all;
+        table->give_back(batch);
+        std::vector<uint32_t> aside;
+        table->take_preserved(&aside, &put_aside);
+        for (size_t i = 0; i < aside.size(); ++i) {
+            const char *record = put_aside.data() + i * bytes;
+            uint64_t number, writer;
+            std::memcpy(&number, record, 8), std::memcpy(&writer, record + 8, 8);
+            settle(aside[i], record);
+            for (uint64_t b = 0; b < filler_bytes; ++b)
+                if (record[16 + b] != char((number * 31 + writer) & 0xff)) forbidden("no checkpoint has a torn row");
+        }
+        std::this_thread::yield();
+    }
+    table->end_copy();
+    for (size_t i = 0; i < n; ++i)
+        if (copied[rows[i]] != 1) forbidden("a checkpoint misses no item");
+}
+
 void play(const Scenario &s, double seconds) {
     Checked sampling(uint32_t(s.capacity), s.oldest_first), removing(uint32_t(s.capacity), false);
     const echo_sampler sampler = sampling.door(), other = removing.door();
     const echo_sampler *remover = s.remover == 0 ? nullptr : s.remover == 1 ? &other : &sampler;
-    Table *table = new Table({8, 8, filler_bytes}, s.capacity, s.batch, s.limits, s.max_times, &sampler, !s.oldest_first, remover, nullptr, -1);
+    replay::LagLimits lags;
+    if (s.max_lag) lags.kept = true, lags.max_lag = s.max_lag;
+    Table *table = new Table({8, 8, filler_bytes}, s.capacity, s.batch, s.limits, s.max_times, &sampler, !s.oldest_first, remover, nullptr, -1,
+                             lags, s.lease_ns);
     std::atomic<bool> stop{false};
     std::atomic<uint64_t> committed{0}, drawn{0}, batches{0};
     std::mutex seen_lock;
@@ -170,7 +222,9 @@ void play(const Scenario &s, double seconds) {
                     table->abort(run);
                     continue;
                 }
-                table->commit(run);
+                Labels labels;
+                if (s.max_lag) labels.version = table->policy_version() - std::min<uint64_t>(table->policy_version(), random % (2 * s.max_lag));
+                table->commit(run, labels);
                 number += run.count;
                 committed.fetch_add(run.count);
             }
@@ -180,9 +234,12 @@ void play(const Scenario &s, double seconds) {
         threads.emplace_back([&] {
             while (!stop.load(std::memory_order_relaxed)) {
                 Batch *batch = table->take_batch(s.batch);
+                const uint64_t newest = table->policy_version();
                 const replay::Answer answer = table->sample(batch);
                 if (answer == replay::kDrawn) {
                     check_batch(batch);
+                    for (uint64_t i = 0; s.max_lag && i < batch->n; ++i)
+                        if (batch->versions[i] + s.max_lag < newest) forbidden("no batch has a row whose policy lags too far");
                     drawn.fetch_add(s.batch);
                     batches.fetch_add(1);
                     if (s.max_times == 1) {
@@ -191,6 +248,7 @@ void play(const Scenario &s, double seconds) {
                             uint64_t number, writer;
                             std::memcpy(&number, batch->leaf[0] + i * 8, 8);
                             std::memcpy(&writer, batch->leaf[1] + i * 8, 8);
+                            if (s.lease_ns && ((number + batches.load()) % 3 == 0 || table->acknowledge(&batch->keys[i], 1) == 0)) continue;
                             if (!seen.insert({writer, number}).second) forbidden("an item of max_times_sampled = 1 comes out once");
                         }
                     }
@@ -238,6 +296,17 @@ void play(const Scenario &s, double seconds) {
                 std::this_thread::yield();
             }
         });
+    if (s.max_lag)
+        threads.emplace_back([&] {
+            for (uint64_t version = 1; !stop.load(std::memory_order_relaxed); ++version) {
+                table->set_policy_version(version);
+                std::this_thread::yield();
+            }
+        });
+    if (s.copies)
+        threads.emplace_back([&] {
+            while (!stop.load(std::memory_order_relaxed)) copy_table(table, !s.meddle);
+        });
     const int64_t end = now_ns() + int64_t(seconds * 1e9);
     while (now_ns() < end) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     stop = true;
@@ -245,8 +314,8 @@ void play(const Scenario &s, double seconds) {
     for (auto &thread : threads) thread.join();
     const replay::Counters c = table->counters();
     if (c.inserts != committed.load()) forbidden("every commit is counted once");
-    if (c.samples != drawn.load()) forbidden("every draw is counted once");
-    if (c.size > s.capacity || c.size != sampling.held.size()) forbidden("the sampler holds what the table holds");
+    if (c.samples + c.redelivered != drawn.load()) forbidden("every draw is counted once");
+    if (c.size > s.capacity || (!s.lease_ns && c.size != sampling.held.size())) forbidden("the sampler holds what the table holds");
     if (c.pending != 0) forbidden("nothing is under way when nobody writes");
     const double diff = double(c.inserts) * s.limits.samples_per_insert - double(c.samples);
     if (c.inserts > uint64_t(s.limits.min_size) && (diff > s.limits.max_diff || (c.samples && diff < s.limits.min_diff)))
@@ -274,6 +343,10 @@ int main(int argc, char **argv) {
         {"queue, eventfd", 3, 1, 100, 10, 7, true, 0, 1, {1, 0, 100, 1}, false, true, 6},
         {"three samples, then gone", 2, 2, 128, 16, 4, false, 0, 3, kFree, true, false, 8},
         {"ratio of 4", 2, 1, 500, 25, 10, false, 0, 0, {4, 350, 450, 100}, false, true, 4},
+        {"versions that lag", 2, 1, 300, 16, 8, false, 0, 0, kFree, true, false, 9, 3},
+        {"loans", 2, 2, 64, 8, 5, true, 0, 1, {1, 0, 64, 1}, false, false, 6, 0, 1'000'000},
+        {"copied", 2, 1, 300, 16, 8, false, 0, 0, kFree, false, false, 6, 0, 0, true},
+        {"copied, versions, meddlers", 2, 1, 300, 16, 8, false, 0, 0, kFree, true, false, 6, 3, 0, true},
     };
     for (uint64_t filler : {kFiller, uint64_t(41)}) {
         filler_bytes = filler;

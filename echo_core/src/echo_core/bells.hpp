@@ -28,7 +28,8 @@ public:
     // To be asked after a sequentially consistent write that may have made space.
     bool any() const { return count_.load(std::memory_order_seq_cst) != 0; }  // SYNC wakeup
     void ring() {
-        if (!any()) return;
+        // The eventfds are the parent's even in a forked child, and the lock may be held by a thread that does not exist there.
+        if (!any() || getpid() != born_) return;
         std::lock_guard<std::mutex> lock(lock_);
         for (int fd : armed_) {
             const uint64_t one = 1;
@@ -41,6 +42,7 @@ public:
 private:
     void count() { count_.store(uint32_t(armed_.size()), std::memory_order_seq_cst); }  // SYNC wakeup
 
+    const pid_t born_ = getpid();
     std::atomic<uint32_t> count_{0};
     std::mutex lock_;  // held while an eventfd is written: a disarmed descriptor can be closed without being written after
     std::vector<int> armed_;

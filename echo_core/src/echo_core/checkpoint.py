@@ -5,8 +5,8 @@
         manifest.json       what there is: tables, specs, limiters, and every file with its dtype, shape and CRC-32
         0.keys, 0.leaf.0, … arrays, little-endian, as they lie in memory
 
-Nothing is pickled. A table is paused only while its sampler's state, its index and up to 64 MiB of items are copied. The items of a larger
-one follow with writers running, oldest first; those overwritten before their turn are left out, as the writers had evicted them.
+Nothing is pickled. A table is paused only while its sampler's state and its index are copied. The items' bytes follow with writers running;
+a writer that comes to an item before the checkpoint does first puts its bytes aside, so that all are those of the moment of the pause.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import optree
 
 from . import table_state
 from .dtypes import dtype_from_json, dtype_to_json
@@ -32,9 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "save"]
 
-FORMAT = 1
+FORMAT = 2
 CHUNK_BYTES = 8 << 20  # of items, copied and written at once
-COLUMNS = ("keys", "rows", "generations", "high", "times")
+COLUMNS = ("keys", "rows", "loaned", "generations", "high", "times", "versions")
+FIGURES = ("inserts", "samples", "policy_version", "random")
 
 
 def save(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Path:
@@ -110,6 +110,8 @@ def _identity(table: ReplayTable) -> dict[str, Any]:
         "capacity": table.capacity,
         "rate limiter": [repr(number) for number in table.limiter.numbers()],
         "max_times_sampled": table.max_times_sampled,
+        "policy versions": None if table.lags is None else dataclasses.asdict(table.lags),
+        "lease": table.lease_timeout is not None,
         "sampler": _plugin(table.sampler),
         "remover": None if table.remover is None else _plugin(table.remover),
     }
@@ -136,38 +138,29 @@ def _compare(folder: Path, table: ReplayTable, described: dict[str, Any]) -> Non
 def _save_table(folder: Path, index: int, table: ReplayTable) -> dict[str, Any]:
     snapshot = table_state.snapshot(table)
     files: dict[str, Any] = {}
+    # First, as writers may have to wait for what they put aside.
+    stored = _save_items(folder, index, table, snapshot["rows"], files)
+    files["stored"] = _save_array(folder / f"{index}.stored", stored)
     for column in COLUMNS:
         files[column] = _save_array(folder / f"{index}.{column}", snapshot[column])
     for part in ("sampler", "remover"):
         for key, array in snapshot[part].items():
             files[f"{part}/{key}"] = _save_array(folder / f"{index}.{part}.{len(files)}", np.asarray(array))
-    gone = _save_items(folder, index, table, snapshot, files)
-    files["gone"] = _save_array(folder / f"{index}.gone", gone)
-    figures = {"inserts": snapshot["inserts"], "samples": snapshot["samples"], "random": snapshot["random"]}
-    return {"name": table.name, "identity": _identity(table), **figures, "files": files}
+    return {"name": table.name, "identity": _identity(table), **{name: snapshot[name] for name in FIGURES}, "files": files}
 
 
-def _save_items(
-    folder: Path, index: int, table: ReplayTable, snapshot: dict[str, Any], files: dict[str, Any]
-) -> np.ndarray:
-    """The items' bytes, leaf by leaf, oldest first; the rows that were overwritten meanwhile."""
-    keys, rows = snapshot["keys"], snapshot["rows"]
+def _save_items(folder: Path, index: int, table: ReplayTable, rows: np.ndarray, files: dict[str, Any]) -> np.ndarray:
+    """The bytes of the items in `rows`; the rows in the order in which they were written."""
     leaves = table.spec.leaves
     paths = [folder / f"{index}.leaf.{i}" for i in range(len(leaves))]
     handles = [open(path, "wb") for path in paths]  # noqa: SIM115  (closed below, all of them)
-    crcs, kept, gone = [0] * len(leaves), 0, [np.empty(0, np.uint32)]
+    crcs, stored = [0] * len(leaves), [np.empty(0, np.uint32)]
+    step = max(1, CHUNK_BYTES // max(1, table.spec.sample_bytes))
     try:
-        step = max(1, CHUNK_BYTES // max(1, table.spec.sample_bytes)) if snapshot["batch"] is None else len(keys)
-        for start in range(0, len(keys), step):
-            part = slice(start, start + step)
-            if snapshot["batch"] is None:
-                batch, here = table.peek(keys[part])
-            else:
-                batch, here = snapshot["batch"], np.ones(len(keys), np.bool_)
-            gone.append(rows[part][~here])
-            kept += int(here.sum())
-            for i, (array, handle) in enumerate(zip(optree.tree_leaves(batch, namespace=table.spec.namespace), handles)):
-                data = np.ascontiguousarray(array if here.all() else array[here]).reshape(-1).view(np.uint8)
+        for written, arrays in table_state.copies(table, rows, step):
+            stored.append(written)
+            for i, (array, handle) in enumerate(zip(arrays, handles)):
+                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                 handle.write(data)  # type: ignore[arg-type]
                 crcs[i] = zlib.crc32(data, crcs[i])
         for handle in handles:
@@ -177,19 +170,19 @@ def _save_items(
         for handle in handles:
             handle.close()
     for i, (leaf, path, crc) in enumerate(zip(leaves, paths, crcs)):
-        files[f"leaf/{i}"] = _entry(path, leaf.dtype, (kept, *leaf.shape), crc)
-    return np.concatenate(gone)
+        files[f"leaf/{i}"] = _entry(path, leaf.dtype, (len(rows), *leaf.shape), crc)
+    return np.concatenate(stored)
 
 
 def _load_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> None:
     files = described["files"]
-    snapshot: dict[str, Any] = {name: described[name] for name in ("inserts", "samples", "random")}
+    snapshot: dict[str, Any] = {name: described[name] for name in FIGURES}
     for column in COLUMNS:
         snapshot[column] = _load_array(folder, files, column)
     for part in ("sampler", "remover"):
         snapshot[part] = {name.partition("/")[2]: _load_array(folder, files, name) for name in files if name.startswith(f"{part}/")}
     leaves = [_load_array(folder, files, f"leaf/{i}") for i in range(len(table.spec.leaves))]
-    table_state.restore(table, snapshot, leaves, _load_array(folder, files, "gone"))
+    table_state.restore(table, snapshot, _load_array(folder, files, "stored"), leaves)
 
 
 def _save_array(path: Path, array: np.ndarray) -> dict[str, Any]:

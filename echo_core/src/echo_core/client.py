@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from . import plugins, security
 from .address import Address
 from .errors import ConfigError
+from .labels import SUFFIX, Held, LabelledConnection, UnlabelledError, labelled
 from .remote_table import OtherTables, RemoteSample, RemoteTable
 from .spec import Spec
 from .weights import Weights
@@ -28,7 +30,8 @@ class Client:
         timeout: default of every wait in seconds, and for how long an unreachable learner is tried again.
         token: the shared secret; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file. It is not pickled.
         auth: False connects without a token, to a server that asks for none.
-        table: the server's replay table that `example` is of, and where `send` puts samples; None is its first, or its stream.
+        table: the server's replay table that `example` is of, and where `send` puts samples; None is its first, or its stream. Name it to
+            send priorities.
         tables: `{name: example}` of further tables that `send(..., table=name)` may name; each has a connection of its own, made when
             it is first used.
         **options: the transport's own, such as `window_bytes`.
@@ -37,6 +40,10 @@ class Client:
         SpecError: the example does not match the server's, naming the leaf.
         SecurityError: token missing or refused. PluginError: the transport is not installed.
         EchoTimeoutError: the learner could not be reached in time.
+
+    Attributes:
+        policy_version: of the policy that makes the samples sent from now on, for tables that keep versions. `weights()` sets it to the
+            version it returns; set it yourself where the policy changes later than that. None: the version published last.
 
     All calls are thread-safe, take `timeout=` and can be interrupted by Ctrl-C. A client can be pickled: the copy connects anew. After a
     fork the child must make its own.
@@ -70,12 +77,18 @@ class Client:
             return transport.connect(address, spec, name=name or "", timeout=timeout, token=secret, **options | more)
 
         self._table, self._timeout = table, timeout
-        self._connection = connection = connect(self.spec)
+        self._held = Held()
+        self._connection, labelled_from_start = _connection(connect, self.spec)
         self._others = OtherTables(connect, tables or {})
-        if not tables:
+        self._labelled: dict[str | None, LabelledConnection] = {}  # by table, made when labels are first sent
+        self._labelling = threading.Lock()
+        self._connect = connect
+        if labelled_from_start:
+            self._labelled[None] = LabelledConnection(self._connection, self.spec, self._held)
+        elif not tables and table is None:
             # Bound once: one more Python call per sample would cost a third of a send.
-            self.send = connection.send  # type: ignore[method-assign,assignment]
-            self.send_batch = connection.send_batch  # type: ignore[method-assign,assignment]
+            self.send = self._connection.send  # type: ignore[method-assign,assignment]
+            self.send_batch = self._connection.send_batch  # type: ignore[method-assign,assignment]
 
     @classmethod
     def from_config(cls, source: Any, example: Any = None, /, **overrides: Any) -> Client:
@@ -93,20 +106,84 @@ class Client:
 
     # ---- experience up ----------------------------------------------------------------------------------------------------
 
-    def send(self, sample: Any, timeout: float | None = None, *, table: str | None = None) -> None:
+    def send(
+        self,
+        sample: Any,
+        timeout: float | None = None,
+        *,
+        table: str | None = None,
+        priority: float | None = None,
+        policy_version: int | None = None,
+    ) -> None:
         """Take over one sample; its arrays may be changed at once. It is sent now if the link is idle, with others if it is busy.
 
+        Args:
+            sample: a pytree like the example.
+            timeout: seconds to wait while too much is unacknowledged; None is the client's default.
+            table: one of `tables`; None is the client's own. The other labels need a client that was given `table` or `tables`.
+            priority: of the new item, finite and not negative; None lets the table's sampler choose.
+            policy_version: of the policy that made it; None is the attribute `policy_version`.
+
         Raises:
+            ValueError: the priority is negative, NaN or infinite, or no version can be; nothing was taken.
             SpecError: it does not match, naming the leaf; nothing was taken.
             EchoTimeoutError: the window of unacknowledged samples stayed full, saying who waits for whom.
             ConnectionClosedError: the learner is gone for longer than `timeout`, or the client is closed.
             UnknownTableError: `table` is none of `tables`.
         """
-        (self._connection if table is None or table == self._table else self._others.connection(table)).send(sample, timeout)
+        sender = self._labels(table, priority is not None or policy_version is not None)
+        if sender is not None:
+            sender.send(sample, timeout, priority, policy_version)
+        else:
+            (self._connection if table is None or table == self._table else self._others.connection(table)).send(sample, timeout)
 
-    def send_batch(self, samples: Any, timeout: float | None = None, *, table: str | None = None) -> None:
-        """Take over N samples at once: the same pytree with leaves of shape `(N, *leaf.shape)`. Raises as `send`."""
-        (self._connection if table is None or table == self._table else self._others.connection(table)).send_batch(samples, timeout)
+    def send_batch(
+        self,
+        samples: Any,
+        timeout: float | None = None,
+        *,
+        table: str | None = None,
+        priorities: Any = None,
+        policy_version: int | None = None,
+    ) -> None:
+        """Take over N samples at once: the same pytree with leaves of shape `(N, *leaf.shape)`, priorities of shape (N,), one version for
+        all of them. Raises as `send`, naming the sample whose priority is bad."""
+        sender = self._labels(table, priorities is not None or policy_version is not None)
+        if sender is not None:
+            sender.send_batch(samples, timeout, priorities, policy_version)
+        else:
+            (self._connection if table is None or table == self._table else self._others.connection(table)).send_batch(samples, timeout)
+
+    @property
+    def policy_version(self) -> int | None:
+        return self._held.version
+
+    @policy_version.setter
+    def policy_version(self, version: int | None) -> None:
+        self._held.version = version
+
+    def _labels(self, table: str | None, wanted: bool) -> LabelledConnection | None:
+        """What sends samples with labels to this table; None while it was sent none and does not ask for them."""
+        name = None if table == self._table else table
+        sender = self._labelled.get(name)
+        if sender is not None or (not wanted and name is None):
+            return sender
+        with self._labelling:
+            sender = self._labelled.get(name)
+            if sender is not None:
+                return sender
+            plain, spec = (self._connection, self.spec) if name is None else (self._others.connection(name), self._others.spec(name))
+            if name is not None and self._others.labelled(name):  # the table asks for them
+                sender = LabelledConnection(plain, spec, self._held)
+            elif not wanted:
+                return None
+            else:
+                plain.wait()  # what went without labels comes first
+                other = self._connect(labelled(spec), table=(table or self._table or "") + SUFFIX, client_id="")
+                self._others.add((table or self._table or "") + SUFFIX, other)
+                sender = LabelledConnection(other, spec, self._held)
+            self._labelled[name] = sender
+            return sender
 
     def reserve(self, timeout: float | None = None) -> Any:
         """A slot of the learner's store to be filled in place, without any copy; for transports that share its memory.
@@ -157,6 +234,10 @@ class Client:
         """Batches of n, `prefetch` of them on the way while one is worked on; ends when the server is closed."""
         return self.table(table).batches(n, timeout, beta, prefetch)
 
+    def ack(self, keys: Any, timeout: float | None = None, *, table: str | None = None) -> int:
+        """Say that items of a table with `lease_timeout` were worked on; how many were on loan. See `ReplayTable.ack`."""
+        return self.table(table).ack(keys, timeout)
+
     def update_priorities(self, keys: Any, priorities: Any, timeout: float | None = None, *, table: str | None = None) -> int:
         """Give items new priorities; how many of them were gone. See `ReplayTable.update_priorities`."""
         return self.table(table).update_priorities(keys, priorities, timeout)
@@ -177,7 +258,9 @@ class Client:
         Raises:
             EchoTimeoutError: none in time. SpecError: `like` does not match, naming the leaf.
         """
-        return self._connection.weights(timeout, newer_than, like)
+        weights = self._connection.weights(timeout, newer_than, like)
+        self.policy_version = weights.version
+        return weights
 
     # ---- looking, and the end ---------------------------------------------------------------------------------------------
 
@@ -223,6 +306,14 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client {self.address}>"
+
+
+def _connection(connect: Callable[..., Connection], spec: Spec) -> tuple[Connection, bool]:
+    """A connection, and whether it carries labels, because its table keeps policy versions."""
+    try:
+        return connect(spec), False
+    except UnlabelledError:
+        return connect(labelled(spec)), True
 
 
 def _reconnect(cls: type[Client], address: str, example: Any, options: dict[str, Any]) -> Client:

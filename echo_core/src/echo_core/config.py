@@ -27,6 +27,7 @@ from .sections import (
     SecurityConfig,
     ServerConfig,
 )
+from .table_config import table_configs
 from .transport import Transport
 
 __all__ = [
@@ -123,6 +124,8 @@ class Config:
         """
         self.host.check_required()
         self.server.sampler.create()
+        for table in self.server.tables:
+            table.check()
         for transport in self.server.transports:
             transport.create()
         if self.client.address is not None or self.client.options:
@@ -190,6 +193,16 @@ class Config:
         else:
             transports = [self._choice("transport", transport, "server.transport")]
         table["transports"] = transports
+        tables = table.pop("tables", None)
+        if tables is not None:
+            if "server.sampler" in self._origins:
+                raise ConfigError(
+                    f"{self.origin('server.sampler')}: server.sampler: each of [[server.tables]] has a sampler of its own; "
+                    "keep one or the other"
+                )
+            if not isinstance(tables, Mapping):
+                raise ConfigError(f"{self.origin('server.tables')}: server.tables: must be a list of tables: [[server.tables]]")
+            table["tables"] = table_configs(tables, self._origins, self.host)
         return self._build(ServerConfig, table, "server")  # type: ignore[no-any-return]
 
     def _mixed(self, key: str) -> PluginChoice:
@@ -232,7 +245,8 @@ class Config:
         if section == "example" and len(path) > 1:  # names of leaves are free
             return
         if section not in KEYS:
-            hint = did_you_mean(section, KEYS) or f"; there are {', '.join(KEYS)}"
+            sections = [*KEYS, "example"]
+            hint = did_you_mean(section, sections) or f"; there are {', '.join(sections)}"
             raise ConfigError(f"{said}{'.'.join(path)}: no section {section!r}{hint}")
         if len(path) == 1:
             if origin:
@@ -279,7 +293,8 @@ def load(
 def server_arguments(
     source: Source | Config | Iterable[Source], overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments for `Server`, with its sampler and transports made.
+    """Keyword arguments for `Server`, with its sampler and transports made; `tables` still have to be given their examples, by
+    `table_config.with_tables`.
 
     `overrides` are keyword arguments of `Server`: those that are keys of `[server]` win over the
     sources, the others (and objects, such as a `Transport`) are passed on as they are.
@@ -294,7 +309,9 @@ def server_arguments(
         "lease_timeout": config.server.lease_timeout,
         "host": config.host,
     }
-    if "sampler" not in passed:
+    if config.server.tables and "tables" not in passed:
+        arguments["tables"] = list(config.server.tables)
+    elif "sampler" not in passed and "tables" not in passed:
         arguments["sampler"] = config.server.sampler.create()
     if "transport" not in passed and config.server.transports:
         arguments["transport"] = [
@@ -332,6 +349,8 @@ def _with_arguments(
 ) -> tuple[Config, dict[str, Any]]:
     if not isinstance(source, Config):
         one = isinstance(source, (str, os.PathLike, Mapping))
+        if not one and not isinstance(source, Iterable):
+            raise ConfigError(f"a configuration is the path of a TOML file, a mapping, or several in a list, not {source!r}")
         source = load(*([source] if one else source))
     passed = {key: value for key, value in overrides.items() if _is_passed(section, key, value)}
     given = {key: value for key, value in overrides.items() if key not in passed}
@@ -343,4 +362,6 @@ def _is_passed(section: str, key: str, value: Any) -> bool:
     if section == "client":
         return key in ("token", "auth")
     members = value if isinstance(value, (list, tuple)) else [value]
+    if key == "tables":
+        return not all(isinstance(table, Mapping) for table in members)
     return key not in KEYS[section] or any(isinstance(v, (Transport, Sampler)) for v in members)

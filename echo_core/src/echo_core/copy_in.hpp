@@ -8,14 +8,9 @@
 
 #include "eventcount.hpp"
 #include "include/echo_capi.h"
+#include "labels.hpp"
 
 namespace echo {
-
-// What goes with samples into a replay table; a stream has neither.
-struct Labels {
-    const double *priorities;  // one for each sample, or NULL
-    uint64_t *keys;            // room for one for each sample, or NULL
-};
 
 // Copies samples `done` to `count` from the leaf runs at `data`; how many are done when the store is full or closed, or `count`.
 // `claimed`: a run that the first of them go into, or NULL.
@@ -39,8 +34,7 @@ size_t copy_in(Store *store, const void *const *data, size_t done, size_t count,
         }
         if (away) PyEval_RestoreThread(away);
         if (timed) store->copy.record(uint64_t(now_ns() - began) / run.count);
-        if constexpr (requires { store->commit(run, labels.priorities, labels.keys); })
-            store->commit(run, labels.priorities ? labels.priorities + done : nullptr, labels.keys ? labels.keys + done : nullptr);
+        if constexpr (requires { store->commit(run, labels); }) store->commit(run, labels.from(done));
         else store->commit(run);
         done += run.count;
     }

@@ -41,7 +41,7 @@ private:
 };
 
 template <class Store>
-class DoorTo final : public Door {
+class DoorTo : public Door {
 public:
     explicit DoorTo(Store *store) : store_(store) { store_->retain(); }
     ~DoorTo() override { store_->release(); }
@@ -67,7 +67,7 @@ public:
         (histogram == ECHO_HIST_COPY ? store_->copy : store_->ingest_round).record(ns);
     }
 
-private:
+protected:
     Store *const store_;
 };
 

@@ -10,6 +10,7 @@ cdef class BatchLease:
 cdef class ReplayInfo:
     cdef TableCounters counters
     cdef object lease
+    cdef bint versioned
     cdef readonly str table
 
 cdef class DrawnCopy:

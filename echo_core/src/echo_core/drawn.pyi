@@ -1,5 +1,6 @@
 from typing import Any, final
 
+import numpy as np
 import numpy.typing as npt
 
 @final
@@ -15,6 +16,10 @@ class ReplayInfo:
     def store_size(self) -> int: ...
     @property
     def effective_sample_size(self) -> float: ...
+    @property
+    def policy_versions(self) -> npt.NDArray[np.uint64] | Any: ...  # None where the table keeps none
+    @property
+    def policy_version(self) -> int: ...
     @property
     def inserted(self) -> int: ...
     @property

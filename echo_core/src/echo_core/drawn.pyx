@@ -11,7 +11,7 @@ from echo_core.sample cimport Sample, drawn_sample
 from echo_core.spec import Spec
 
 cdef Flattener DRAWN = Spec.from_example(
-    {"keys": np.uint64(0), "probabilities": np.float64(0), "weights": np.float32(0)}).flattener
+    {"keys": np.uint64(0), "probabilities": np.float64(0), "versions": np.uint64(0), "weights": np.float32(0)}).flattener
 
 
 @cython.final
@@ -25,14 +25,15 @@ cdef class BatchLease:
             self.table.release()
 
     cdef dict drawn(self):
-        cdef char* data[3]
+        cdef char* data[4]
         data[0] = <char*>self.batch.keys
         data[1] = <char*>self.batch.probabilities
-        data[2] = <char*>self.batch.weights
+        data[2] = <char*>self.batch.versions
+        data[3] = <char*>self.batch.weights
         return DRAWN.arrays(data, self.batch.n, self)
 
     def drawn_arrays(self) -> dict:
-        """`keys`, `probabilities` and `weights`, as arrays over the batch's memory."""
+        """`keys`, `probabilities`, `versions` and `weights`, as arrays over the batch's memory."""
         return self.drawn()
 
     def copied(self) -> DrawnCopy:
@@ -52,6 +53,8 @@ cdef class ReplayInfo:
         effective_sample_size: of this batch, (sum w)^2 / sum w^2 over w = 1 / probability: how many equally likely draws a mean that is
             weighted for importance is worth; n when all were equally likely, near 1 when one item outweighs the others.
         inserted, sampled: items inserted into the table and drawn from it so far.
+        policy_versions: uint64 of shape (n,): the version of the policy that made each item of the batch; None where the table keeps none.
+        policy_version: the newest version of the policy when the batch was drawn; 0 before the first was published.
         redrawn: rows that a writer overwrote while they were gathered, and that were drawn anew.
         updates_gone: priority updates for items that were no longer there.
         leases_held: batches whose memory something still refers to, this one included.
@@ -67,6 +70,14 @@ cdef class ReplayInfo:
     def effective_sample_size(self) -> float:
         w = 1.0 / self.lease.drawn_arrays()["probabilities"]
         return float(w.sum() ** 2 / np.square(w).sum())
+
+    @property
+    def policy_versions(self):
+        return self.lease.drawn_arrays()["versions"] if self.versioned else None
+
+    @property
+    def policy_version(self) -> int:
+        return self.counters.policy_version
 
     @property
     def inserted(self) -> int:
@@ -119,7 +130,7 @@ cdef class ReplayInfo:
     def copied(self) -> ReplayInfo:
         """The same figures, without a hold on the batch's memory."""
         cdef ReplayInfo info = ReplayInfo.__new__(ReplayInfo)
-        info.counters, info.table, info.lease = self.counters, self.table, self.lease.copied()
+        info.counters, info.table, info.lease, info.versioned = self.counters, self.table, self.lease.copied(), self.versioned
         return info
 
     def __repr__(self):
@@ -128,7 +139,7 @@ cdef class ReplayInfo:
 
 @cython.final
 cdef class DrawnCopy:
-    """Copies of a batch's `keys`, `probabilities` and `weights`."""
+    """Copies of a batch's `keys`, `probabilities`, `versions` and `weights`."""
 
     def drawn_arrays(self) -> dict:
         return self.arrays
@@ -149,5 +160,5 @@ cdef Sample drawn_batch(Table* table, str name, Batch* batch, Flattener flattene
     """A batch that was drawn, gathered and weighed, as people see it."""
     cdef BatchLease lease = lease_of(table, batch)
     cdef ReplayInfo info = ReplayInfo.__new__(ReplayInfo)
-    info.counters, info.table, info.lease = table.counters(), name, lease
+    info.counters, info.table, info.lease, info.versioned = table.counters(), name, lease, table.keeps_versions()
     return drawn_sample(flattener.arrays(batch.leaf.data(), batch.n, lease), info, lease)

@@ -5,7 +5,7 @@ The payload of a DATA frame holds for each leaf its samples one after another. W
 touching a sample from Python, for every transport that speaks `echo_core.wire` (see `echo_core.channel`).
 """
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_RawFree, PyMem_RawMalloc
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -27,7 +27,10 @@ SMALL = 32768
 
 
 cdef class Chunk:
-    """Samples end to end, as they were given to `Gatherer.take`."""
+    """Samples as they were given to `Gatherer.take`, leaf by leaf: as a frame has them, but for the room between the leaves.
+
+    Its memory lies still for as long as anybody holds one of its `columns`.
+    """
 
     cdef char* data
     cdef Gatherer gatherer   # to give the memory back to; once collected, so that the two are no cycle
@@ -40,43 +43,33 @@ cdef class Chunk:
             else:
                 PyMem_RawFree(self.data)
 
-    def payload(self) -> bytes:
-        """The samples as the payload of a DATA frame: for each leaf, its samples one after another."""
-        cdef Flattener flattener = self.gatherer.flattener
-        cdef Py_ssize_t leaf, row, size, stride = flattener.sample_bytes, offset = 0, count = self.count
-        cdef bytes out = PyBytes_FromStringAndSize(NULL, count * stride)
-        cdef char* to = PyBytes_AS_STRING(out)
-        cdef const char* data = self.data
-        with nogil:
-            if count == 1 or flattener.count == 1:
-                memcpy(to, data, count * stride)
-            else:
-                for leaf in range(flattener.count):
-                    size = flattener.leaf[leaf].nbytes
-                    copy_column(to, data + offset, size, stride, count)
-                    to += count * size
-                    offset += size
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.gatherer.size, 1, flags)
+
+    def columns(self) -> list[memoryview]:
+        """The payload of a DATA frame in pieces, nothing copied: for each leaf with any bytes, its samples one after another."""
+        cdef Gatherer gatherer = self.gatherer
+        cdef Py_ssize_t leaf, start
+        cdef list out = []
+        whole = memoryview(self)
+        for leaf in range(gatherer.flattener.count):
+            start = gatherer.starts[leaf]
+            if gatherer.flattener.leaf[leaf].nbytes:
+                out.append(whole[start:start + self.count * gatherer.flattener.leaf[leaf].nbytes])
         return out
 
-
-cdef void copy_column(char* to, const char* data, Py_ssize_t size, Py_ssize_t stride, Py_ssize_t count) noexcept nogil:
-    """One leaf of `count` samples. Small leaves are frequent, and with a size the compiler knows a copy is a move or two."""
-    cdef Py_ssize_t row
-    if size == 4:
-        for row in range(count):
-            memcpy(to + row * 4, data + row * stride, 4)
-    elif size == 8:
-        for row in range(count):
-            memcpy(to + row * 8, data + row * stride, 8)
-    elif size == 1:
-        for row in range(count):
-            to[row] = data[row * stride]
-    elif size == 16:
-        for row in range(count):
-            memcpy(to + row * 16, data + row * stride, 16)
-    else:
-        for row in range(count):
-            memcpy(to + row * size, data + row * stride, size)
+    def payload(self) -> bytes:
+        """The same in one piece."""
+        cdef Flattener flattener = self.gatherer.flattener
+        cdef Py_ssize_t leaf, size
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, self.count * flattener.sample_bytes)
+        cdef char* to = PyBytes_AS_STRING(out)
+        with nogil:
+            for leaf in range(flattener.count):
+                size = self.count * flattener.leaf[leaf].nbytes
+                memcpy(to, self.data + self.gatherer.starts[leaf], size)
+                to += size
+        return out
 
 
 @cython.final
@@ -103,12 +96,18 @@ cdef class Gatherer:
     cdef Chunk open_chunk
     cdef list full
     cdef vector[char*] spares
+    cdef vector[Py_ssize_t] starts      # of each leaf in a chunk
+    cdef Py_ssize_t size                # of a chunk
 
     def __cinit__(self, Flattener flattener, Py_ssize_t chunk_bytes, Py_ssize_t most):
-        cdef Py_ssize_t size = max(1, flattener.sample_bytes)
+        cdef Py_ssize_t leaf
         self.flattener = flattener
-        self.room = max(1, min(chunk_bytes // size, most))
+        self.room = max(1, min(chunk_bytes // max(1, flattener.sample_bytes), most))
         self.full = []
+        for leaf in range(flattener.count):
+            self.starts.push_back(self.size)
+            # Leaves that began at the same offset modulo 4 KiB would throw each other out of the cache.
+            self.size += (self.room * flattener.leaf[leaf].nbytes + 127) // 64 * 64
 
     def __dealloc__(self):
         cdef size_t i
@@ -121,7 +120,6 @@ cdef class Gatherer:
         cdef const void** out = few
         cdef Py_ssize_t i, size
         cdef Chunk chunk
-        cdef char* to
         cdef list keep
         if self.flattener.count > FEW:
             out = <const void**>PyMem_Calloc(self.flattener.count, sizeof(void*))
@@ -139,11 +137,9 @@ cdef class Gatherer:
                 chunk = self.open_chunk
                 if chunk is not None and self.taken < self.limit:
                     break
-            to = chunk.data + chunk.count * self.flattener.sample_bytes
             for i in range(self.flattener.count):
                 size = self.flattener.leaf[i].nbytes
-                memcpy(to, out[i], size)
-                to += size
+                memcpy(chunk.data + self.starts[i] + chunk.count * size, out[i], size)
         finally:
             if out != few:
                 PyMem_Free(out)
@@ -163,7 +159,7 @@ cdef class Gatherer:
             chunk.data = self.spares.back()
             self.spares.pop_back()
         else:
-            chunk.data = <char*>PyMem_RawMalloc(self.room * self.flattener.sample_bytes + 1)
+            chunk.data = <char*>PyMem_RawMalloc(self.size + 1)
             if chunk.data == NULL:
                 raise MemoryError()
         return chunk

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from . import __version__
 from .errors import EchoError, HandshakeRefused, ProtocolError, SecurityError, SpecError
+from .labels import UnlabelledError, wants_labels
 from .security import EVERYTHING, ROLES
 from .wire import MAX_NUMBER, PROTOCOL_VERSION, Buffer, dump_json, parse_json
 
@@ -330,11 +331,10 @@ class ServerHandshake(_Handshake):
 
     def _choose_table(self, body: dict[str, Any]) -> None:
         """From here on the spec is that of the table the worker names, if it names one."""
-        name = body.get("table", "")
-        self.peer["table"] = name
+        name = self.peer["table"] = self._field(body, "table", str) if "table" in body else ""
         if not name:
             return
-        spec = self._tables.get(name) if isinstance(name, str) else None
+        spec = self._tables.get(name)
         if spec is None:
             have = ", ".join(map(repr, self._tables)) or "none, it streams"
             text = f"this learner has no table {_printable(name)!r} (it has {have})"
@@ -470,6 +470,8 @@ class ClientHandshake(_Handshake):
             self._spec_json = self.peer["spec"] = described
         else:
             self._difference = _difference(self._spec, described, "learner")
+            if self._difference and wants_labels(self._spec, described):
+                raise UnlabelledError(f"the learner's table keeps policy versions: {self._difference}")
         # Sent even when they differ: so the learner can report the same leaf on its side.
         self._due = Message.READY
         return _pack(Message.SPEC, {"spec": self._spec_json})

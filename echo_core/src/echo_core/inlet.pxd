@@ -1,13 +1,10 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from echo_core.pytree cimport Flattener
+from echo_core.replay_native cimport Labels
 from echo_core.ring cimport echo_run
 
 cdef extern from "copy_in.hpp" namespace "echo" nogil:
-    cdef struct Labels:
-        const double* priorities
-        uint64_t* keys
-
     # With the GIL, which it gives away for large copies. `claimed`: a run that the first samples go into, or NULL.
     size_t copy_in[Store](Store*, const void**, size_t, size_t, const Labels&, const echo_run*)
 
@@ -18,7 +15,7 @@ cdef class Inlet:
     cdef size_t sample_bytes
 
     cdef int put_one(self, object sample, const Labels* labels, object timeout, str caller) except -1
-    cdef Py_ssize_t put_many(self, object samples, object priorities, list keys, object timeout, str caller) except -1
+    cdef Py_ssize_t put_many(self, object samples, object priorities, list keys, uint64_t version, object timeout, str caller) except -1
     cdef int wait_in(self, const void** data, size_t done, size_t count, const Labels* labels, object borrowed, list keep,
                      object timeout, str caller) except -1
     cdef int wait_claim(self, uint32_t wanted, echo_run* run, object timeout, str caller) except -1

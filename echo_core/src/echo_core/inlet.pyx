@@ -6,6 +6,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
 from echo_core.pytree cimport Flattener
+from echo_core.replay_native cimport Labels
 from echo_core.ring cimport ECHO_CLOSED, ECHO_OK, echo_run
 from echo_core.waits cimport Patience
 
@@ -36,14 +37,14 @@ cdef class Inlet:
             return 0
         return self.wait_in(data, 0, 1, labels, sample, keep, timeout, caller)
 
-    cdef Py_ssize_t put_many(self, object samples, object priorities, list keys, object timeout, str caller) except -1:
+    cdef Py_ssize_t put_many(self, object samples, object priorities, list keys, uint64_t version, object timeout, str caller) except -1:
         """How many they were. `keys`: a list that gets an array of their keys, or None."""
         cdef const void* inline_data[INLINE_LEAVES]
         cdef vector[const void*] heap_data
         cdef const void** data = inline_data
         cdef list keep = []
         cdef Py_ssize_t count
-        cdef Labels labels = Labels(NULL, NULL)
+        cdef Labels labels
         cdef uint64_t[::1] room
         cdef const double[::1] values
         if self.leaves > INLINE_LEAVES:
@@ -60,6 +61,7 @@ cdef class Inlet:
         if priorities is not None:
             values = new_priorities(priorities, count)
             labels.priorities = &values[0]
+        labels.version = version
         self.wait_in(data, self.copy_now(data, 0, count, &labels, NULL), count, &labels, None, keep, timeout, caller)
         return count
 

@@ -9,14 +9,16 @@ from echo_core.told_sampler cimport ToldSampler
 cdef class KeyedTable(Inlet):
     cdef Table* table
     cdef Door* door
+    cdef Door* door_labelled    # NULL until somebody writes with labels
     cdef int forks
     cdef ToldSampler told       # None: the sampler is native
     cdef public double beta
     cdef readonly str name
-    cdef readonly object spec, sampler, remover, rng, limiter
+    cdef readonly object spec, sampler, remover, rng, limiter, lags, lease_timeout
     cdef readonly Py_ssize_t batch_size
     cdef readonly int max_times_sampled
     cdef object lock, capsules
     cdef object __weakref__
 
     cdef Table* opened(self) except NULL
+    cdef Door* labelled_door(self) except NULL

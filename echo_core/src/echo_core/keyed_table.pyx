@@ -7,13 +7,13 @@ import numpy as np
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.math cimport INFINITY
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
-from echo_core.door cimport open_door
+from echo_core.door cimport Door, open_door
 from echo_core.drawn cimport BatchLease, lease_of
 from echo_core.inlet cimport Inlet
-from echo_core.replay_native cimport ECHO_SAMPLER_VERSION, Batch, Limits, Rows, Table, bitgen_t, echo_sampler
+from echo_core.replay_native cimport ECHO_SAMPLER_VERSION, NO_LIMIT, Batch, LagLimits, Limits, Rows, Table, bitgen_t, echo_sampler, open_labelled
 from echo_core.told_sampler cimport tell
 
 from echo_core.errors import ConfigError, EchoError, ForkError, SpecError
@@ -52,9 +52,12 @@ cdef class KeyedTable(Inlet):
     def __cinit__(self):
         self.table = NULL
 
-    def __init__(self, name, spec, capacity, batch_size, sampler, remover, limiter, max_times_sampled, seed, beta, descriptor):
+    def __init__(self, name, spec, capacity, batch_size, sampler, remover, limiter, max_times_sampled, seed, beta, descriptor, lags=None,
+                 lease_timeout=None):
         cdef vector[uint64_t] sizes
         cdef Limits limits
+        cdef LagLimits lag_limits
+        cdef int64_t lease_ns = 0 if lease_timeout is None else <int64_t>(lease_timeout * 1e9)
         cdef list capsules = []
         cdef const echo_sampler* removing = NULL
         cdef const echo_sampler* asked = NULL
@@ -80,11 +83,19 @@ cdef class KeyedTable(Inlet):
                 raise ConfigError(
                     f"table {name!r}: remover {type(remover).__name__} is written in Python, and writers must not wait for that; "
                     f"use remover='fifo' or a native one")
+        if asked == NULL and lease_ns:
+            raise ConfigError(f"table {name!r}: lease_timeout needs a native sampler such as 'fifo', {type(sampler).__name__} is not")
+        lag_limits.kept = lags is not None
+        lag_limits.max_lag, lag_limits.weight = NO_LIMIT, 1.0
+        if lags is not None:
+            lag_limits.max_lag = NO_LIMIT if lags.most is None else lags.most
+            lag_limits.weight = lags.weight
         self.rng = np.random.Generator(np.random.PCG64(seed))
         generator = self.rng.bit_generator.capsule
         capsules += [generator, self.rng]
         self.capsules = capsules
         self.lock = threading.Lock()
+        self.lags, self.lease_timeout = lags, lease_timeout
         self.name, self.spec, self.sampler, self.remover, self.limiter = name, spec, sampler, remover, limiter
         self.batch_size, self.max_times_sampled, self.beta = batch_size, max_times_sampled, beta
         self.flattener = spec.flattener
@@ -93,7 +104,7 @@ cdef class KeyedTable(Inlet):
         self.forks = forks
         self.table = new Table(
             sizes, capacity, batch_size, limits, max_times_sampled, asked, bool(sampler.replacement), removing,
-            <bitgen_t*>PyCapsule_GetPointer(generator, "BitGenerator"), descriptor)
+            <bitgen_t*>PyCapsule_GetPointer(generator, "BitGenerator"), descriptor, lag_limits, lease_ns)
         self.door = open_door(self.table)
         if asked == NULL:
             self.told = tell(self.table, sampler, self.rng, self.lock)
@@ -104,6 +115,15 @@ cdef class KeyedTable(Inlet):
             self.table.release()
         if self.door != NULL:
             self.door.release()
+        if self.door_labelled != NULL:
+            self.door_labelled.release()
+
+    cdef Door* labelled_door(self) except NULL:
+        self.opened()
+        with self.lock:
+            if self.door_labelled == NULL:
+                self.door_labelled = open_labelled(self.table)
+        return self.door_labelled
 
     cdef Table* opened(self) except NULL:
         if self.table == NULL:
@@ -155,6 +175,56 @@ cdef class KeyedTable(Inlet):
         with nogil:
             erased = self.table.erase(&k[0], n)
         return erased
+
+    def ack(self, keys) -> int:
+        """Say that items of a table with `lease_timeout` were worked on, so that nobody is given them again.
+
+        Args:
+            keys: of `Sample.keys`, shape (n,).
+
+        Returns:
+            how many were on loan, or had been for too long and wait to be given out again. Others were acknowledged before.
+        """
+        self.opened()
+        checked = check_keys(keys)
+        cdef const uint64_t[::1] k = checked
+        cdef size_t n = checked.size
+        cdef uint64_t ended
+        if self.lease_timeout is None:
+            raise ValueError(f"table {self.name!r} lends nothing that could be acknowledged; give it a lease_timeout")
+        if n == 0:
+            return 0
+        with nogil:
+            ended = self.table.acknowledge(&k[0], n)
+        return ended
+
+    # ---- versions of the policy --------------------------------------------------------------------------------------------
+
+    @property
+    def policy_version(self) -> int:
+        """The newest version of the policy, from which lags are counted: what `Server.publish` made last. May be set; rows that then
+        lag behind it by more than `max_policy_lag` go."""
+        return self.opened().policy_version()
+
+    @policy_version.setter
+    def policy_version(self, version):
+        cdef uint64_t value = version
+        self.opened()
+        with nogil:
+            self.table.set_policy_version(value)
+
+    def policy_versions(self):
+        """How many items there are of each version of the policy: `(versions, counts)`, oldest version first.
+
+        Raises:
+            ValueError: this table keeps no versions.
+        """
+        if self.lags is None:
+            raise ValueError(f"table {self.name!r} keeps no policy versions; give it policy_versions=True, max_policy_lag or lag_weight")
+        pairs = np.array(self.opened().version_counts(), np.uint64).reshape(-1, 2)
+        return pairs[:, 0].copy(), pairs[:, 1].copy()
+
+    # ---- the rest by key ---------------------------------------------------------------------------------------------------
 
     def peek(self, keys):
         """Items by key, without counting as samples.

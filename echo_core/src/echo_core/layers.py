@@ -26,6 +26,10 @@ Key = tuple[str, ...]
 # Where a plugin is chosen by `type`: these values may be a string, a table or (transport) a list.
 CHOICES: tuple[Key, ...] = (("server", "transport"), ("server", "sampler"))
 
+# A list of tables, in which these keys may be a name instead of a table with a `type`.
+TABLES: Key = ("server", "tables")
+_NAMED = ("sampler", "remover", "rate_limiter")
+
 _TOKEN: Key = ("security", "token")
 _EITHER = {_TOKEN: ("security", "token_file"), ("security", "token_file"): _TOKEN}
 
@@ -47,6 +51,16 @@ class Layer:
                 self._replaced.add(path)
         elif path[:2] in CHOICES and len(path) == 3 and path[2].isdigit():
             value = _expand(path, value, origin)
+        elif path == TABLES:
+            value = _numbered(value)
+            if not isinstance(value, Mapping) or isinstance(value, _Whole):
+                self.drop(path)
+                self._replaced.add(path)
+        elif path[:2] == TABLES and len(path) == 4 and path[3] in _NAMED:
+            if isinstance(value, Text) and value.strip()[:1] == "{":
+                value = read_toml_value(value)
+            if isinstance(value, str):
+                value = {"type": str(value.strip())}
         if isinstance(value, Mapping) and (value or len(path) < 2):
             for key, item in value.items():
                 self.put((*path, str(key)), item, origin)
@@ -91,6 +105,8 @@ class Layer:
         return found
 
     def _is_other_plugin(self, path: Key, name: Any) -> bool:
+        if path[:2] == TABLES:
+            return len(path) == 5 and self.values.get(path, name) != name
         if path[:2] not in CHOICES:
             return False
         below = [other[2] for other in self.values if other[:2] == path[:-1] and len(other) > 2]
@@ -196,6 +212,14 @@ def _expand(path: Key, value: Any, origin: str) -> Any:
         raise ConfigError(
             f"{origin}: {where}: must be a name, an address or a table, not {value!r}"
         )
+    return value
+
+
+def _numbered(value: Any) -> Any:
+    """A list of tables as a table of numbers; a table of numbers, which changes single keys, as it is."""
+    value = read_toml_value(value)
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return _Whole({str(index): item for index, item in enumerate(value)})
     return value
 
 

@@ -29,7 +29,7 @@ Operation = Callable[["Server", "Peer", dict[str, Any], bytes], tuple[dict[str, 
 
 ROOM = 4096  # bytes of a message that are left for its JSON
 MAX_KEYS = (MAX_CONTROL_BYTES - ROOM) // 16  # keys with their priorities in one message
-DRAWN = 16  # bytes of an item's key (u64) and probability (f64)
+DRAWN = 24  # bytes of an item's key (u64), probability (f64) and policy version (u64)
 
 
 def max_rows(spec: Spec) -> int:
@@ -84,6 +84,11 @@ def _delete(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     return {"deleted": _table(server, body).delete(split(blob, (np.uint64, (n,)))[0])}, b""
 
 
+def _ack(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    n = _count(body, MAX_KEYS)
+    return {"acknowledged": _table(server, body).ack(split(blob, (np.uint64, (n,)))[0])}, b""
+
+
 def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
     """One batch, if there is one now: a server answers requests one after another, and must not wait in one."""
     import optree
@@ -101,7 +106,10 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     info = sample.info
     figures = {"store_size": info.store_size, "inserted": info.inserted, "sampled": info.sampled, "redrawn": info.redrawn}
     figures["beta"] = table.beta if beta is None else beta
-    return figures, join(sample.keys, sample.probabilities, *leaves)
+    if table.lags is None:
+        return figures, join(sample.keys, sample.probabilities, *leaves)
+    figures |= {"versions": True, "policy_version": info.policy_version, "lag_weight": table.lags.weight}
+    return figures, join(sample.keys, sample.probabilities, *leaves, info.policy_versions)
 
 
 def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
@@ -121,6 +129,37 @@ def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     return {}, join(keys)
 
 
+def _peek(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    import optree
+
+    table = _table(server, body)
+    n = _count(body, max_rows(table.spec))
+    batch, here = table.peek(split(blob, (np.uint64, (n,)))[0])
+    return {}, join(here, *optree.tree_leaves(batch, namespace=table.spec.namespace))
+
+
+def _update_items(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    table = _table(server, body)
+    n = _count(body, MAX_KEYS)
+    known = {leaf.path: leaf for leaf in table.spec.leaves}
+    paths = body.get("leaves")
+    if not isinstance(paths, list) or not all(isinstance(path, str) and path in known for path in paths):
+        raise EchoError(f"leaves must be paths of table {table.name!r}, which has {', '.join(map(repr, known))}")
+    keys, *arrays = split(blob, (np.uint64, (n,)), *((known[path].dtype, (n, *known[path].shape)) for path in paths))
+    return {}, join(table.update_items(keys, dict(zip(paths, arrays))))
+
+
+def _top(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    keys, priorities = _table(server, body).top(_count(body, MAX_KEYS))
+    return {"n": len(keys)}, join(keys, priorities)
+
+
+def _priority_histogram(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    n = _count(body, 1 << 14)
+    counts, edges = _table(server, body).priority_histogram(n)
+    return {}, join(counts.astype(np.int64), edges.astype(np.float64))
+
+
 def _specs(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
     return {name: table.spec.to_json() for name, table in server.tables.items()}, b""
 
@@ -132,6 +171,11 @@ OPERATIONS: Mapping[str, Operation] = {
     "update_priorities": needs("read")(_update_priorities),
     "delete": needs("admin")(_delete),
     "sample": needs("read")(_sample),
+    "peek": needs("read")(_peek),
+    "update_items": needs("read")(_update_items),
+    "top": needs("read")(_top),
+    "priority_histogram": needs("read")(_priority_histogram),
+    "ack": needs("read")(_ack),
     "insert": needs("write")(_insert),
     "tap": needs("read")(_tap),
 }

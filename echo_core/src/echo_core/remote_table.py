@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .errors import ClosedError, EchoTimeoutError, UnknownTableError
+from .errors import ClosedError, EchoTimeoutError, SpecError, UnknownTableError
+from .labels import UnlabelledError, labelled
 from .operations import MAX_KEYS, join, max_rows, split
 from .sampler import Keys, check_keys, check_priorities
 from .spec import Spec
@@ -37,6 +38,8 @@ class RemoteInfo(NamedTuple):
     sampled: int
     redrawn: int
     effective_sample_size: float
+    policy_version: int = 0
+    policy_versions: np.ndarray | None = None
 
 
 class RemoteSample(NamedTuple):
@@ -79,10 +82,64 @@ class RemoteTable:
         """As `ReplayTable.delete`."""
         checked = check_keys(keys)
         deleted = 0
-        for start in range(0, checked.size, MAX_KEYS):
-            part = checked[start : start + MAX_KEYS]
+        for part in _parts(checked, MAX_KEYS):
             deleted += self._ask("delete", len(part), join(part), timeout)[0]["deleted"]
         return deleted
+
+    def ack(self, keys: Any, timeout: float | None = None) -> int:
+        """As `ReplayTable.ack`."""
+        checked = check_keys(keys)
+        ended = 0
+        for part in _parts(checked, MAX_KEYS):
+            ended += self._ask("ack", len(part), join(part), timeout)[0]["acknowledged"]
+        return ended
+
+    def peek(self, keys: Any, timeout: float | None = None) -> tuple[Any, np.ndarray]:
+        """As `ReplayTable.peek`: items by key, and which of them were there. Those of different messages are not of one moment."""
+        checked = check_keys(keys)
+        if checked.size == 0:
+            raise ValueError("peek() of no keys")
+        parts = []
+        for part in _parts(checked, max_rows(self._spec)):
+            blob = self._ask("peek", len(part), join(part), timeout)[1]
+            parts.append(split(blob, (np.bool_, (len(part),)), *((leaf.dtype, (len(part), *leaf.shape)) for leaf in self._spec.leaves)))
+        here, *leaves = [np.concatenate(rows) for rows in zip(*parts)]
+        return self._spec.flattener.unflatten(leaves), here
+
+    def update_items(self, keys: Any, leaves: Mapping[str, Any], timeout: float | None = None) -> np.ndarray:
+        """As `ReplayTable.update_items`: overwrite leaves of items in place, from a worker that reanalyses; which of them were there."""
+        checked = check_keys(keys)
+        known = {leaf.path: leaf for leaf in self._spec.leaves}
+        arrays = {}
+        for path, value in leaves.items():
+            if path not in known:
+                raise SpecError(f"no leaf {path!r}; this table has {', '.join(map(repr, known))}")
+            leaf, array = known[path], np.ascontiguousarray(value)
+            if array.dtype != leaf.dtype or array.shape != (checked.size, *leaf.shape):
+                raise SpecError(
+                    f"leaf {path!r}: {checked.size} items need {leaf.dtype} of shape {(checked.size, *leaf.shape)}, "
+                    f"not {array.dtype} of {array.shape}"
+                )
+            arrays[path] = array
+        here, start = [np.empty(0, np.bool_)], 0
+        for part in _parts(checked, max_rows(self._spec)):
+            rows = slice(start, start + len(part))
+            blob = join(part, *(array[rows] for array in arrays.values()))
+            answer = self._ask("update_items", len(part), blob, timeout, leaves=list(arrays))[1]
+            here.append(split(answer, (np.bool_, (len(part),)))[0])
+            start += len(part)
+        return np.concatenate(here)
+
+    def top(self, k: int, timeout: float | None = None) -> tuple[Keys, np.ndarray]:
+        """As `ReplayTable.top`; k is at most 65 280."""
+        body, blob = self._ask("top", k, b"", timeout)
+        keys, priorities = split(blob, (np.uint64, (body["n"],)), (np.float64, (body["n"],)))
+        return keys, priorities
+
+    def priority_histogram(self, bins: int = 32, timeout: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """As `ReplayTable.priority_histogram`, of `bins` equal ranges."""
+        counts, edges = split(self._ask("priority_histogram", bins, b"", timeout)[1], (np.int64, (bins,)), (np.float64, (bins + 1,)))
+        return counts, edges
 
     def insert(self, samples: Any, priorities: Any = None, timeout: float | None = None) -> Keys:
         """Insert N samples and learn their keys; leaves have shape `(N, *leaf.shape)`. For streams of samples `send` is faster.
@@ -122,19 +179,27 @@ class RemoteTable:
             body, blob = self._until_there("sample", k, b"", timeout, {} if beta is None else {"beta": beta})
             if body.get("closed"):
                 raise ClosedError("sample(): the server is closed")
-            parts.append(split(blob, (np.uint64, (k,)), (np.float64, (k,)), *((d, (k, *s)) for d, s in shapes)))
+            versions = [(np.uint64, (k,))] if body.get("versions") else []
+            parts.append(split(blob, (np.uint64, (k,)), (np.float64, (k,)), *((d, (k, *s)) for d, s in shapes), *versions))
             figures = body
         keys, probabilities, *leaves = parts[0] if len(parts) == 1 else [np.concatenate(rows) for rows in zip(*parts)]
+        made_by = leaves.pop() if figures.get("versions") else None
         w = 1.0 / probabilities
         info = RemoteInfo(
-            self._name,
-            int(figures["store_size"]),
-            int(figures["inserted"]),
-            int(figures["sampled"]),
-            int(figures["redrawn"]),
-            float(w.sum() ** 2 / np.square(w).sum()),
+            table=self._name,
+            store_size=int(figures["store_size"]),
+            inserted=int(figures["inserted"]),
+            sampled=int(figures["sampled"]),
+            redrawn=int(figures["redrawn"]),
+            effective_sample_size=float(w.sum() ** 2 / np.square(w).sum()),
+            policy_version=int(figures.get("policy_version", 0)),
+            policy_versions=made_by,
         )
-        return RemoteSample(self._spec.flattener.unflatten(leaves), info, keys, probabilities, _weights(probabilities, figures["beta"]))
+        weights = _weights(probabilities, figures["beta"])
+        if made_by is not None and figures["lag_weight"] != 1:
+            lags = np.maximum(info.policy_version - made_by.astype(np.int64), 0)
+            weights *= (float(figures["lag_weight"]) ** lags).astype(np.float32)
+        return RemoteSample(self._spec.flattener.unflatten(leaves), info, keys, probabilities, weights)
 
     def batches(self, n: int, timeout: float | None, beta: float | None, prefetch: int) -> Iterator[RemoteSample]:
         """Batches of n, `prefetch` of them fetched ahead by a thread of its own; ends when the server is closed."""
@@ -180,6 +245,7 @@ class OtherTables:
         self._connect = connect
         self._specs = {name: Spec.from_example(example) for name, example in examples.items()}
         self._connections: dict[str, Connection] = {}
+        self._labelled: set[str] = set()
         self._lock = threading.Lock()
 
     def spec(self, name: str) -> Spec:
@@ -196,8 +262,22 @@ class OtherTables:
             with self._lock:
                 connection = self._connections.get(name)
                 if connection is None:
-                    connection = self._connections[name] = self._connect(self.spec(name), table=name, client_id="")
+                    spec = self.spec(name)
+                    try:
+                        connection = self._connect(spec, table=name, client_id="")
+                    except UnlabelledError:
+                        connection = self._connect(labelled(spec), table=name, client_id="")
+                        self._labelled.add(name)
+                    self._connections[name] = connection
         return connection
+
+    def labelled(self, name: str) -> bool:
+        """Whether the connection carries labels, because its table keeps policy versions."""
+        return name in self._labelled
+
+    def add(self, name: str, connection: Connection) -> None:
+        """One more to be flushed, waited for and closed with the others."""
+        self._connections[name] = connection
 
     def open(self) -> list[Connection]:
         return list(self._connections.values())
@@ -212,6 +292,11 @@ class OtherTables:
                 errors.append(error)
         if errors:
             raise errors[0]
+
+
+def _parts(keys: Keys, most: int) -> Iterator[Keys]:
+    """`keys` in runs of at most `most`."""
+    return (keys[start : start + most] for start in range(0, keys.size, most))
 
 
 def _weights(probabilities: np.ndarray, beta: float) -> np.ndarray:

@@ -2,8 +2,10 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic
+from libcpp.pair cimport pair
 from libcpp.vector cimport vector
 
+from echo_core.door cimport Door
 from echo_core.ring cimport Histogram, echo_run
 
 cdef extern from "echo_sampler.h" nogil:
@@ -15,6 +17,15 @@ cdef extern from "echo_sampler.h" nogil:
 cdef extern from "numpy/random/bitgen.h" nogil:
     ctypedef struct bitgen_t:
         pass
+
+cdef extern from "labels.hpp" namespace "echo" nogil:
+    cdef cppclass Labels:
+        Labels()
+        const double* priorities
+        uint64_t* keys
+        uint64_t version
+
+    uint64_t NEWEST "echo::Labels::kNewest"
 
 cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
     cdef struct Limits:
@@ -31,11 +42,22 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
     cdef struct TableCounters "echo::replay::Counters":
         uint64_t size, used, inserts, samples, pending, deleted, evicted, push_blocked, aborted, leased, redrawn, updated, gone
         uint64_t drawn_batches, connections, queued, queue_depth_max, overhead_bytes
+        uint64_t refused, stale, on_loan, acknowledged, redelivered, policy_version, refused_sample
+        double refused_priority
+
+    uint64_t NO_LIMIT "echo::replay::LagLimits::kNoLimit"
+
+    cdef cppclass LagLimits:
+        LagLimits()
+        cbool kept
+        uint64_t max_lag
+        double weight
 
     cdef cppclass Batch:
         uint64_t n
         vector[char*] leaf
         uint64_t* keys
+        uint64_t* versions
         double* probabilities
         float* weights
         uint32_t* rows
@@ -51,12 +73,12 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
 
     cdef cppclass Table:
         Table(const vector[uint64_t]&, uint64_t, uint64_t, const Limits&, uint32_t, const echo_sampler*, cbool, const echo_sampler*,
-              bitgen_t*, int) except +
+              bitgen_t*, int, const LagLimits&, int64_t) except +
         void retain()
         void release()
         int claim(uint32_t, echo_run*)
         char* leaf(const echo_run&, uint32_t)
-        void commit(const echo_run&, const double*, uint64_t*)
+        void commit(const echo_run&, const Labels&)
         void abort(const echo_run&)
         int wait_space(int64_t)
         Answer admit(Batch*, uint32_t, uint32_t, cbool)
@@ -72,6 +94,7 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
         uint32_t row_of(uint64_t)
         uint64_t update(const uint64_t*, const double*, size_t)
         uint64_t erase(const uint64_t*, size_t)
+        uint64_t acknowledge(const uint64_t*, size_t)
         void find(const uint64_t*, size_t, Batch*, uint8_t*)
         void gather_known(Batch*, uint8_t*)
         void overwrite(const uint64_t*, size_t, const char**, uint8_t*)
@@ -92,7 +115,20 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
         void resume()
         void hold(cbool)
         const Rows& rows()
-        void columns(uint32_t*, uint32_t*, uint32_t*)
-        void restore(const uint32_t*, uint32_t, const uint32_t*, const uint32_t*, const uint32_t*, uint64_t, uint64_t)
+        void columns(uint32_t*, uint32_t*, uint32_t*, uint64_t*)
+        void restore(const uint32_t*, uint32_t, const uint32_t*, const uint32_t*, const uint32_t*, const uint64_t*, uint64_t,
+                     const uint32_t*, uint32_t, uint64_t, uint64_t)
+        vector[uint32_t] loaned()
+        void begin_copy(const uint32_t*, size_t) except +
+        size_t copy_some(const uint32_t*, size_t, Batch*)
+        void take_preserved(vector[uint32_t]*, vector[char]*)
+        void end_copy()
+        cbool keeps_versions()
+        uint64_t policy_version()
+        void set_policy_version(uint64_t)
+        vector[pair[uint64_t, uint64_t]] version_counts()
         atomic[int64_t] connections
         Histogram copy, ingest_round
+
+cdef extern from "replay/labelled_door.hpp" namespace "echo::replay" nogil:
+    Door* open_labelled(Table*) except +

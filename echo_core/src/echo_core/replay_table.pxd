@@ -1,6 +1,9 @@
+from libc.stdint cimport uint64_t
+
 from echo_core.keyed_table cimport KeyedTable
 
 
 cdef class ReplayTable(KeyedTable):
-    cdef object put(self, object sample, object timeout, object priority)
+    cdef uint64_t refusals_told
+    cdef object put(self, object sample, object timeout, object priority, object policy_version)
     cpdef object draw(self, object n=*, object timeout=*, object beta=*)

@@ -1,21 +1,26 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """A replay table as Python sees it: insert on one side, sample on the other, replay/table.hpp in between."""
+import logging
+
 import numpy as np
 
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from libc.math cimport INFINITY
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from echo_core.door cimport Door
-from echo_core.drawn cimport drawn_batch
-from echo_core.inlet cimport Labels, copy_in
+from echo_core.door cimport Door, open_door
+from echo_core.drawn cimport ReplayInfo, drawn_batch
+from echo_core.inlet cimport copy_in
 from echo_core.keyed_table cimport KeyedTable
-from echo_core.replay_native cimport Batch, TableCounters, kClosed, kDrawn, kNothing
+from echo_core.replay_native cimport NEWEST, Batch, Labels, TableCounters, open_labelled, kClosed, kDrawn, kNothing
 from echo_core.ring cimport echo_run
-from echo_core.sample cimport snapshot
+from echo_core.sample cimport Sample, snapshot
 from echo_core.waits cimport Patience
 
 from echo_core.errors import EchoError
+from echo_core.lags import lag_figures
+
+_log = logging.getLogger("echo")
 
 
 cdef void release_capsule(object capsule) noexcept:
@@ -30,13 +35,14 @@ cdef class ReplayTable(KeyedTable):
 
     # ---- writing ----------------------------------------------------------------------------------------------------------
 
-    def submit(self, sample, timeout=30.0, priority=None):
+    def submit(self, sample, timeout=30.0, priority=None, policy_version=None):
         """Insert one sample, from any thread of this process; its key.
 
         Args:
             sample: a pytree that matches the spec.
             timeout: seconds to wait while the rate limiter lets nothing in; None waits for ever.
             priority: of the new item, finite and not negative; None lets the sampler choose.
+            policy_version: of the policy that made it, where the table keeps versions; None is the one published last.
 
         Returns:
             the item's key: a whole number that no other item of this table has or will have.
@@ -45,13 +51,15 @@ cdef class ReplayTable(KeyedTable):
             SpecError, ValueError: the sample or its priority is refused; nothing was inserted.
             EchoTimeoutError: no space in time, saying who waits for whom. ClosedError: the server is closed.
         """
-        return self.put(sample, timeout, priority)
+        return self.put(sample, timeout, priority, policy_version)
 
-    cdef object put(self, object sample, object timeout, object priority):
+    cdef object put(self, object sample, object timeout, object priority, object policy_version):
         cdef double value = 0
         cdef uint64_t key = 0
-        cdef Labels labels = Labels(NULL, &key)
+        cdef Labels labels
         self.opened()
+        labels.keys = &key
+        labels.version = _version(policy_version)
         if priority is not None:
             value = priority
             if not 0 <= value < INFINITY:
@@ -60,11 +68,11 @@ cdef class ReplayTable(KeyedTable):
         self.put_one(sample, &labels, timeout, "submit()")
         return key
 
-    def submit_batch(self, samples, timeout=30.0, priorities=None):
+    def submit_batch(self, samples, timeout=30.0, priorities=None, policy_version=None):
         """Insert N samples at once; leaves have shape `(N, *leaf.shape)`.
 
         Args:
-            samples, timeout: as in `submit`.
+            samples, timeout, policy_version: as in `submit`.
             priorities: shape (N,), or None.
 
         Returns:
@@ -73,7 +81,7 @@ cdef class ReplayTable(KeyedTable):
         """
         cdef list keys = []
         self.opened()
-        self.put_many(samples, priorities, keys, timeout, "submit_batch()")
+        self.put_many(samples, priorities, keys, _version(policy_version), timeout, "submit_batch()")
         return keys[0]
 
     cdef int check(self) except -1:
@@ -119,6 +127,7 @@ cdef class ReplayTable(KeyedTable):
         cdef uint64_t count = self.batch_size if n is None else _whole(n, "n", 1, 1 << 24)
         cdef double exponent = self.beta if beta is None else _exponent(beta)
         cdef Patience patience = None
+        cdef Sample sample
         cdef bint told
         self.opened()
         batch = self.table.take_batch(count)
@@ -133,7 +142,11 @@ cdef class ReplayTable(KeyedTable):
                     whole = batch
                     batch = NULL  # its lease's from here on
                     self.table.weigh(whole, exponent)
-                    return drawn_batch(self.table, self.name, whole, self.flattener)
+                    sample = drawn_batch(self.table, self.name, whole, self.flattener)
+                    if (<ReplayInfo>sample.info).counters.refused > self.refusals_told:
+                        self.refusals_told = (<ReplayInfo>sample.info).counters.refused
+                        _log.warning("table %r refused %d samples of workers: %s", self.name, self.refusals_told, self._refusal())
+                    return sample
                 if answer == kClosed:
                     return None
                 if answer == kNothing:
@@ -164,6 +177,9 @@ cdef class ReplayTable(KeyedTable):
         if self.table.limited(True, 1):
             return (f"table {self.name!r}: {self.limiter} lets nothing in after {c.inserts} inserts and {c.samples} samples "
                     f"({c.pending} inserts under way); the learner samples slower than the workers insert")
+        if c.on_loan:
+            return (f"table {self.name!r}: {c.on_loan} items were given to a learner that has not acknowledged them (ack(keys)), and take up "
+                    f"the room; they are given out again after {self.lease_timeout:g} s")
         return (f"table {self.name!r}: the row to go next is being written or gathered ({c.pending} inserts under way in "
                 f"{self.table.capacity()} rows)")
 
@@ -200,8 +216,13 @@ cdef class ReplayTable(KeyedTable):
             "size": c.size, "inserts": c.inserts, "samples": c.samples, "pending": c.pending, "deleted": c.deleted, "evicted": c.evicted,
             "push_blocked": c.push_blocked, "aborted": c.aborted, "leased": c.leased, "redrawn": c.redrawn, "updated": c.updated,
             "gone": c.gone, "drawn_batches": c.drawn_batches, "connections": c.connections, "queued": c.queued,
-            "queue_depth_max": c.queue_depth_max,
+            "queue_depth_max": c.queue_depth_max, "refused": c.refused, "stale": c.stale, "on_loan": c.on_loan,
+            "acknowledged": c.acknowledged, "redelivered": c.redelivered,
         }
+
+    def _refusal(self) -> str:
+        cdef TableCounters c = self.opened().counters()
+        return f"priority {c.refused_priority} of sample {c.refused_sample} is negative or not finite"
 
     def stats(self) -> dict:
         """Flat figures, and who is blocked by what: `blocked` is "", "inserts", "samples" or both."""
@@ -210,6 +231,10 @@ cdef class ReplayTable(KeyedTable):
         out["samples_per_insert"] = out["samples"] / out["inserts"] if out["inserts"] else 0.0
         inserting = self.table.limited(True, 1)
         sampling = self.table.limited(False, self.batch_size)
+        if out["refused"]:
+            out["refused_last"] = self._refusal()
+        if self.lags is not None:
+            out.update(lag_figures(self.policy_version, *self.policy_versions()))
         out["blocked"] = "+".join([word for word, on in (("inserts", inserting), ("samples", sampling)) if on])
         return out
 
@@ -224,14 +249,15 @@ cdef class ReplayTable(KeyedTable):
     def count_workers(self, workers) -> None:
         (&self.opened().connections).store(<int64_t>workers)
 
-    def native(self):
-        """PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the table's memory and its samplers alive."""
-        self.opened()
-        self.door.retain()
+    def native(self, labelled=False):
+        """PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the table's memory alive.
+
+        labelled: with one leaf more, see labels.py."""
+        cdef Door* door = open_labelled(self.opened()) if labelled else open_door(self.opened())
         try:
-            return PyCapsule_New(self.door, "echo_core.store", release_capsule)
+            return PyCapsule_New(door, "echo_core.store", release_capsule)
         except BaseException:
-            self.door.release()
+            door.release()
             raise
 
     def close(self) -> None:
@@ -246,6 +272,10 @@ cdef uint64_t _whole(object value, str name, uint64_t least, uint64_t most) exce
     if not hasattr(type(value), "__index__") or isinstance(value, bool) or not least <= value <= most:
         raise ValueError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
     return value
+
+
+cdef uint64_t _version(object version) except? 0:
+    return NEWEST if version is None else _whole(version, "policy_version", 0, NEWEST - 1)
 
 
 cdef double _exponent(object beta) except? -1:

@@ -13,6 +13,7 @@ from . import plugins
 from .errors import PluginError
 from .plugins import PluginHost
 from .sections import PluginsConfig, SecurityConfig, ServerConfig
+from .table_config import LIMITERS, TableConfig
 
 __all__ = ["configuration_schema", "options_schema"]
 
@@ -48,6 +49,12 @@ def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
     one = {"anyOf": [address, *transports]}
     server["properties"]["transport"] = {"anyOf": [one, {"type": "array", "items": one}]}
     server["properties"]["sampler"] = {"anyOf": [{"type": "string"}, *samplers]}
+    table = options_schema(TableConfig)
+    del table["properties"]["where"], table["properties"]["origin"]
+    of_table = {"anyOf": [{"type": "string"}, *map(_without_capacity, samplers)]}
+    table["properties"] |= {"sampler": of_table, "remover": of_table}
+    table["properties"]["rate_limiter"] = {"anyOf": [_limiter(name, options) for name, (options, _) in LIMITERS.items()]}
+    server["properties"]["tables"] = {"type": "array", "items": table}
     client = _client(host)
     security = options_schema(SecurityConfig)
     security["properties"]["token"] = {"type": "string"}
@@ -107,6 +114,18 @@ def _choices(host: PluginHost, group: str) -> list[dict[str, Any]]:
         summary = getattr(record.info, "summary", "")
         found.append({"title": f"{record.name}: {summary}" if summary else record.name, **schema})
     return found
+
+
+def _without_capacity(sampler: dict[str, Any]) -> dict[str, Any]:
+    """Of a sampler in a table, which gives it its own capacity."""
+    properties = {key: value for key, value in sampler["properties"].items() if key != "capacity"}
+    return {**sampler, "properties": properties, "required": ["type", *(key for key in sampler["required"][1:] if key != "capacity")]}
+
+
+def _limiter(name: str, options: type[Any]) -> dict[str, Any]:
+    schema = options_schema(options)
+    properties = {"type": {"const": name}, **schema["properties"]}
+    return {"title": name, **schema, "properties": properties, "required": ["type", *schema["required"]]}
 
 
 def _type(hint: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ __all__ = [
 
 # The keys people may write in each section; [client] takes options of its transport as well.
 KEYS: dict[str, tuple[str, ...]] = {
-    "server": ("batch_size", "sampler", "transport", "num_buffers", "lease_timeout"),
+    "server": ("batch_size", "sampler", "transport", "tables", "num_buffers", "lease_timeout"),
     "client": ("address", "timeout", "name"),
     "security": ("token_file", "token", "auth", "allow_insecure"),
     "plugins": ("disable", "require"),
@@ -74,12 +74,16 @@ class PluginChoice:
             PluginError: the plugin is missing or broken.
             ConfigError: an option is unknown, missing or of the wrong type.
         """
+        return self.load()(**self.checked(**fallbacks))
+
+    def checked(self, **fallbacks: Any) -> dict[str, Any]:
+        """The options that are given, checked and converted, with those `fallbacks` that the plugin has. Raises as `create`."""
         plugin = self.load()
         known = {field.name for field in dataclasses.fields(plugin.Options)}
         given = {key: value for key, value in fallbacks.items() if key in known}
         given |= self.options
         checked: Any = build_options(plugin.Options, given, self.where, self.origins)
-        return plugin(**{key: getattr(checked, key) for key in given})
+        return {key: getattr(checked, key) for key in given}
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ class ServerConfig:
 
     sampler: PluginChoice
     transports: tuple[PluginChoice, ...] = ()
+    tables: tuple[Any, ...] = ()  # of table_config.TableConfig
     batch_size: int | None = None
     num_buffers: int = 3
     lease_timeout: float = 10.0

@@ -98,7 +98,11 @@ class Server(Store):
         if num_drainers is not None or producer_queue_size is not None:
             warnings.warn("num_drainers and producer_queue_size do nothing: Echo has no drainer threads and no queues", stacklevel=2)
         host = host or plugins.default
+        if not lease_timeout >= 0:
+            raise ValueError(f"lease_timeout must be 0 or more seconds, not {lease_timeout!r}")
         if tables is None:
+            if example is None:
+                raise ConfigError("Server needs the example pytree, one sample: Server({'obs': np.zeros(4, np.float32)}, batch_size=32)")
             of_table = {"remover": remover, "rate_limiter": rate_limiter, "max_times_sampled": max_times_sampled, "seed": seed}
             tables = _short_form(example, sampler, capacity, of_table, host)
         elif example is not None or sampler != "fifo" or capacity is not None:
@@ -133,13 +137,19 @@ class Server(Store):
 
         Environment variables `ECHO_SERVER__...` win over files, keyword arguments over everything. See docs/configuration.md.
 
+        Args:
+            example: a sample; where the configuration has `[[server.tables]]`, of each of them that is not among `examples`.
+            overrides: keyword arguments of `Server`, and `examples`: `{table's name: example}`.
+
         Raises:
             ConfigError: unknown or ill-typed keys, with file, key and suggestion.
         """
         from .config import server_arguments
+        from .table_config import with_tables
 
-        arguments = server_arguments(source, overrides)
-        if example is None:
+        examples = overrides.pop("examples", None)
+        example, arguments = with_tables(server_arguments(source, overrides), example, examples)
+        if example is None and "tables" not in arguments:
             raise ConfigError("Server.from_config needs the example pytree: Server.from_config('echo.toml', example)")
         return cls(example, **arguments)
 
@@ -194,6 +204,9 @@ class Server(Store):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Server stays in its process; give other processes str(server.address), and make a Client there")
 
     def __del__(self) -> None:
         if getattr(self, "_listeners", None) and self._same_process():
@@ -261,6 +274,9 @@ class Server(Store):
         self.table()
         with self._checkpointing:
             checkpoint.load(self.tables, path)
+        # Items know the versions of before: those that follow are above them.
+        newest = max(table.policy_version for table in self.tables.values())
+        self._versions = itertools.count(max(next(self._versions), newest + 1))
         return self
 
     # ---- weights ----------------------------------------------------------------------------------------------------------
@@ -275,6 +291,8 @@ class Server(Store):
             packed = pack(weights, next(self._versions))
             self._weights = packed
             self._published_at = time.monotonic()
+            for table in self.tables.values():
+                table.policy_version = packed.version
             for listener in list(self._listeners):
                 listener.publish(packed)
         return Published(packed.version, packed.digest)
@@ -401,7 +419,7 @@ def _make_tables(tables: Iterable[Table], batch_size: int, host: plugins.PluginH
 def _transports(choice: Any, host: plugins.PluginHost) -> Iterable[Transport]:
     if choice is None:
         return
-    if isinstance(choice, (Transport, str, Mapping, Address)):
+    if isinstance(choice, (Transport, str, Mapping, Address)) or not isinstance(choice, Iterable):
         choice = [choice]
     for one in choice:
         if isinstance(one, Transport):
@@ -413,6 +431,8 @@ def _transports(choice: Any, host: plugins.PluginHost) -> Iterable[Transport]:
             except KeyError:
                 raise ConfigError("the transport's table needs a key 'type', such as {type = 'tcp', port = 0}") from None
             yield host.transport_class(name)(**options)
+        elif not isinstance(one, (str, Address)):
+            raise ConfigError(f"a transport is an address such as 'tcp://127.0.0.1:0', a mapping, or a Transport, not {one!r}")
         else:
             address = one if isinstance(one, Address) else Address.parse(one)
             yield host.transport_class(address.scheme).at(address)

@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import ClosedError, EchoError, SecurityError
+from .errors import ClosedError, EchoError, SecurityError, UnknownTableError
+from .labels import SUFFIX, TableSpecs, labelled
 from .security import may
 from .shared import SharedStore, share
 from .slot import Slot, claim
@@ -32,7 +33,7 @@ class Sink:
     thread; once the server is gone they raise ClosedError (the reporting ones do nothing).
 
     Attributes:
-        spec: the `Spec` that every sample must match.
+        spec: the `Spec` that every sample must match; with labels where the table keeps policy versions, see labels.py.
         incarnation: 32 hex digits, new for every server: workers tell a restart from a dropped connection by it.
         native: PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the store's memory alive.
         table_name: of the replay table this sink is for; "" is the first, or the stream.
@@ -42,10 +43,12 @@ class Sink:
 
     def __init__(self, server: Server) -> None:
         self._server = weakref.ref(server)
-        self.spec: Spec = server.spec
+        specs = {name: table.spec if table.lags is None else labelled(table.spec) for name, table in server.tables.items()}
+        self.spec: Spec = next(iter(specs.values()), server.spec)
         self.incarnation: str = secrets.token_hex(16)
-        self.native: object = server._native()
-        self.tables: dict[str, Spec] = {name: table.spec for name, table in server.tables.items()}
+        self._labelled = self.spec is not server.spec
+        self.native: object = server.table().native(True) if self._labelled else server._native()
+        self.tables: dict[str, Spec] = TableSpecs(specs, self.spec)
         self.table_name: str = ""
 
     def _alive(self) -> Server:
@@ -72,15 +75,20 @@ class Sink:
             EchoTimeoutError: the store stayed full. ClosedError: it is closed.
         """
         server = self._alive()
-        return claim(server.table(self.table_name) if self.table_name else server, timeout)
+        table = self.table_name.removesuffix(SUFFIX)
+        return claim(server.table(table) if table else server, timeout, self._labelled)
 
     def table(self, name: str) -> Sink:
         """The same server as a client sees it that named a table in its handshake; "" is the sink itself."""
         if not name:
             return self
         sink = copy.copy(self)
-        sink.table_name, sink.spec = name, self.tables[name]
-        sink.native = self._alive().table(name).native()
+        spec = self.tables.get(name)
+        if spec is None:
+            raise UnknownTableError(f"no table {name!r}; this server has {', '.join(map(repr, self.tables))}")
+        table = self._alive().table(name.removesuffix(SUFFIX) or None)
+        sink.table_name, sink.spec, sink._labelled = name, spec, len(spec.leaves) != len(table.spec.leaves)
+        sink.native = table.native(sink._labelled)
         return sink
 
     def shared(self, claim_timeout: float) -> SharedStore | None:

@@ -100,8 +100,10 @@ cdef class LeafBytes:
         self.slot.views -= 1
 
 
-def claim(store not None, timeout=30.0) -> Slot:
+def claim(store not None, timeout=30.0, labelled=False) -> Slot:
     """Claim one slot of a `Store` or a `ReplayTable`, waiting up to `timeout` seconds (None: for ever).
+
+    labelled: with one leaf more, for a table's labelled connections (labels.py).
 
     Raises:
         EchoTimeoutError: the store stayed full. ClosedError: it is closed.
@@ -118,7 +120,7 @@ def claim(store not None, timeout=30.0) -> Slot:
         slot.door = (<Store>store).door
     else:
         table.wait_claim(1, &run, timeout, "claim()")
-        slot.door = table.door
+        slot.door = table.labelled_door() if labelled else table.door
     slot.door.retain()
     slot.run = run
     slot.state = OPEN

@@ -25,15 +25,26 @@ class Store(Inlet):
     def num_buffers(self) -> int: ...
     def table(self, name: str | None = None) -> ReplayTable: ...
     def submit(
-        self, sample: Any, timeout: float | None = 30.0, table: str | None = None, priority: float | None = None
+        self,
+        sample: Any,
+        timeout: float | None = 30.0,
+        table: str | None = None,
+        priority: float | None = None,
+        policy_version: int | None = None,
     ) -> int | Any: ...  # the item's key; None in a stream
     def submit_batch(
-        self, samples: Any, timeout: float | None = 30.0, table: str | None = None, priorities: npt.ArrayLike | None = None
+        self,
+        samples: Any,
+        timeout: float | None = 30.0,
+        table: str | None = None,
+        priorities: npt.ArrayLike | None = None,
+        policy_version: int | None = None,
     ) -> Any: ...  # Keys; in a stream an int, how many
     def sample(
         self, timeout: float | None = None, *, table: str | None = None, n: int | None = None, beta: float | None = None
     ) -> Sample | None: ...
     def update_priorities(self, keys: npt.ArrayLike, priorities: npt.ArrayLike, table: str | None = None) -> int: ...
+    def ack(self, keys: npt.ArrayLike, table: str | None = None) -> int: ...
     def reset_histograms(self) -> None: ...
     _tap_wish: Any
     def _newest(self, most: int) -> tuple[int, list[bytes]]: ...

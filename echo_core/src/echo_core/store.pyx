@@ -16,7 +16,8 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
 from echo_core.door cimport Door, open_door
-from echo_core.inlet cimport Inlet, Labels, copy_in
+from echo_core.inlet cimport Inlet, copy_in
+from echo_core.replay_native cimport NEWEST, Labels
 from echo_core.replay_table cimport ReplayTable
 from echo_core.ring cimport Counters, Ring, echo_run, now_ns
 from echo_core.sample cimport Lease, Sample, new_lease, new_sample, snapshot
@@ -39,7 +40,7 @@ cdef enum:
 cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
 
 
-cdef Labels UNLABELLED = Labels(NULL, NULL)
+cdef Labels UNLABELLED
 cdef int generation = 0  # of forks: a store belongs to the process of its birth
 
 
@@ -53,6 +54,11 @@ os.register_at_fork(after_in_child=_forked)
 
 cdef void release_capsule(object capsule) noexcept:
     (<Door*>PyCapsule_GetPointer(capsule, "echo_core.store")).release()
+
+
+def _huge_pages_free() -> int:
+    with open("/proc/meminfo") as lines:
+        return next((int(line.split()[1]) for line in lines if line.startswith("HugePages_Free:")), 0)
 
 
 def _memfd(size: int, huge_pages: bool) -> int:
@@ -69,10 +75,13 @@ def _memfd(size: int, huge_pages: bool) -> int:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except OSError as error:
         os.close(fd)
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EPERM):
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EPERM, errno.EFBIG):
             raise
-        what = "huge pages (see HugePages_Free in /proc/meminfo and raise vm.nr_hugepages, or leave out huge_pages)" if huge_pages else (
-            "lower batch_size or num_buffers, or raise the container's memory limit")
+        what = "lower batch_size or num_buffers, or raise the container's memory limit"
+        if huge_pages:
+            what = f"{size >> 21:,} huge pages, of which {_huge_pages_free():,} are free; raise vm.nr_hugepages, or leave out huge_pages"
+        elif error.errno == errno.EFBIG:
+            what = "lower batch_size or num_buffers, or raise this process's limit of file sizes (ulimit -f), which counts for memory of this kind"
         raise MemoryError(f"the store needs {size:,} bytes of shared memory, which are not to be had: {error.strerror}; {what}") from None
     return fd
 
@@ -185,7 +194,7 @@ cdef class Store(Inlet):
 
     # ---- writing ----------------------------------------------------------------------------------------------------------
 
-    def submit(self, sample, timeout=30.0, table=None, priority=None):
+    def submit(self, sample, timeout=30.0, table=None, priority=None, policy_version=None):
         """Insert one sample, from any thread of this process.
 
         Args:
@@ -193,6 +202,7 @@ cdef class Store(Inlet):
             timeout: seconds to wait for space when every buffer is full; None waits for ever.
             table: name of a replay table; None is the first.
             priority: of the new item of a replay table; None lets the sampler choose.
+            policy_version: of the policy that made it, see `ReplayTable.submit`.
 
         Returns:
             the item's key in a replay table (see `ReplayTable.submit`); None in a stream.
@@ -202,18 +212,19 @@ cdef class Store(Inlet):
             EchoTimeoutError: no space in time, saying who waits for whom; nothing was inserted.
             ClosedError: the server is closed.
         """
-        if self.ring == NULL or self.generation != generation or table is not None or priority is not None:
+        if self.ring == NULL or self.generation != generation or table is not None or priority is not None or \
+                policy_version is not None:
             self._check_process()
-            return self.table_of(table).put(sample, timeout, priority)
+            return self.table_of(table).put(sample, timeout, priority, policy_version)
         self.put_one(sample, &UNLABELLED, timeout, "submit()")
 
-    def submit_batch(self, samples, timeout=30.0, table=None, priorities=None):
+    def submit_batch(self, samples, timeout=30.0, table=None, priorities=None, policy_version=None):
         """Insert N samples at once, as vectorised environments produce them.
 
         Args:
             samples: a pytree like the example whose leaves have one more leading axis: shape `(N, *leaf.shape)`, the same N for all.
             timeout: seconds to wait for space; None waits for ever.
-            table, priorities: as in `submit`, priorities of shape (N,).
+            table, priorities, policy_version: as in `submit`, priorities of shape (N,).
 
         Returns:
             N; of a replay table the items' keys, uint64 of shape (N,). On EchoTimeoutError or ClosedError the error's `inserted` attribute says how many of them were inserted, from the front.
@@ -221,10 +232,11 @@ cdef class Store(Inlet):
         Raises:
             SpecError, EchoTimeoutError, ClosedError: as `submit`.
         """
-        if self.ring == NULL or self.generation != generation or table is not None or priorities is not None:
+        if self.ring == NULL or self.generation != generation or table is not None or priorities is not None or \
+                policy_version is not None:
             self._check_process()
-            return self.table_of(table).submit_batch(samples, timeout, priorities)
-        return self.put_many(samples, None, None, timeout, "submit_batch()")
+            return self.table_of(table).submit_batch(samples, timeout, priorities, policy_version)
+        return self.put_many(samples, None, None, NEWEST, timeout, "submit_batch()")
 
     cdef int check(self) except -1:
         if self.ring == NULL or self.generation != generation:
@@ -276,7 +288,7 @@ cdef class Store(Inlet):
         cdef uint32_t i
         cdef Lease lease
         cdef int buffer
-        if self.ring == NULL or self.generation != generation or table is not None:
+        if self.ring == NULL or self.generation != generation or table is not None or n is not None or beta is not None:
             self._check_process()
             return self.table_of(table).draw(n, timeout, beta)
         buffer = self.ring.take()
@@ -298,6 +310,11 @@ cdef class Store(Inlet):
         """Give items of a replay table new priorities; how many of them were gone. See `ReplayTable.update_priorities`."""
         self._check_process()
         return self.table_of(table).update_priorities(keys, priorities)
+
+    def ack(self, keys, table=None) -> int:
+        """Say that items of a table with `lease_timeout` were worked on; how many were on loan. See `ReplayTable.ack`."""
+        self._check_process()
+        return self.table_of(table).ack(keys)
 
     cdef int wait_batch(self, object timeout) except -2:
         """A batch's buffer, or -1 once closed."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from . import plugins
 from .errors import ConfigError
+from .lags import Lags
 from .rate_limiters import MinSize, RateLimiter
 from .replay_table import ReplayTable
 from .sampler import Sampler
@@ -36,6 +37,12 @@ class Table:
         beta: exponent of importance weights, from 0 to 1; None takes the sampler's `beta` option, or 0.4.
         seed: of the table's generator of random numbers; None draws one.
         storage: path of a new file to keep the items in, for tables larger than memory; it is unlinked when made, and its space reserved.
+        policy_versions: keep with every item the version of the policy that made it; `Sample.info.policy_versions` tells them, `stats()`
+            has a histogram of the lags. The next two imply it.
+        max_policy_lag: items that lag further behind the version published last go at once, and later arrivals of that age with them.
+        lag_weight: multiplies an item's importance weight for each version it lags behind; above 0, at most 1.
+        lease_timeout: seconds in which a learner has to `ack` the keys it was given; what it has not is given out again. Of tables whose
+            items are sampled once (`Queue`, `max_times_sampled=1`); None gives them away for good.
 
     Raises:
         ConfigError: something does not fit together, naming the table.
@@ -55,6 +62,10 @@ class Table:
         beta: float | None = None,
         seed: int | None = None,
         storage: str | os.PathLike[str] | None = None,
+        policy_versions: bool = False,
+        max_policy_lag: int | None = None,
+        lag_weight: float = 1.0,
+        lease_timeout: float | None = None,
     ) -> None:
         if not isinstance(name, str) or not 1 <= len(name) <= NAME_LIMIT or not name.isprintable():
             raise ConfigError(f"a table's name must be printable text of 1 to {NAME_LIMIT} characters, not {name!r}")
@@ -74,6 +85,21 @@ class Table:
         self.max_times_sampled = _whole(name, "max_times_sampled", max_times_sampled, 0, (1 << 31) - 1)
         if beta is not None and not 0 <= beta <= 1:
             raise ConfigError(f"table {name!r}: beta must be from 0 to 1, not {beta!r}")
+        self.lags: Lags | None = None
+        if max_policy_lag is not None:
+            max_policy_lag = _whole(name, "max_policy_lag", max_policy_lag, 0, (1 << 63) - 1)
+        if isinstance(lag_weight, bool) or not isinstance(lag_weight, (int, float)) or not 0 < lag_weight <= 1:
+            raise ConfigError(f"table {name!r}: lag_weight must be above 0 and at most 1, not {lag_weight!r}")
+        if policy_versions or max_policy_lag is not None or lag_weight != 1:
+            self.lags = Lags(max_policy_lag, float(lag_weight))
+        if lease_timeout is not None:
+            if isinstance(lease_timeout, bool) or not isinstance(lease_timeout, (int, float)) or not 1e-3 <= lease_timeout <= 1e9:
+                raise ConfigError(f"table {name!r}: lease_timeout must be a number of seconds from 0.001 to 1e9, not {lease_timeout!r}")
+            if self.max_times_sampled != 1:
+                raise ConfigError(
+                    f"table {name!r}: lease_timeout is for items that are sampled once: rate_limiter=Queue(...) or max_times_sampled=1"
+                )
+        self.lease_timeout = lease_timeout
         self.sampler, self.remover, self.beta, self.seed, self.storage = sampler, remover, beta, seed, storage
 
     @property
@@ -130,6 +156,8 @@ class Table:
                 self.seed,
                 0.4 if beta is None else beta,
                 descriptor,
+                self.lags,
+                self.lease_timeout,
             )
         finally:
             if descriptor >= 0:

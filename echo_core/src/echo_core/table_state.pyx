@@ -1,67 +1,133 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The state of a replay table, for checkpoints: taken at one moment, and put into a new table."""
+"""The state of a replay table, for checkpoints: taken at one moment, and put into a new table.
+
+`snapshot` pauses the table for as long as its index, priorities and counts are copied. The items' bytes follow from `copies` while others
+write: a writer that is about to change a row whose turn has not come puts its bytes aside first, so that all are those of the one moment.
+"""
+import time
+
 import numpy as np
+import optree
 
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
+from libcpp.vector cimport vector
 
+from echo_core.drawn cimport BatchLease, lease_of
 from echo_core.keyed_table cimport KeyedTable
+from echo_core.replay_native cimport Batch
 
 
-def snapshot(KeyedTable table not None, most=64 << 20) -> dict:
-    """The table at one moment: writers wait only while this is copied.
-
-    Args:
-        most: bytes of items that are copied with it; a larger table's are not, and its writers do not wait for them.
+def snapshot(KeyedTable table not None) -> dict:
+    """The table at one moment, without its items' bytes: `copies` has to follow, which ends what is begun here.
 
     Returns:
-        `batch`: the items as a pytree, oldest first, or None;
-        figures `inserts`, `samples`, `random` (the generator's state); arrays `keys` and `rows` of the items, oldest first,
-        `generations`, `high` and `times` of every row; `sampler` and `remover`: their states.
+        figures `inserts`, `samples`, `policy_version`, `random` (the generator's state), `paused` (seconds that writers waited at most);
+        arrays `keys` and `rows` of the items, oldest first, `loaned` those rows that a learner has not acknowledged, `generations`,
+        `high`, `times` and `versions` of every row; `sampler` and `remover`: their states.
     """
     cdef size_t capacity = table.opened().capacity()
-    cdef uint32_t[::1] g, h, t
+    cdef uint32_t[::1] g, h, t, r
+    cdef uint64_t[::1] v
     arrays = [np.empty(capacity, np.uint32) for _ in range(3)]
+    versions = np.empty(capacity, np.uint64)
     g, h, t = arrays
+    v = versions
     with table.lock:
+        began = time.perf_counter()
         with nogil:
             table.table.pause()
         try:
             if table.told is not None:
                 table.told.catch_up()
-            table.table.columns(&g[0], &h[0], &t[0])
+            table.table.columns(&g[0], &h[0], &t[0], &v[0])
             keys, rows, _ = table._items(False)
-            counters = table.counters()
-            batch = table.peek(keys)[0] if 0 < len(keys) * table.sample_bytes <= most else None
+            loaned = np.array(table.table.loaned(), np.uint32)
+            rows = np.concatenate([loaned, rows])
+            r = rows
+            table.table.begin_copy(&r[0] if rows.size else NULL, rows.size)
+            counters = table.table.counters()
             return {
-                "batch": batch,
-                "inserts": counters["inserts"], "samples": counters["samples"], "random": table.rng.bit_generator.state,
-                "keys": keys.copy(), "rows": rows.copy(), "generations": arrays[0], "high": arrays[1], "times": arrays[2],
+                # What is on loan was not sampled, as far as whoever reads this is concerned.
+                "inserts": counters.inserts, "samples": counters.samples - counters.on_loan, "policy_version": counters.policy_version,
+                "random": table.rng.bit_generator.state,
+                "keys": keys.copy(), "rows": rows, "loaned": loaned,
+                "generations": arrays[0], "high": arrays[1], "times": arrays[2], "versions": versions,
                 "sampler": table.sampler.state(),
                 "remover": {} if table.remover is None or table.remover is table.sampler else table.remover.state(),
+                "paused": time.perf_counter() - began,
             }
         finally:
             table.table.resume()
 
 
-def restore(KeyedTable table not None, snapshot, leaves, gone) -> None:
+def copies(KeyedTable table not None, rows, size_t step):
+    """The bytes of the snapshot's `rows`, in an order of its own: `(rows, leaves)` of `step` rows at once, or of as many as were put
+    aside; leaves of shape `(len(rows), *leaf.shape)`."""
+    try:
+        for start in range(0, len(rows), step):
+            yield _unchanged(table, np.ascontiguousarray(rows[start:start + step]))
+            yield _put_aside(table)
+    finally:
+        table.table.end_copy()
+
+
+def _unchanged(KeyedTable table, const uint32_t[::1] rows):
+    cdef size_t n = rows.shape[0], kept
+    cdef Batch* batch = table.opened().take_batch(n)
+    cdef BatchLease lease = lease_of(table.table, batch)
+    cdef uint32_t[::1] out
+    with nogil:
+        kept = table.table.copy_some(&rows[0], n, batch)
+    copied = np.empty(kept, np.uint32)
+    out = copied
+    if kept:
+        memcpy(&out[0], batch.rows, kept * sizeof(uint32_t))
+    leaves = optree.tree_leaves(table.flattener.arrays(batch.leaf.data(), n, lease), namespace=table.spec.namespace)
+    return copied, [leaf[:kept] for leaf in leaves]
+
+
+def _put_aside(KeyedTable table):
+    cdef vector[uint32_t] rows
+    cdef vector[char] data
+    cdef uint8_t[::1] to
+    table.opened()
+    with nogil:
+        table.table.take_preserved(&rows, &data)
+    memory = np.empty(data.size(), np.uint8)
+    if data.size():
+        to = memory
+        memcpy(&to[0], data.data(), data.size())
+    n = rows.size()
+    records = memory.reshape(n, -1) if data.size() else memory.reshape(n, 0)
+    leaves, at = [], 0
+    for leaf in table.spec.leaves:
+        bytes_ = np.ascontiguousarray(records[:, at:at + leaf.nbytes]).reshape(-1)
+        leaves.append(bytes_.view(leaf.dtype).reshape(n, *leaf.shape) if leaf.nbytes else np.empty((n, *leaf.shape), leaf.dtype))
+        at += leaf.nbytes
+    return np.array(rows, np.uint32), leaves
+
+
+def restore(KeyedTable table not None, snapshot, stored, leaves) -> None:
     """Become what `snapshot()` told of; only of a new table.
 
     Args:
-        leaves: for each leaf the items' bytes, shape `(n, *leaf.shape)`, in the snapshot's order without `gone`.
-        gone: rows whose items were overwritten before their bytes were copied.
+        stored: every row of the snapshot once, in the order in which their bytes came.
+        leaves: for each leaf those bytes, shape `(len(stored), *leaf.shape)`.
     """
-    cdef uint32_t[::1] r, g, h, t
+    cdef uint32_t[::1] order, place, g, h, t, lent
+    cdef uint64_t[::1] v
     cdef const uint8_t[::1] data
     cdef size_t i, n, size
     cdef uint32_t leaf
     if table.opened().counters().inserts:
         raise ValueError(f"table {table.name!r} was written to already; restore into a new one")
-    rows = np.ascontiguousarray(snapshot["rows"][~np.isin(snapshot["rows"], gone)], np.uint32)
     columns = [np.ascontiguousarray(snapshot[name], np.uint32) for name in ("generations", "high", "times")]
     g, h, t = columns
-    n = rows.size
-    r = rows if n else np.zeros(1, np.uint32)
+    v = np.ascontiguousarray(snapshot["versions"], np.uint64)
+    n, loaned = len(snapshot["rows"]), len(snapshot["loaned"])
+    order, place, lent = [
+        np.ascontiguousarray(rows if len(rows) else [0], np.uint32) for rows in (snapshot["rows"], stored, snapshot["loaned"])]
     with table.lock:
         with nogil:
             table.table.pause()
@@ -72,15 +138,12 @@ def restore(KeyedTable table not None, snapshot, leaves, gone) -> None:
                     continue
                 data = leaves[leaf].reshape(-1).view(np.uint8)
                 for i in range(n):
-                    memcpy(table.table.rows().at(leaf, r[i]), &data[i * size], size)
+                    memcpy(table.table.rows().at(leaf, place[i]), &data[i * size], size)
             table.sampler.restore(snapshot["sampler"])
-            if len(gone):
-                table.sampler.delete(gone.astype(np.uint64))
             if table.remover is not None and table.remover is not table.sampler:
                 table.remover.restore(snapshot["remover"])
-                if len(gone):
-                    table.remover.delete(gone.astype(np.uint64))
             table.rng.bit_generator.state = snapshot["random"]
-            table.table.restore(&r[0], <uint32_t>n, &g[0], &h[0], &t[0], snapshot["inserts"], snapshot["samples"])
+            table.table.restore(&order[0], <uint32_t>n, &g[0], &h[0], &t[0], &v[0], snapshot["policy_version"], &lent[0], loaned,
+                                snapshot["inserts"], snapshot["samples"])
         finally:
             table.table.resume()

@@ -10,11 +10,13 @@ from libc.stdint cimport int64_t
 
 from echo_core.ring cimport now_ns
 
+from echo_core.cgroup import memory_left
 from echo_core.errors import EchoTimeoutError
 
 _log = logging.getLogger("echo")
 
 cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
+
 
 cdef int64_t deadline_of(object timeout) except -2:
     """The now_ns() at which a wait ends; -1 for never (None and infinity)."""
@@ -61,9 +63,10 @@ cdef class Patience:
 
 
 def available_memory() -> int:
-    """Bytes that can be allocated without swapping."""
+    """Bytes that can be allocated without swapping, and without the control group's limit being met."""
+    left = memory_left()
     with open("/proc/meminfo") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                return min(left, int(line.split()[1]) * 1024)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

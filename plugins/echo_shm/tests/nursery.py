@@ -9,6 +9,7 @@ import struct
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
+import echo_shm.connection  # noqa: F401  # once, and not again in every worker
 from echo_core import Client
 from echo_core.errors import EchoError
 from echo_core.testing.samples import example, sample, stacked

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import signal
-import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -19,14 +17,14 @@ import pytest
 from echo_core import Client, Server
 from echo_core.errors import EchoTimeoutError
 from echo_core.testing.processes import descriptors, settled, until
-from echo_core.testing.samples import Tally, example, sample, stacked
+from echo_core.testing.samples import Tally, example, stacked
 from echo_shm.transport import ShmTransport
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
 import nursery
+from slaughter import Slaughter
 
 SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "6"))
-MAKERS = 1 << 16
 spawning = multiprocessing.get_context("spawn")
 
 pytestmark = pytest.mark.usefixtures("no_memory_left")
@@ -55,74 +53,22 @@ def take(server: Server, tally: Tally, timeout: float) -> bool:
 @pytest.mark.timeout(int(120 + 3 * SECONDS))
 @pytest.mark.parametrize(
     ("batch_size", "filler", "mode"),
-    [(1, 48, "direct"), (32, 48, "direct"), (4, 300_000, "direct"), (8, 48, "private")],
+    [(1, 48, "direct"), (32, 48, "direct"), (4, 300_000, "direct"), (8, 48, "private"), (4, 300_000, "private")],
 )
-def test_random_kills_under_load(processes: list[Any], tmp_path: Path, batch_size: int, filler: int, mode: str) -> None:
-    counts = tmp_path / "acknowledged"
-    counts.write_bytes(bytes(nursery.ENTRY * MAKERS))
-    tally, kills, dice = Tally(), 0, random.Random(4)
+def test_random_kills_under_load(tmp_path: Path, batch_size: int, filler: int, mode: str) -> None:
     with Server(example(filler), batch_size, ShmTransport(mode=mode, claim_timeout=0.2), num_buffers=16) as server:
-        ours, theirs = spawning.Pipe()
-        nurse = spawning.Process(target=nursery.nurse, args=(theirs, str(server.address), str(counts), filler, {}))
-        processes.append(nurse)
-        nurse.start()
-        theirs.close()
-
-        def fork(maker: int) -> int:
-            ours.send(maker)
-            assert ours.poll(30)
-            pid: int = ours.recv()
-            return pid
-
-        workers = {maker: fork(maker) for maker in range(3)}
-        makers = len(workers)
-        until(lambda: take(server, tally, 0.1) and len(tally.numbers) == 3, "every worker sends", 30)
-        before, end, stopped = descriptors(), time.monotonic() + SECONDS / 4, {}
-        moved = time.monotonic()
-        while time.monotonic() < end:
-            turn = time.monotonic() + dice.random() * 0.02
-            while time.monotonic() < turn:
-                if take(server, tally, 0.1):
-                    moved = time.monotonic()
-            assert time.monotonic() - moved < 20, f"the learner stopped after {kills} kills"
-            maker = dice.choice(list(workers))
-            if dice.random() < (0.3 if maker in tally.numbers else 0.02):  # most have begun
-                os.kill(workers.pop(maker), signal.SIGKILL)
-                stopped.pop(maker, None)
-                kills += 1
-                workers[makers] = fork(makers)
-                makers += 1
-            if dice.random() < 0.05:
-                maker = dice.choice(list(workers))
-                os.kill(workers[maker], signal.SIGSTOP)
-                stopped[maker] = time.monotonic() + dice.random() * 0.5
-            for maker in [m for m, at in stopped.items() if at < time.monotonic()]:
-                os.kill(workers[maker], signal.SIGCONT)
-                del stopped[maker]
-        for pid in workers.values():
-            os.kill(pid, signal.SIGKILL)
-        while take(server, tally, 0.3) or server.peers():
-            pass
-        (listener,) = server._listeners
-        until(lambda: listener.stats().get("direct_workers", 0) == 0, "every worker is forgotten")
-        with Client(server.address, example(filler)) as last:  # fills what the killed have left open
-            number = 0
-            while True:
-                data = counts.read_bytes()
-                acknowledged = [struct.unpack_from("<Q", data, nursery.ENTRY * maker)[0] for maker in range(makers)]
-                if all(set(range(acknowledged[m])) <= set(tally.numbers.get(m, [])) for m in range(makers)):
-                    break
-                assert number < 3 * batch_size, "an acknowledged sample is lost"
-                last.send(sample(makers, number, filler))
-                number += 1
-                while take(server, tally, 0.2):
-                    pass
-        for maker in range(makers):
-            numbers = tally.numbers.get(maker, [])
-            assert len(numbers) == len(set(numbers)), "doubled"
-        assert kills >= 3
+        run = Slaughter(server, tmp_path, filler, seed=4)
+        try:
+            run.begin()
+            before, end = descriptors(), time.monotonic() + SECONDS / 4
+            while time.monotonic() < end:
+                run.kill()
+            run.end()
+        finally:
+            run.close()
+        assert run.kills >= 3
         settled(descriptors, before, "descriptors")
-        print(f"{kills} kills, {tally.count} samples, {listener.stats()}")
+        print(f"{run.kills} kills, {run.samples} samples, {server._listeners[0].stats()}")
 
 
 def test_what_a_killed_worker_held_is_filled_by_others(processes: list[Any]) -> None:

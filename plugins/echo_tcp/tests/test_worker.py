@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from echo_core import wire
-from echo_core.errors import ClosedError, ConfigError, EchoTimeoutError, SpecError
+from echo_core.address import Address
+from echo_core.errors import AddressError, ClosedError, ConfigError, EchoTimeoutError, SpecError
+from echo_core.plugins import transport_class
 from echo_core.spec import Spec
 from echo_core.testing.processes import until
 from echo_tcp import _worker
@@ -393,3 +395,9 @@ def test_options_in_the_address() -> None:
         address = type(learner.address).parse(f"{learner.address}?max_inflight_msgs=3&name=ann")
         with TcpTransport.connect(address, learner.spec) as worker:
             assert worker.options.max_inflight_msgs == 3 and worker.options.name == "ann"
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "tcps"])
+def test_an_address_has_no_path(scheme: str) -> None:
+    with pytest.raises(AddressError, match=f'write "{scheme}://127.0.0.1:9"'):
+        transport_class(scheme).connect(Address.parse(f"{scheme}://127.0.0.1:9/table"), Spec.from_example(SMALL))

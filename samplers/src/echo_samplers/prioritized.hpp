@@ -1,10 +1,11 @@
-// Prioritized experience replay, proportional variant (Schaul et al. 2016). 5.2 bytes per row.
+// Prioritized experience replay, proportional variant (Schaul et al. 2016). 4.7 bytes per row.
 #pragma once
 
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
 
+#include "power.hpp"
 #include "sum_tree.hpp"
 
 namespace echo_samplers {
@@ -21,6 +22,32 @@ inline float power_weight(float priority, float eps, float alpha) {
     if (!(sum > 0)) return 0;
     const float weight = alpha == 1 ? sum : alpha == 0.5f ? std::sqrt(sum) : std::pow(sum, alpha);
     return std::clamp(weight, FLT_MIN, FLT_MAX);
+}
+
+// The weights of n priorities, as power_weight() but for the last digit, and the largest of them and `most`. n is a multiple of four.
+ECHO_SAMPLERS_WIDE inline float power_weights(const double *priorities, float *weights, size_t n, float eps, float alpha, float most) {
+    using namespace wide;
+    constexpr double kLeast = FLT_MIN, kMost = FLT_MAX;
+    const Lanes none = {}, least = none + kLeast, limit = none + kMost;
+    const Floats added = {eps, eps, eps, eps};
+    Floats largest = {most, most, most, most};
+    for (size_t i = 0; i < n; i += 4) {
+        const Lanes given = read(priorities + i);
+        Lanes p = given < least ? least : given;
+        p = p > limit ? limit : p;
+        p = given > none ? p : none;
+        const Floats narrow = __builtin_convertvector(p, Floats);
+        largest = narrow > largest ? narrow : largest;
+        Lanes sum = __builtin_convertvector(narrow + added, Lanes);
+        sum = sum > limit ? limit : sum;
+        Lanes weight = power(sum < least ? least : sum, alpha);
+        weight = weight < least ? least : weight;
+        weight = weight > limit ? limit : weight;
+        weight = sum > none ? weight : none;
+        write(weights + i, __builtin_convertvector(weight, Floats));
+    }
+    for (int lane = 0; lane < 4; ++lane) most = std::max(most, largest[lane]);
+    return most;
 }
 
 class Prioritized final : public RowSampler {
@@ -82,7 +109,7 @@ public:
         for (double saved : state.weights) {
             auto weight = static_cast<float>(saved);
             // Saved with other options: the weights are made anew, from the priorities they stood for.
-            if (alpha != alpha_ || eps != eps_) weight = power_weight(narrow(unweigh(weight, alpha, eps)), eps_, alpha_);
+            if (alpha != alpha_ || eps != eps_) weight = weight_of(narrow(unweigh(weight, alpha, eps)));
             weights.push_back(weight);
         }
         for (Row key : state.keys) held_[key / 64] |= uint64_t{1} << (key % 64);
@@ -99,17 +126,31 @@ private:
 
     void set(const Row *keys, const double *priorities, size_t n) {
         float weights[kChunk];
+        double padded[kChunk];
         for (size_t begin = 0; begin < n; begin += kChunk) {
-            const size_t size = std::min(kChunk, n - begin);
+            const size_t size = std::min(kChunk, n - begin), whole = (size + 3) & ~size_t{3};
             if (!priorities) {
-                if (begin == 0) std::fill(weights, weights + size, power_weight(maximum_, eps_, alpha_));
-            } else {
+                if (begin == 0) std::fill(weights, weights + size, weight_of(maximum_));
+            } else if (alpha_ == 1 || alpha_ == 0.5f) {  // exact, and one instruction
                 for (size_t i = 0; i < size; ++i) weights[i] = narrow(priorities[begin + i]);
                 for (size_t i = 0; i < size; ++i) maximum_ = std::max(maximum_, weights[i]);
                 for (size_t i = 0; i < size; ++i) weights[i] = power_weight(weights[i], eps_, alpha_);
+            } else {
+                std::copy(priorities + begin, priorities + begin + size, padded);
+                std::fill(padded + size, padded + whole, 0.0);
+                maximum_ = power_weights(padded, weights, whole, eps_, alpha_, maximum_);
             }
             tree_.set(keys + begin, weights, size);
         }
+    }
+
+    // Of one priority, as set() has it.
+    float weight_of(float priority) const {
+        if (alpha_ == 1 || alpha_ == 0.5f) return power_weight(priority, eps_, alpha_);
+        const double priorities[4] = {priority};
+        float weights[4];
+        power_weights(priorities, weights, 4, eps_, alpha_, 0);
+        return weights[0];
     }
 
     SumTree tree_;

@@ -27,7 +27,7 @@ class Prioritized(NativeSampler):
     children in float64, and no difference is ever applied to one. They are the same after 10**9 updates
     as in a fresh table with the same priorities, which is what a restored checkpoint is.
 
-    A 16-ary tree: all costs are O(n log N); 5.2 bytes per sample.
+    A 16-ary tree: all costs are O(n log N); 4.7 bytes per sample.
     """
 
     @dataclass(frozen=True)

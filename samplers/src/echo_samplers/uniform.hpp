@@ -1,6 +1,8 @@
 // Every key equally likely, with or without replacement; insert and remove in constant time. 8 bytes per row.
 #pragma once
 
+#include <algorithm>
+
 #include "rows.hpp"
 
 namespace echo_samplers {
@@ -31,13 +33,13 @@ public:
         if (held == 0 || (!replacement_ && n > held)) return 0;
         if (replacement_) {
             for (size_t i = 0; i < n; ++i) keys[i] = below(random, held);
+            if (held == capacity_) return chances(held, n, probabilities);  // all: a number is as good a key as the one in its place
             for (size_t i = 0; i < n; ++i) __builtin_prefetch(&keys_[keys[i]]);
             for (size_t i = 0; i < n; ++i) keys[i] = keys_[keys[i]];
         } else {
             shuffle(random, n, keys);
         }
-        for (size_t i = 0; i < n; ++i) probabilities[i] = 1.0 / held;
-        return n;
+        return chances(held, n, probabilities);
     }
 
     size_t count() const override { return count_; }
@@ -52,6 +54,11 @@ public:
     }
 
 private:
+    static size_t chances(uint32_t held, size_t n, double *probabilities) {
+        std::fill_n(probabilities, n, 1.0 / held);
+        return n;
+    }
+
     // The first n steps of a Fisher-Yates shuffle, and back again: a draw must leave the contents as they were.
     void shuffle(bitgen_t *random, size_t n, Row *keys) {
         swapped_.resize(n);

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..transport import Connection, Listener, Transport
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ..spec import Spec
 
 __all__ = ["Acceptor", "Channel", "ChannelTransport"]
+
+Produce = Callable[[], Sequence[Buffer] | None]
 
 
 class Channel(ABC):
@@ -43,6 +45,13 @@ class Channel(ABC):
         """`recv_into` for channels whose bytes come in pieces of memory already: the next piece,
         which nobody will change; empty at the end. None: this channel has none, use `recv_into`."""
         return None
+
+    def pull(self, produce: Produce, lost: Callable[[Exception], None]) -> bool:
+        """`send` for channels that ask for what to send, in a thread of their own: from now on
+        `produce()` gives, or waits for, the next buffers once those before are sent, and None at
+        the end; it never raises. Should the connection be lost, call `lost(error)`, but not from
+        here or within `shutdown`. False: this channel does not ask, use `send`."""
+        return False
 
     @abstractmethod
     def shutdown(self) -> None:

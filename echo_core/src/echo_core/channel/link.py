@@ -26,6 +26,7 @@ log = logging.getLogger("echo")
 
 LOG_AFTER = 5.0  # seconds of waiting before it is logged
 BUFFER_BYTES = 64 << 10
+NOTHING = (0, 0)  # written so far of what is being put together
 PROBE_AFTER = 15.0  # seconds without writing before a PING shows whether the peer is still there
 
 #: What to write next, and the number `Link.written` takes once that is handed over.
@@ -142,7 +143,7 @@ class Link:
         self._gate = gate
         self._work = work
         self._posted: deque[bytes] = deque()
-        self._writing = False
+        self._writing: tuple[int, int] | None = None  # bytes of what is being written, and the number of its work
         self._closed = False
         # Bytes received and not yet read: _buffer[_start:_end]. With `_pieces` every buffer is
         # a piece of the channel's, good for ever; else it is filled again and again.
@@ -151,7 +152,7 @@ class Link:
         self._buffer[: len(leftover)] = leftover
         self._start, self._end = 0, len(leftover)
         self._header = memoryview(bytearray(HEADER_BYTES))
-        self._writer = threading.Thread(target=self._write, name="echo-writer", daemon=True)
+        self._writer: threading.Thread | None = None
 
     @property
     def channel(self) -> Channel:
@@ -159,8 +160,11 @@ class Link:
         return self._channel
 
     def start(self) -> None:
-        """Begin writing."""
-        self._writer.start()
+        """Begin writing; `gate.lock` held."""
+        if not self._channel.pull(self._produce, self.fail):
+            writer = threading.Thread(target=self._write, name="echo-writer", daemon=True)
+            writer.start()
+            self._writer = writer
 
     # ----------------------------------------------------------------- reading, by one thread
 
@@ -223,29 +227,41 @@ class Link:
 
     def idle(self) -> bool:
         """Nothing posted is unwritten; `gate.lock` held."""
-        return not self._posted and not self._writing
+        return not self._posted and self._writing is None
 
     def _write(self) -> None:
-        try:
-            while (work := self._next()) is not None:
-                buffers = list(work[0])
+        while (buffers := self._produce()) is not None:
+            try:
                 self._channel.send(buffers)
-                with self._gate.lock:
-                    self._writing = False
-                    self.sent += sum(map(len, buffers))
-                    self.written = max(self.written, work[1])
-                    self._gate.changed.notify_all()
+            except Exception as error:
+                self.fail(error)
+                return
+
+    def _produce(self) -> list[Buffer] | None:
+        """What to write next, asked for when all before is written; waits for it. None: the end."""
+        try:
+            if (work := self._next()) is None:
+                return None
+            buffers = list(work[0])  # without the lock: a large frame is put together here
+            self._writing = sum(map(len, buffers)), work[1]
+            return buffers
         except Exception as error:
             self.fail(error)
+            return None
 
     def _next(self) -> Work | None:
         with self._gate.lock:
+            if self._writing is not None:
+                self.sent += self._writing[0]
+                self.written = max(self.written, self._writing[1])
+                self._writing = None
+                self._gate.changed.notify_all()
             while self.error is None:
                 if self._posted:
-                    self._writing = True
+                    self._writing = NOTHING
                     return [self._posted.popleft()], 0
                 if (work := self._work()) is not None:
-                    self._writing = True
+                    self._writing = NOTHING
                     return work
                 if not self._gate.work.wait(PROBE_AFTER):
                     self._posted.append(frame(Kind.PING))
@@ -265,7 +281,7 @@ class Link:
     def finish(self) -> None:
         """The reading thread's last call: everything is freed."""
         self.fail(ConnectionClosedError("closed"))
-        if self._writer.ident is not None:
+        if self._writer is not None:
             self._writer.join()
         with self._gate.lock:
             self._closed = True

@@ -73,12 +73,9 @@ class Uplink:
         self.address = address
         self.gate = Gate()
         self.over = threading.Event()
-        self.window = Window(
-            spec.flattener,
-            options.window_bytes,
-            options.max_inflight_msgs,
-            options.max_coalesced_bytes,
-        )
+        self._spec = spec
+        self._options = options
+        self.window = self.make_window()
         if options.role != "worker":
             self.window.stop()
         self.calls = Calls(self.gate)
@@ -93,8 +90,6 @@ class Uplink:
         self.connects = 0
         self.on_request: Handler | None = None
         self._dial = dial
-        self._spec = spec
-        self._options = options
         self._client_id = options.client_id or secrets.token_hex(16)
         self._incarnation = ""
         self._subscribed = False
@@ -102,6 +97,16 @@ class Uplink:
         self._bytes = [0, 0]  # sent, received by the links before this one
         self._thread = threading.Thread(target=self._run, name="echo-uplink", daemon=True)
         self._thread.start()
+
+    def make_window(self) -> Window:
+        """What keeps the samples; a transport that sends them natively has its own."""
+        options = self._options
+        return Window(
+            self._spec.flattener,
+            options.window_bytes,
+            options.max_inflight_msgs,
+            options.max_coalesced_bytes,
+        )
 
     # --------------------------- for callers: gate.lock held, but not for end(), close(), forget()
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "Window"]
 
+PIECE_BYTES = 4 << 10  # a channel may make a system call for each piece, which smaller ones are not worth
 COALESCE_BYTES = 256 << 10  # small entries travel together, up to about so many bytes a frame
 
 
@@ -32,6 +33,10 @@ class Entry(NamedTuple):
     def payload(self) -> memoryview:
         """For each leaf, the entry's samples."""
         return self.data if isinstance(self.data, memoryview) else memoryview(self.data.payload())
+
+    def pieces(self) -> list[memoryview]:
+        """The same in one piece or more, not copied."""
+        return [self.data] if isinstance(self.data, memoryview) else self.data.columns()
 
 
 class Window:
@@ -169,8 +174,12 @@ class Window:
         length = count * self._sample_bytes
         header = pack_header(Kind.DATA, count=count, seq=entries[0].first, length=length)
         if len(entries) == 1:
-            yield header
-            yield entries[0].payload()
+            whole = entries[0].pieces()
+            if len(whole) > 1 and length < PIECE_BYTES * len(whole):
+                yield b"".join((header, *whole))
+            else:
+                yield header
+                yield from whole
             return
         pieces: list[Buffer] = [header]
         payloads = [entry.payload() for entry in entries]

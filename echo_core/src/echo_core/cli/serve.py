@@ -18,6 +18,7 @@ from .. import prometheus
 from ..errors import ConfigError, EchoError
 from ..security import default_token_path
 from ..server import Server
+from ..table_config import with_tables
 from .output import json_option, print_json
 
 __all__ = ["command"]
@@ -71,6 +72,7 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
     arguments = configuration.server_arguments(config)
     if "transport" not in arguments:
         raise ConfigError("nobody could connect: give --transport, such as tcp://127.0.0.1:5555, or server.transport in the configuration")
+    example, arguments = with_tables(arguments, example)
     server = Server(example, **arguments)
     over = threading.Event()
 
@@ -110,7 +112,8 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
 def _announce(server: Server, config: configuration.Config, exporter: prometheus.Exporter | None, as_json: bool) -> None:
     facts: dict[str, Any] = {
         "addresses": [str(address) for address in server.addresses],
-        "sampler": config.server.sampler.type,
+        "sampler": None if config.server.tables else config.server.sampler.type,
+        "tables": [f"{table.name} ({table.sampler.type})" for table in config.server.tables] or None,
         "batch_size": server.batch_size,
         "sample_bytes": server.spec.sample_bytes,
         "token": _token_place(config),

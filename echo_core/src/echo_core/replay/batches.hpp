@@ -20,6 +20,7 @@ struct Batch {
     uint64_t mapped;
     std::vector<char *> leaf;
     uint64_t *keys;
+    uint64_t *versions;  // of the policies that made the rows, where the table keeps them
     double *probabilities;
     float *weights;
     uint32_t *rows, *generations;  // while the batch is gathered
@@ -36,7 +37,7 @@ public:
     static uint64_t bytes_of(const std::vector<uint64_t> &leaf_bytes, uint64_t n) {
         const uint64_t rows = Rows::plan(leaf_bytes, n, nullptr);
         uint64_t total;
-        return rows == UINT64_MAX || __builtin_add_overflow(rows, n * 28 + 512, &total) ? UINT64_MAX : total;
+        return rows == UINT64_MAX || __builtin_add_overflow(rows, n * 36 + 512, &total) ? UINT64_MAX : total;
     }
 
     // A buffer for n rows; throws std::bad_alloc.
@@ -96,6 +97,7 @@ private:
         char *at = batch->memory + rows;
         batch->keys = reinterpret_cast<uint64_t *>(at), at += n * 8;
         batch->probabilities = reinterpret_cast<double *>(at), at += n * 8;
+        batch->versions = reinterpret_cast<uint64_t *>(at), at += n * 8;
         batch->weights = reinterpret_cast<float *>(at), at += n * 4;
         batch->rows = reinterpret_cast<uint32_t *>(at), at += n * 4;
         batch->generations = reinterpret_cast<uint32_t *>(at);

@@ -9,12 +9,14 @@
 #include <cstdint>
 #include <memory>
 
+#include "column.hpp"
+
 namespace echo::replay {
 
 class Generations {
 public:
     explicit Generations(uint32_t capacity)
-        : capacity_(capacity), bits_(capacity <= kWide ? 16 : 32), of_(std::make_unique<std::atomic<uint32_t>[]>(capacity)) {
+        : capacity_(capacity), bits_(capacity <= kWide ? 16 : 32), of_(capacity) {
         for (uint32_t row = 0; row < capacity; ++row) of_[row].store(1, std::memory_order_relaxed);
         if (capacity <= kWide) high_ = std::make_unique<uint32_t[]>(capacity);
     }
@@ -31,15 +33,12 @@ public:
         return *row < capacity_ && live(*row) && key_of(*row) == key;
     }
     // The key of a row that is being written, once it is committed.
-    uint64_t next_key_of(uint32_t row) {
-        advance(row, std::memory_order_relaxed);
-        const uint64_t key = key_of(row);
-        of_[row].fetch_sub(1, std::memory_order_relaxed);
-        return key;
+    uint64_t next_key_of(uint32_t row) const {
+        const uint32_t next = after(of(row));
+        return ((high_ ? uint64_t(high_[row] + (next == 0)) << 31 : 0) | next >> 1) << bits_ | row;
     }
     void advance(uint32_t row, std::memory_order order) {
-        uint32_t next = of(row) + 1;
-        if (next < floor_) next = floor_ | (next & 1);
+        const uint32_t next = after(of(row));
         if (next == 0 && high_) ++high_[row];
         of_[row].store(next, order);
     }
@@ -63,11 +62,16 @@ public:
     void show(uint32_t row, uint32_t generation) { of_[row].store(generation, std::memory_order_relaxed); }
 
 private:
+    uint32_t after(uint32_t generation) const {
+        const uint32_t next = generation + 1;
+        return next < floor_ ? floor_ | (next & 1) : next;
+    }
+
     static constexpr uint64_t kWide = 1u << 16;  // up to here generations have 32 bits more, so that tiny tables do not run out of keys
 
     const uint32_t capacity_, bits_;
     uint32_t floor_ = 0;  // even; generations below it may have been given out before a restart
-    std::unique_ptr<std::atomic<uint32_t>[]> of_;
+    Column<std::atomic<uint32_t>> of_;
     std::unique_ptr<uint32_t[]> high_;
 };
 

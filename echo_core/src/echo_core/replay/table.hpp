@@ -30,12 +30,17 @@
 #include "../histogram.hpp"
 #include "../include/echo_capi.h"
 #include "../include/echo_sampler.h"
+#include "../labels.hpp"
 #include "arrivals.hpp"
 #include "batches.hpp"
 #include "change_log.hpp"
 #include "desks.hpp"
 #include "generations.hpp"
+#include "incoming.hpp"
 #include "limiter.hpp"
+#include "loans.hpp"
+#include "policy_versions.hpp"
+#include "preserved.hpp"
 #include "rows.hpp"
 
 // The test-suite builds once without the second look at the generations, to prove that its stress program would see torn rows.
@@ -49,7 +54,9 @@ enum Answer { kDrawn = 0, kWait = 1, kClosed = 2, kNothing = 3 };  // kNothing: 
 
 struct Counters {
     uint64_t size, used, inserts, samples, pending, deleted, evicted, push_blocked, aborted, leased, redrawn, updated, gone, drawn_batches;
-    uint64_t connections, queued, queue_depth_max, overhead_bytes;
+    uint64_t connections, queued, queue_depth_max, overhead_bytes, refused, stale, on_loan, acknowledged, redelivered, policy_version;
+    uint64_t refused_sample;  // the last one refused: how many were inserted before it, and its priority
+    double refused_priority;
 };
 
 class Table {
@@ -57,13 +64,15 @@ public:
     static constexpr uint64_t kMaxCapacity = (1u << 31) - 1;
 
     // sampler: NULL for one of Python's. remover: NULL evicts the oldest, the sampler itself evicts its victims(). They, and `random`, must
-    // outlive the table. fd: see Rows.
+    // outlive the table. fd: see Rows. lease_ns: how long a learner has to acknowledge what it was given for the last time; 0: it need not.
     Table(const std::vector<uint64_t> &leaf_bytes, uint64_t capacity, uint64_t batch_size, const Limits &limits, uint32_t max_times_sampled,
-          const echo_sampler *sampler, bool replacement, const echo_sampler *remover, bitgen_t *random, int fd)
+          const echo_sampler *sampler, bool replacement, const echo_sampler *remover, bitgen_t *random, int fd,
+          const LagLimits &lags = {}, int64_t lease_ns = 0)
         : capacity_(uint32_t(capacity)), batch_size_(batch_size), max_times_(max_times_sampled), replacement_(replacement), sampler_(sampler),
           remover_(remover == sampler ? nullptr : remover), victims_(remover && remover == sampler), random_(random),
-          rows_(leaf_bytes, capacity, fd), batches_(leaf_bytes), generations_(capacity_), desks_(rows_), arrivals_(capacity_),
-          limiter_(limits), log_(sampler ? 0 : capacity_) {
+          rows_(leaf_bytes, capacity, fd), batches_(leaf_bytes), generations_(capacity_), desks_(rows_),
+          versions_(capacity_, lags), arrivals_(capacity_), limiter_(limits), log_(sampler ? 0 : capacity_), loans_(capacity_, lease_ns),
+          preserved_(rows_, capacity_) {
         for (uint64_t bytes : leaf_bytes) sample_bytes_ += bytes;
         if (max_times_) times_ = std::make_unique<uint32_t[]>(capacity);
     }
@@ -81,9 +90,15 @@ public:
         return claim_locked(wanted, out);
     }
     char *leaf(const echo_run &run, uint32_t leaf) const { return desks_.any() ? desks_.at(run, leaf) : rows_.at(leaf, run.slot); }
-    void commit(const echo_run &run) { commit(run, nullptr, nullptr); }
-    // priorities: one for each row, or NULL; keys: room for one for each row, or NULL.
-    void commit(const echo_run &run, const double *priorities, uint64_t *keys);
+    void commit(const echo_run &run) { commit(run, Labels{}); }
+    void commit(const echo_run &run, const Labels &labels);
+    // The same for rows whose labels a worker in another process wrote to incoming(); those of a bad priority are refused.
+    void commit_labelled(const echo_run &run);
+    Incoming *incoming(uint32_t row) { return &incoming_[row]; }
+    void expect_labels() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (!incoming_) incoming_ = std::make_unique<Incoming[]>(capacity_);
+    }
     void abort(const echo_run &run);
     int wait_space(int64_t timeout_ns);
     int arm_space(int eventfd);
@@ -101,13 +116,14 @@ public:
     // draw() and gather() until every row is whole. Native samplers only.
     Answer sample(Batch *batch);
     // Ends items that were drawn for the last time; after the last gather() of a batch.
-    void finish(Batch *batch);
+    void finish(Batch *batch, bool delivered = true);
     bool wait_ready(uint32_t n, int64_t timeout_ns);
     void weigh(Batch *batch, double beta) const;
     Batch *take_batch(uint64_t n) { return batches_.take(n); }
     void give_back(Batch *batch) { batches_.give_back(batch); }
     bool can_sample(uint32_t n) {
         std::lock_guard<std::mutex> lock(mutex_);
+        expire_loans();
         return can_sample_locked(n);
     }
 
@@ -115,6 +131,7 @@ public:
     uint32_t row_of(uint64_t key) const { return generations_.row_of(key); }
     uint64_t update(const uint64_t *keys, const double *priorities, size_t n);  // returns how many were gone
     uint64_t erase(const uint64_t *keys, size_t n);                             // returns how many were there
+    uint64_t acknowledge(const uint64_t *keys, size_t n);                       // returns how many were on loan, or had been
     // Fills batch->rows and ->generations from keys; here[i] is 0 where the item is gone. Then gather_known().
     void find(const uint64_t *keys, size_t n, Batch *batch, uint8_t *here);
     void gather_known(Batch *batch, uint8_t *here);
@@ -151,12 +168,15 @@ public:
     // ---- figures -------------------------------------------------------------------------------------------------------------
     Counters counters() {
         std::lock_guard<std::mutex> lock(mutex_);
+        expire_loans();
         const auto relaxed = std::memory_order_relaxed;
-        const uint64_t column = generations_.bytes_per_row() + (times_ ? 4 : 0) + log_.bytes_per_row();
+        const uint64_t column = generations_.bytes_per_row() + (times_ ? 4 : 0) + log_.bytes_per_row() + versions_.bytes_per_row() +
+                                (incoming_ ? sizeof(Incoming) : 0) + (loans_.any() ? 8 : 0);
         return {uint64_t(size_), arrivals_.used(), uint64_t(limiter_.inserts), uint64_t(limiter_.samples), uint64_t(limiter_.pending), deleted_,
                 evicted_, push_blocked_, aborted_, batches_.leased.load(relaxed), redrawn_, updated_, gone_, batches_drawn_,
                 uint64_t(connections.load(relaxed)), uint64_t(gauges[ECHO_GAUGE_QUEUED].load(relaxed)), queue_depth_max.load(relaxed),
-                column * capacity_ + arrivals_.bytes()};
+                column * capacity_ + arrivals_.bytes(), refused_, stale_, loans_.out(), acknowledged_, redelivered_, versions_.newest(),
+                refused_sample_, refused_priority_};
     }
     const Limits &limits() const { return limiter_.limits(); }
     uint64_t capacity() const { return capacity_; }
@@ -169,6 +189,16 @@ public:
     bool limited(bool inserting, uint32_t n) {
         std::lock_guard<std::mutex> lock(mutex_);
         return inserting ? limiter_.room(1, size_) == 0 : !limiter_.can_sample(n, size_);
+    }
+
+    // ---- versions of the policy ----------------------------------------------------------------------------------------------
+    bool keeps_versions() const { return versions_.kept(); }
+    uint64_t policy_version() const { return versions_.newest(); }
+    // From now on lags are counted from this version; rows that lag too far behind it go.
+    void set_policy_version(uint64_t version);
+    std::vector<std::pair<uint64_t, uint64_t>> version_counts() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return versions_.counts();
     }
 
     // ---- checkpoints ---------------------------------------------------------------------------------------------------------
@@ -187,11 +217,23 @@ public:
     const Rows &rows() const { return rows_; }
     // The items' bytes are in their rows already; the sampler and the remover are restored apart. order: rows, oldest item first.
     void restore(const uint32_t *order, uint32_t n, const uint32_t *generations, const uint32_t *high, const uint32_t *times,
-                 uint64_t inserts, uint64_t samples);
-    void columns(uint32_t *generations, uint32_t *high, uint32_t *times) const {
+                 const uint64_t *versions, uint64_t policy_version, const uint32_t *loaned, uint32_t loaned_n, uint64_t inserts, uint64_t samples);
+    void columns(uint32_t *generations, uint32_t *high, uint32_t *times, uint64_t *versions) const {
         generations_.save(generations, high);
-        for (uint32_t row = 0; row < capacity_; ++row) times[row] = times_ ? times_[row] : 0;
+        for (uint32_t row = 0; row < capacity_; ++row) {
+            times[row] = times_ ? times_[row] : 0;
+            versions[row] = versions_.kept() ? versions_.of(row) : 0;
+        }
     }
+    // Rows on loan; while paused. They are items that have to be given out again after a restart.
+    std::vector<uint32_t> loaned() const { return loans_.any() ? loans_.rows() : std::vector<uint32_t>(); }
+    // While paused: from now until end_copy() these rows' bytes stay to be had, as they are at this moment.
+    void begin_copy(const uint32_t *rows, size_t n) { preserved_.begin(rows, n); }
+    // Copies those of the rows that nobody has changed since into the batch, from its front; returns how many: batch->rows says which.
+    size_t copy_some(const uint32_t *rows, size_t n, Batch *batch);
+    // The bytes of those that were changed since, as Preserved::take.
+    void take_preserved(std::vector<uint32_t> *rows, std::vector<char> *data);
+    void end_copy();
 
     std::atomic<int64_t> connections{0};
     std::atomic<int64_t> gauges[1] = {};
@@ -209,7 +251,22 @@ private:
         return !max_times_ || uses_left_ >= n;
     }
     int claim_locked(uint32_t wanted, echo_run *out);
-    void commit_locked(const echo_run &run, const double *priorities);
+    // What is known of the rows of a run when they are committed. priorities: NaN where the sampler chooses; versions: of each, or empty.
+    struct Known {
+        std::vector<double> priorities;
+        std::vector<uint64_t> versions;
+        uint64_t version = Labels::kNewest;
+        std::vector<std::pair<uint32_t, double>> bad;  // rows refused for their priorities
+    };
+    void gather_desk(const echo_run &run);
+    void finish_commit(const echo_run &run, const double *priorities, Known *known, uint64_t *keys);
+    void commit_locked(const echo_run &run, const double *priorities, const Known &known);
+    // Tells sampler or remover of new rows; priorities may be NaN here and there.
+    static void tell(const echo_sampler *sampler, const uint32_t *rows, const double *priorities, size_t n);
+    // An item goes that nobody gathers for the last time.
+    void drop(uint32_t row);
+    uint64_t drop_stale(uint64_t most);
+    void expire_loans();
     bool victim(uint32_t *row);
     void evict(const uint32_t *rows, uint32_t n);
     // Takes rows out of sampler, remover and count; their generations and places stay.
@@ -222,7 +279,10 @@ private:
         batch->keys[i] = generations_.key_of(batch->rows[i]);
         batch->generations[i] = generations_.of(batch->rows[i]);
     }
-    void copy_rows(Batch *batch) const { rows_.gather(batch->rows, batch->n, batch->leaf.data()); }
+    void copy_rows(Batch *batch) const {
+        rows_.gather(batch->rows, batch->n, batch->leaf.data());
+        for (uint64_t i = 0; versions_.kept() && i < batch->n; ++i) batch->versions[i] = versions_.of(batch->rows[i]);
+    }
     // copy_rows(), and again if items were changed in place meanwhile: those keep their generations.
     void copy_steady(Batch *batch);
     bool whole(const Batch *batch, uint32_t i) const {
@@ -242,6 +302,8 @@ private:
     Batches batches_;
     Generations generations_;
     Desks desks_;
+    PolicyVersions versions_;
+    std::unique_ptr<Incoming[]> incoming_;  // of rows being written by labelled connections
     std::atomic<uint64_t> rewrites_{0};  // odd while an item is changed in place
     uint64_t sample_bytes_ = 0;
     std::atomic<bool> closed_{false};
@@ -252,14 +314,18 @@ private:
     Limiter limiter_;
     ChangeLog log_;  // of a Python sampler
     std::unique_ptr<uint32_t[]> times_;
+    Loans loans_;
+    Preserved preserved_;
     int64_t size_ = 0;
-    uint64_t uses_left_ = 0, deleted_ = 0, evicted_ = 0, push_blocked_ = 0, aborted_ = 0, redrawn_ = 0, updated_ = 0, gone_ = 0, batches_drawn_ = 0;
+    uint64_t uses_left_ = 0, deleted_ = 0, evicted_ = 0, push_blocked_ = 0, aborted_ = 0, redrawn_ = 0, updated_ = 0, gone_ = 0, batches_drawn_ = 0,
+             refused_ = 0, stale_ = 0, acknowledged_ = 0, redelivered_ = 0, refused_sample_ = 0;
+    double refused_priority_ = 0;
     std::vector<uint32_t> scratch_;
     std::vector<double> scratch_priorities_;
     bool paused_ = false, held_ = false, detached_ = false;
     struct Deferred {
         echo_run run;
-        std::vector<double> priorities;
+        Known known;
     };
     std::vector<Deferred> deferred_;  // committed while paused
     std::condition_variable resumed_;

@@ -13,7 +13,8 @@ inline void Table::resume() {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         paused_ = false;
-        for (const Deferred &late : deferred_) commit_locked(late.run, late.priorities.empty() ? nullptr : late.priorities.data());
+        for (const Deferred &late : deferred_) 
+            commit_locked(late.run, late.known.priorities.empty() ? nullptr : late.known.priorities.data(), late.known);
         deferred_.clear();
     }
     resumed_.notify_all();
@@ -21,14 +22,18 @@ inline void Table::resume() {
 }
 
 inline void Table::restore(const uint32_t *order, uint32_t n, const uint32_t *generations, const uint32_t *high, const uint32_t *times,
-                           uint64_t inserts, uint64_t samples) {
+                           const uint64_t *versions, uint64_t policy_version, const uint32_t *loaned, uint32_t loaned_n, uint64_t inserts,
+                           uint64_t samples) {
     std::lock_guard<std::mutex> lock(mutex_);
     generations_.restore(generations, high);
     uses_left_ = 0;
+    versions_.clear();
+    versions_.publish(policy_version);
     for (uint32_t i = 0; i < n; ++i) {
         const uint32_t row = order[i];
         generations_.show(row, generations[row]);
         log_.knows(row, generations[row]);
+        if (versions_.kept()) versions_.insert(row, versions[row]);
         if (!max_times_) continue;
         times_[row] = times ? times[row] : 0;
         uses_left_ += max_times_ - times_[row];
@@ -36,7 +41,51 @@ inline void Table::restore(const uint32_t *order, uint32_t n, const uint32_t *ge
     arrivals_.restore(order, n);
     size_ = n;
     limiter_.inserts = int64_t(inserts), limiter_.samples = int64_t(samples), limiter_.pending = 0;
+    // What was on loan comes first. Neither the sampler nor the versions have it; uses_left_ counts it as one that can be drawn.
+    for (uint32_t i = 0; i < loaned_n; ++i) {
+        loans_.give_back(loaned[i]);
+        if (versions_.kept()) versions_.remove(loaned[i]);
+        times_[loaned[i]] = max_times_;
+        ++uses_left_;
+    }
     log_.clear();
+}
+
+inline size_t Table::copy_some(const uint32_t *rows, size_t n, Batch *batch) {
+    size_t wanted = 0, kept = 0;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (size_t i = 0; i < n; ++i)
+            if (preserved_.left(rows[i])) batch->rows[wanted++] = rows[i];
+    }
+    rows_.gather(batch->rows, wanted, batch->leaf.data());
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t i = 0; i < wanted; ++i) {
+        // Somebody was about to change it, and put it aside.
+        if (!preserved_.settle(batch->rows[i])) continue;
+        for (uint32_t leaf = 0; kept < i && leaf < rows_.leaves(); ++leaf) {
+            const size_t bytes = rows_.leaf_bytes(leaf);
+            std::memcpy(batch->leaf[leaf] + kept * bytes, batch->leaf[leaf] + i * bytes, bytes);
+        }
+        batch->rows[kept++] = batch->rows[i];
+    }
+    return kept;
+}
+
+inline void Table::take_preserved(std::vector<uint32_t> *rows, std::vector<char> *data) {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        preserved_.take(rows, data);
+    }
+    after_space();
+}
+
+inline void Table::end_copy() {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        preserved_.end();
+    }
+    after_space();
 }
 
 }  // namespace echo::replay

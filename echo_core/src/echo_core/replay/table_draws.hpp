@@ -18,6 +18,11 @@ inline Answer Table::draw_locked(Batch *batch, uint32_t first, uint32_t n) {
     uint32_t *const rows = batch->rows + first;
     double *const probabilities = batch->probabilities + first;
     uint32_t got = 0;
+    for (; loans_.any() && got < n && loans_.take(&rows[got]); ++got) {
+        probabilities[got] = 1;
+        --size_, --uses_left_;
+        batch->ending.push_back(rows[got]);
+    }
     while (got < n) {
         const size_t drawn = sampler_->sample(sampler_->state, random_, n - got, rows + got, probabilities + got);
         if (drawn == 0) return kNothing;
@@ -36,13 +41,21 @@ inline Answer Table::draw_locked(Batch *batch, uint32_t first, uint32_t n) {
 inline Answer Table::draw(Batch *batch) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_.load(std::memory_order_relaxed)) return kClosed;
+    expire_loans();
     if (!can_sample_locked(uint32_t(batch->n))) return kWait;
     limiter_.samples += int64_t(batch->n);
     ++batches_drawn_;
     const Answer answer = draw_locked(batch, 0, uint32_t(batch->n));
     if (answer != kDrawn) return answer;
-    for (uint32_t i = 0; i < batch->n; ++i) generations_.prefetch(batch->rows[i]);
-    for (uint32_t i = 0; i < batch->n; ++i) label(batch, i);
+    // Labelling waits for generations, and meanwhile the rows of a batch of usual size come nearer, for the gather.
+    constexpr uint32_t kAhead = 16, kBatch = 512;
+    const uint32_t n = uint32_t(batch->n), near = n <= kBatch ? n : 0;
+    for (uint32_t i = 0; i < kAhead && i < n; ++i) generations_.prefetch(batch->rows[i]);
+    for (uint32_t i = 0; i < n; ++i) {
+        if (i + kAhead < n) generations_.prefetch(batch->rows[i + kAhead]);
+        if (i < near) rows_.prefetch(batch->rows[i]);
+        label(batch, i);
+    }
     return kDrawn;
 }
 
@@ -111,19 +124,29 @@ inline Answer Table::sample(Batch *batch) {
         --batches_drawn_;
         if (!can_sample_locked(uint32_t(batch->n))) answer = kWait;
     }
-    finish(batch);
+    finish(batch, answer == kDrawn);
     return answer;
 }
 
-inline void Table::finish(Batch *batch) {
+inline void Table::finish(Batch *batch, bool delivered) {
     if (!batch->ending.empty()) {
         std::unique_lock<std::mutex> lock(mutex_);
         resumed_.wait(lock, [this] { return !paused_; });
+        const int64_t now = loans_.any() ? now_ns() : 0;
         for (uint32_t row : batch->ending) {
+            if (loans_.any() && delivered) {
+                loans_.lend(row, now);
+                continue;
+            }
+            if (loans_.any()) {
+                loans_.give_back(row);
+                ++size_, ++uses_left_;
+                continue;
+            }
             generations_.advance(row, std::memory_order_relaxed);
             arrivals_.erase(row);
         }
-        deleted_ += batch->ending.size();
+        if (!loans_.any()) deleted_ += batch->ending.size();
         batch->ending.clear();
     }
     after_space();
@@ -134,10 +157,22 @@ inline bool Table::wait_ready(uint32_t n, int64_t timeout_ns) {
         std::lock_guard<std::mutex> lock(mutex_);
         waiting_.push_back(n);
     }
+    if (loans_.any()) {  // one may come back before anything is inserted
+        std::lock_guard<std::mutex> lock(mutex_);
+        const int64_t left = loans_.first_end() == INT64_MAX ? INT64_MAX : std::max<int64_t>(0, loans_.first_end() - now_ns());
+        if (timeout_ns < 0 || left < timeout_ns) timeout_ns = left == INT64_MAX ? -1 : left;
+    }
     const bool ready = ready_.wait([&] { return closed() || can_sample(n); }, timeout_ns < 0 ? -1 : now_ns() + timeout_ns);
     std::lock_guard<std::mutex> lock(mutex_);
     waiting_.erase(std::find(waiting_.begin(), waiting_.end(), n));
     return ready;
+}
+
+inline void Table::expire_loans() {
+    if (!loans_.any() || paused_) return;
+    const uint64_t expired = loans_.expire(now_ns());
+    size_ += int64_t(expired), uses_left_ += expired, redelivered_ += expired;
+    limiter_.samples -= int64_t(expired);
 }
 
 // (1 / (N p))^beta over the largest of the batch (Schaul et al. 2016, section 3.4).
@@ -157,6 +192,8 @@ inline void Table::weigh(Batch *batch, double beta) const {
             batch->weights[i] = beta == 1 ? ratio : powf(ratio, float(beta));
         }
     }
+    if (versions_.kept() && versions_.limits().weight != 1)
+        for (uint64_t i = 0; i < n; ++i) batch->weights[i] *= float(versions_.weight(batch->versions[i]));
 }
 
 }  // namespace echo::replay

@@ -51,6 +51,27 @@ inline uint64_t Table::erase(const uint64_t *keys, size_t n) {
     return erased;
 }
 
+inline uint64_t Table::acknowledge(const uint64_t *keys, size_t n) {
+    uint64_t ended = 0;
+    if (loans_.any()) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        resumed_.wait(lock, [this] { return !paused_; });
+        for (size_t i = 0; i < n; ++i) {
+            uint32_t row;
+            if (!generations_.holds(keys[i], &row)) continue;
+            const Loans::Ended how = loans_.end(row);
+            if (how == Loans::kNeither) continue;
+            if (how == Loans::kCameBack) --size_, --uses_left_, ++limiter_.samples;
+            generations_.advance(row, std::memory_order_relaxed);
+            arrivals_.erase(row);
+            ++ended;
+        }
+        acknowledged_ += ended, deleted_ += ended;
+    }
+    after_space();
+    return ended;
+}
+
 inline void Table::find(const uint64_t *keys, size_t n, Batch *batch, uint8_t *here) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < n; ++i) {
@@ -74,6 +95,7 @@ inline void Table::overwrite(const uint64_t *keys, size_t n, const char *const *
         uint32_t row;
         here[i] = holds(keys[i], &row);
         if (!here[i]) continue;
+        if (preserved_.on()) preserved_.keep(row);
         rewrites_.fetch_add(1, std::memory_order_relaxed);
         std::atomic_thread_fence(std::memory_order_release);  // SYNC rewrite
         for (uint32_t leaf = 0; leaf < rows_.leaves(); ++leaf)

@@ -24,8 +24,9 @@ inline void Table::evict(const uint32_t *rows, uint32_t n) {
 
 inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
     if (closed_.load(std::memory_order_relaxed)) return ECHO_CLOSED;
-    if (paused_ || held_) return ++push_blocked_, ECHO_FULL;
-    const uint32_t most = std::min<uint32_t>(wanted, desks_.any() ? std::min<uint32_t>(capacity_, Desks::kRows) : capacity_);
+    if (paused_ || held_ || preserved_.full()) return ++push_blocked_, ECHO_FULL;
+    uint32_t most = std::min<uint32_t>(wanted, desks_.any() ? std::min<uint32_t>(capacity_, Desks::kRows) : capacity_);
+    if (preserved_.on()) most = uint32_t(std::min<uint64_t>(most, preserved_.step()));
     if (desks_.all_taken()) return ++push_blocked_, ECHO_FULL;
     const uint32_t allowed = uint32_t(limiter_.room(most, size_));
     uint32_t first = 0, n = allowed ? arrivals_.take(allowed, &first) : 0;
@@ -52,30 +53,57 @@ inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
         ++push_blocked_;
         return ECHO_FULL;
     }
+    for (uint32_t i = 0; preserved_.on() && i < n; ++i) preserved_.keep(first + i);
     limiter_.pending += n;
     *out = {0, first, n, 0};
     if (desks_.any()) desks_.take(out);
     return ECHO_OK;
 }
 
-inline void Table::commit(const echo_run &run, const double *priorities, uint64_t *keys) {
-    if (desks_.any()) {
-        const char *from[kRecordLeaves];
-        for (uint32_t leaf = 0; leaf < rows_.leaves(); ++leaf) from[leaf] = desks_.at(run, leaf);
-        rows_.scatter(run.slot, run.count, from);
+inline void Table::gather_desk(const echo_run &run) {
+    if (!desks_.any()) return;
+    const char *from[kRecordLeaves];
+    for (uint32_t leaf = 0; leaf < rows_.leaves(); ++leaf) from[leaf] = desks_.at(run, leaf);
+    rows_.scatter(run.slot, run.count, from);
+}
+
+inline void Table::commit(const echo_run &run, const Labels &labels) {
+    gather_desk(run);
+    Known known;
+    known.version = labels.version;
+    finish_commit(run, labels.priorities, &known, labels.keys);
+}
+
+inline void Table::commit_labelled(const echo_run &run) {
+    gather_desk(run);
+    Known known;
+    known.priorities.resize(run.count), known.versions.resize(run.count);
+    for (uint32_t i = 0; i < run.count; ++i) {
+        const Incoming &label = incoming_[run.slot + i];
+        known.versions[i] = label.version;
+        known.priorities[i] = label.good() ? label.value() : 0;
+        if (!label.good()) known.bad.emplace_back(run.slot + i, label.value());
     }
+    finish_commit(run, known.priorities.data(), &known, nullptr);
+}
+
+inline void Table::finish_commit(const echo_run &run, const double *priorities, Known *known, uint64_t *keys) {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         if (desks_.any()) desks_.leave(run);
         if (detached_) return;
-        if (paused_) deferred_.push_back({run, priorities ? std::vector<double>(priorities, priorities + run.count) : std::vector<double>()});
-        else commit_locked(run, priorities);
-        for (uint32_t i = 0; keys && i < run.count; ++i) keys[i] = paused_ ? generations_.next_key_of(run.slot + i) : generations_.key_of(run.slot + i);
+        for (uint32_t i = 0; keys && i < run.count; ++i) keys[i] = generations_.next_key_of(run.slot + i);
+        if (paused_) {
+            if (priorities && known->priorities.empty()) known->priorities.assign(priorities, priorities + run.count);
+            deferred_.push_back({run, std::move(*known)});
+        } else {
+            commit_locked(run, priorities, *known);
+        }
     }
     after_insert();
 }
 
-inline void Table::commit_locked(const echo_run &run, const double *priorities) {
+inline void Table::commit_locked(const echo_run &run, const double *priorities, const Known &known) {
     if (scratch_.size() < run.count) scratch_.resize(run.count);
     for (uint32_t i = 0; i < run.count; ++i) {
         scratch_[i] = run.slot + i;
@@ -86,15 +114,62 @@ inline void Table::commit_locked(const echo_run &run, const double *priorities) 
         uses_left_ += uint64_t(max_times_) * run.count;
     }
     if (sampler_) {
-        sampler_->insert(sampler_->state, scratch_.data(), priorities, run.count);
+        tell(sampler_, scratch_.data(), priorities, run.count);
     } else {
         for (uint32_t i = 0; i < run.count; ++i)
             log_.note(run.slot + i, true, priorities ? priorities[i] : std::numeric_limits<double>::quiet_NaN());
     }
-    if (remover_) remover_->insert(remover_->state, scratch_.data(), priorities, run.count);
+    if (remover_) tell(remover_, scratch_.data(), priorities, run.count);
     size_ += run.count;
     limiter_.pending -= run.count;
     limiter_.inserts += run.count;
+    for (uint32_t i = 0; versions_.kept() && i < run.count; ++i) {
+        const uint64_t version = known.versions.empty() ? known.version : known.versions[i];
+        versions_.insert(run.slot + i, version == Labels::kNewest ? versions_.newest() : version);
+    }
+    // An item that is refused is one that came and went: whoever counts samples and acknowledgements sees nothing missing.
+    for (const auto &[row, priority] : known.bad) {
+        refused_sample_ = uint64_t(limiter_.inserts) - run.count + (row - run.slot);
+        refused_priority_ = priority;
+        drop(row), ++refused_;
+    }
+    if (versions_.kept()) drop_stale(UINT64_MAX);
+}
+
+inline void Table::tell(const echo_sampler *sampler, const uint32_t *rows, const double *priorities, size_t n) {
+    if (!priorities) return sampler->insert(sampler->state, rows, nullptr, n);
+    for (size_t i = 0, end; i < n; i = end) {
+        const bool chosen = std::isnan(priorities[i]);
+        for (end = i + 1; end < n && std::isnan(priorities[end]) == chosen; ++end) {}
+        sampler->insert(sampler->state, rows + i, chosen ? nullptr : priorities + i, end - i);
+    }
+}
+
+inline void Table::drop(uint32_t row) {
+    forget(&row, 1);
+    generations_.advance(row, std::memory_order_relaxed);
+    arrivals_.erase(row);
+}
+
+inline uint64_t Table::drop_stale(uint64_t most) {
+    uint64_t dropped = 0;
+    for (uint32_t row; dropped < most && (row = versions_.stalest()) != PolicyVersions::kNone; ++dropped) drop(row);
+    stale_ += dropped;
+    return dropped;
+}
+
+inline void Table::set_policy_version(uint64_t version) {
+    constexpr uint64_t kChunk = 4096;  // writers and learners get their turn in between
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        versions_.publish(version);
+    }
+    while (versions_.kept()) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        resumed_.wait(lock, [this] { return !paused_; });
+        if (drop_stale(kChunk) < kChunk) break;
+    }
+    after_space();
 }
 
 inline void Table::abort(const echo_run &run) {
@@ -113,6 +188,7 @@ inline void Table::forget(const uint32_t *rows, size_t n) {
     else
         for (size_t i = 0; i < n; ++i) log_.note(rows[i], false, 0);
     if (remover_) remover_->remove(remover_->state, rows, n);
+    for (size_t i = 0; versions_.kept() && i < n; ++i) versions_.remove(rows[i]);
     if (max_times_)
         for (size_t i = 0; i < n; ++i)
             if (times_[rows[i]] < max_times_) uses_left_ -= max_times_ - times_[rows[i]];
@@ -122,7 +198,7 @@ inline void Table::forget(const uint32_t *rows, size_t n) {
 inline bool Table::can_claim() {
     if (closed()) return true;
     std::lock_guard<std::mutex> lock(mutex_);
-    if (paused_ || held_ || limiter_.room(1, size_) == 0 || desks_.all_taken()) return false;
+    if (paused_ || held_ || preserved_.full() || limiter_.room(1, size_) == 0 || desks_.all_taken()) return false;
     if (arrivals_.used() < capacity_) return true;
     if (detached_) return true;
     if (victims_) return sampler_->count(sampler_->state) > 0;

@@ -40,9 +40,10 @@ class GrpcAcceptor(Acceptor):
         self.health = Health()
         self._arrived: queue.SimpleQueue[Channel | None] = queue.SimpleQueue()
         self._closing = False
-        self._server = grpc.server(Threads(), options=_arguments(options), maximum_concurrent_rpcs=calls)
+        server = grpc.server(Threads(), options=_arguments(options), maximum_concurrent_rpcs=calls)
+        self._server: grpc.Server | None = server
         session = grpc.stream_stream_rpc_method_handler(self._session)
-        self._server.add_generic_rpc_handlers(
+        server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(SERVICE, {"Session": session}),
                 grpc.method_handlers_generic_handler(HEALTH, self.health.methods()),
@@ -52,12 +53,12 @@ class GrpcAcceptor(Acceptor):
         place = f"{host}:{options.port}"
         try:
             if credentials is None:
-                port = self._server.add_insecure_port(place)
+                port = server.add_insecure_port(place)
             else:
-                port = self._server.add_secure_port(place, credentials)
-            self._server.start()
+                port = server.add_secure_port(place, credentials)
+            server.start()
         except RuntimeError as error:
-            self._server.stop(None)
+            server.stop(None)
             raise OSError(
                 errno.EADDRINUSE,
                 f"cannot listen on {place}: {error}; choose another port, or port=0 for any free one",
@@ -80,7 +81,7 @@ class GrpcAcceptor(Acceptor):
 
         def gone() -> None:
             over.set()
-            outbox.close()
+            outbox.abandon()
 
         if not context.add_callback(gone):
             return
@@ -100,11 +101,15 @@ class GrpcAcceptor(Acceptor):
 
     def close(self) -> None:
         """Frees the address; calls under way go on until `finish`."""
-        self._server.stop(3600.0)
+        if self._server is not None:
+            self._server.stop(3600.0)
 
     def finish(self) -> None:
         """End every call, and every thread."""
-        self._server.stop(None).wait()
+        if self._server is not None:
+            self._server.stop(None).wait()
+            # It knows our methods: as a cycle the two might be collected in a forked child, where its end is a crash.
+            self._server = None
 
 
 class Threads(Executor):

@@ -13,6 +13,7 @@ from echo_core.channel import Channel
 from echo_core.errors import ForkError, SecurityError
 from echo_core.wire import Buffer
 
+from .memory import keep_freed_memory
 from .message import pack, unpack
 
 __all__ = ["GrpcChannel", "Outbox", "in_this_process"]
@@ -32,16 +33,25 @@ def in_this_process() -> None:
             " start the process with multiprocessing's 'spawn' or 'forkserver', fork before the"
             " first grpc:// connection, or use tcp://"
         )
+    if not _used_in:
+        keep_freed_memory()
     _used_in = os.getpid()
 
 
 class Outbox:
-    """Messages on their way to gRPC, which iterates over them: one waits while one is sent."""
+    """Messages on their way to gRPC, which iterates over them in a thread of its own.
+
+    Until `feed` they are put, and one waits while one is sent. From then on whoever iterates makes
+    them: a message put by another thread costs waking that thread and being woken by it.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._message: bytes | None = None
         self._closed = False
+        self._produce: Callable[[], Sequence[Buffer] | None] | None = None
+        self._lost: Callable[[Exception], None] | None = None
+        self._packed: Iterator[bytes] = iter(())  # what is left of the frame produced last
 
     def put(self, message: bytes) -> None:
         with self._changed:
@@ -52,24 +62,48 @@ class Outbox:
             self._message = message
             self._changed.notify_all()
 
+    def feed(self, produce: Callable[[], Sequence[Buffer] | None], lost: Callable[[Exception], None]) -> None:
+        """Nothing is put any more: see `Channel.pull`."""
+        with self._changed:
+            self._produce, self._lost = produce, lost
+            self._changed.notify_all()
+
     def close(self) -> None:
         """No more; what waits is still sent."""
         with self._changed:
             self._closed = True
+            # They lead back to the channel: a cycle that is collected in a forked child crashes there.
+            self._produce = self._lost = None
             self._changed.notify_all()
+
+    def abandon(self) -> None:
+        """The call is over, and with it the iteration: whoever would send is told."""
+        lost = self._lost
+        self.close()
+        if lost is not None:  # a reader that waits for space would not notice
+            lost(ConnectionAbortedError("the connection is closed"))
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
         with self._changed:
-            while self._message is None:
+            while self._message is None and self._produce is None:
                 if self._closed:
                     raise StopIteration
                 self._changed.wait()
-            message, self._message = self._message, None
-            self._changed.notify_all()
-            return message
+            if self._message is not None:
+                message, self._message = self._message, None
+                self._changed.notify_all()
+                return message
+            produce = self._produce
+        assert produce is not None
+        while True:
+            for message in self._packed:
+                return message
+            if (buffers := produce()) is None:
+                raise StopIteration
+            self._packed = pack(buffers)
 
 
 class GrpcChannel(Channel):
@@ -110,6 +144,10 @@ class GrpcChannel(Channel):
                 raise _reason(self._arriving) from None
             raise
 
+    def pull(self, produce: Callable[[], Sequence[Buffer] | None], lost: Callable[[Exception], None]) -> bool:
+        self._outbox.feed(produce, lost)
+        return True
+
     def receive(self) -> memoryview:
         if self._rest:
             piece, self._rest = self._rest, memoryview(b"")
@@ -140,8 +178,14 @@ class GrpcChannel(Channel):
         if os.getpid() == self._process:
             self._outbox.close()
             self._release()
+            # gRPC's objects go now: left to the garbage collector, they might go in a forked child.
+            self._arriving, self._end, self._release = iter(()), _nothing, _nothing
         else:
             _left_to_the_parent.append(self)
+
+
+def _nothing() -> None:
+    """What a closed channel has left to do."""
 
 
 def _reason(error: grpc.RpcError) -> OSError:

@@ -13,8 +13,9 @@ from echo_core.channel import ChannelTransport
 from echo_core.channel.listener import ChannelListener
 from echo_core.client import Client
 from echo_core.security import check_exposure
+from echo_core.wire import HEADER_BYTES
 
-from .message import MAX_MESSAGE_BYTES
+from .message import MAX_MESSAGE_BYTES, PIECE_BYTES
 from .service import METHOD, GrpcAcceptor
 from .stream import GrpcChannel, Outbox, in_this_process
 
@@ -46,9 +47,9 @@ class GrpcListenOptions(tls.TlsListenOptions):
 class GrpcConnectOptions(tls.TlsConnectOptions):
     """What a gRPC connection can be told; the options that begin with tls_ count for grpcs:// only."""
 
-    window_bytes: int = 8 << 20
-    # gRPC costs some 100 µs a message, whatever is in it: a busy link sends large ones.
-    max_coalesced_bytes: int = 1 << 20
+    window_bytes: int = 16 << 20
+    # gRPC costs some 100 µs a message, whatever is in it: a busy link fills them.
+    max_coalesced_bytes: int = PIECE_BYTES - HEADER_BYTES
     keepalive: float = 20.0  # seconds of silence until the learner is asked whether it is still there
 
     def __post_init__(self) -> None:
@@ -108,7 +109,7 @@ class GrpcTransport(ChannelTransport):
         outbox = Outbox()
         try:
             call = channel.stream_stream(METHOD)(outbox)
-            if not call.add_callback(outbox.close):  # whoever sends is told when the call ends
+            if not call.add_callback(outbox.abandon):  # whoever sends is told when the call ends
                 outbox.close()
         except BaseException:
             channel.close()

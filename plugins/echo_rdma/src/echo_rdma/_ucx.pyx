@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint64_t
@@ -15,10 +16,15 @@ from libcpp.string cimport string
 from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
+from echo_core.capi cimport ECHO_CAPI_VERSION, echo_batch_pointers, echo_capi, echo_leaf_pointers, echo_store, echo_store_of, echo_table
+
+from echo_core.errors import ClosedError, ProtocolError
+
 cdef extern from *:
     """
     #include <arpa/inet.h>
     #include <cstring>
+    #include <memory>
     #include <net/if.h>
     #include <netinet/in.h>
     #include <string>
@@ -41,12 +47,16 @@ cdef extern from *:
         if (place != host) v6->sin6_scope_id = if_nametoindex(host.c_str() + place.size() + 1);
         return sizeof *v6;
     }
+
+    // In a forked child: what threads of the parent may hold must not be destroyed here.
+    template <class T> void leak(std::shared_ptr<T> &held) { new std::shared_ptr<T>(std::move(held)); }
     """
     cdef struct sockaddr:
         pass
     cdef struct sockaddr_storage:
         pass
     unsigned echo_address(const string&, int, sockaddr_storage*) nogil
+    void leak[T](shared_ptr[T]&) nogil
 
 cdef extern from "ucx/library.hpp" namespace "echo_rdma" nogil:
     cdef cppclass Library:
@@ -80,6 +90,9 @@ cdef extern from "ucx/engine.hpp" namespace "echo_rdma" nogil:
         Inbox inbox
         string address
 
+    cdef cppclass Flow:
+        pass
+
     cdef cppclass Times:
         int64_t spin, beat, silence, linger
 
@@ -93,9 +106,9 @@ cdef extern from "ucx/engine.hpp" namespace "echo_rdma" nogil:
         void report_read(Peer&)
         void leave(Peer&)
         void release(Peer&)
+        void attach(Peer&, shared_ptr[Flow])
         string lanes(Peer&)
         void stop()
-        void abandon()
 
 cdef int generation = 0  # of forks: UCX belongs to the process that set it up
 
@@ -163,7 +176,7 @@ cdef class Engine:
         if self.engine.get() == NULL:
             return
         if self.generation != generation:
-            self.engine.get().abandon()  # its thread stayed in the parent
+            leak(self.engine)
             return
         with nogil:
             self.engine.reset()
@@ -224,6 +237,10 @@ cdef class Wire:
     """One connection of an engine."""
     cdef shared_ptr[Peer] peer
     cdef Engine engine
+
+    def __dealloc__(self):
+        if self.peer.get() != NULL and self.engine is not None and self.engine.generation != generation:
+            leak(self.peer)
 
     @property
     def address(self) -> str:
@@ -299,3 +316,7 @@ cdef class Wire:
         if self.engine.generation == generation:
             with nogil:
                 self.engine.engine.get().release(self.peer.get()[0])
+
+
+include "worker.pyx"
+include "learner.pyx"

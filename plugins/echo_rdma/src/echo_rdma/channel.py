@@ -23,6 +23,7 @@ __all__ = ["RdmaAcceptor", "RdmaChannel", "dial"]
 log = logging.getLogger("echo")
 
 RDMA = ("rc", "dc", "ud")  # how the names of transports on InfiniBand and RoCE begin
+_told: set[tuple[str, ...]] = set()
 LINGER_SECONDS = 1.0  # for what was sent to be taken by a peer that reads slowly, after shutdown
 
 
@@ -52,8 +53,8 @@ class RdmaChannel(Channel):
 
     def receive(self) -> Buffer:
         if self._rest:
-            piece, self._rest = self._rest, memoryview(b"")
-            return piece
+            rest, self._rest = self._rest, memoryview(b"")
+            return rest
         piece = self.wire.receive()
         if not self._connected and piece:
             self._connected = True
@@ -62,9 +63,11 @@ class RdmaChannel(Channel):
 
     def _look_at_lanes(self) -> None:
         self.lanes = tuple(dict.fromkeys(self.wire.lanes()))
-        if any(map(is_rdma, self.lanes)):
-            if advice := library.memory_lock_advice():
-                log.warning("%s: %s", self.peer, advice)
+        rdma = any(map(is_rdma, self.lanes))
+        if self.lanes not in _told and not (self._require_rdma and not rdma):
+            _told.add(self.lanes)
+            self._tell(rdma)
+        if rdma:
             return
         if self._require_rdma:
             raise ConfigError(
@@ -73,6 +76,16 @@ class RdmaChannel(Channel):
                 f" an active port (`ibv_devinfo`), and that UCX_TLS and UCX_NET_DEVICES allow it ({library.settings_shown() or 'not set'})."
                 f" {library.memory_lock_advice()}"
             )
+
+    def _tell(self, rdma: bool) -> None:
+        """Once for each choice that UCX makes, what it is."""
+        settings = library.settings_shown() or "no UCX_* variable is set"
+        path, version = library.ucx()
+        what = "RDMA" if rdma else "no RDMA: it found no such lane between these two ends (require_rdma=True would refuse this)"
+        lanes = ", ".join(self.lanes) or "lanes it does not name"
+        log.info("%s by UCX %s over %s, %s; %s; %s", self.peer, ".".join(map(str, version)), lanes, what, settings, path)
+        if rdma and (advice := library.memory_lock_advice()):
+            log.warning("%s: %s", self.peer, advice)
 
     def recv_into(self, buffer: memoryview) -> int:
         piece = memoryview(self.receive())
@@ -93,7 +106,7 @@ class RdmaChannel(Channel):
 
 def resolve(host: str, port: int) -> str:
     """`host` as a number. OSError if it is unknown."""
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
 
 
 def engine(options: RdmaListenOptions | RdmaConnectOptions) -> _ucx.Engine:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from echo_core.address import Address
 from echo_core.channel import ChannelTransport
-from echo_core.channel.listener import ChannelListener
 from echo_core.client import Client
 from echo_core.options import ConnectOptions, ListenOptions
 from echo_core.security import check_exposure
@@ -16,7 +15,8 @@ from .channel import RdmaAcceptor, RdmaChannel, dial
 
 if TYPE_CHECKING:
     from echo_core.sink import Sink
-    from echo_core.transport import Listener
+    from echo_core.spec import Spec
+    from echo_core.transport import Connection, Listener
 
 __all__ = ["RdmaClient", "RdmaConnectOptions", "RdmaListenOptions", "RdmaTransport", "UcxTransport"]
 
@@ -41,11 +41,14 @@ class RdmaListenOptions(ListenOptions):
     require_rdma: bool = False  # refuse clients that would be reached by TCP or shared memory
     heartbeat: float = 1.0  # seconds between signs of life
     lease: float = 10.0  # seconds without any until a worker is given up
-    spin: float = 50e-6  # seconds without work until the thread that serves sleeps
+    spin: float = 20e-6  # seconds without work until the thread that serves sleeps
     busy_poll: bool = False  # it never sleeps: takes a core, saves some µs
+    credit_bytes: int = 64 << 20  # of samples that one worker may be ahead of the store
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.credit_bytes < 1:
+            raise ValueError(f"credit_bytes must be at least 1, not {self.credit_bytes}")
         if not self.host:
             raise ValueError('host is empty; write "0.0.0.0" or "::" for every interface')
         if not 0 <= self.port <= 65535:
@@ -61,22 +64,12 @@ class RdmaConnectOptions(ConnectOptions):
     require_rdma: bool = False  # refuse a learner that would be reached by TCP or shared memory
     heartbeat: float = 1.0  # seconds between signs of life
     lease: float = 10.0  # seconds without any until the learner is given up, and dialled again
-    spin: float = 50e-6  # seconds without work until the thread that sends sleeps
+    spin: float = 20e-6  # seconds without work until the thread that sends sleeps
     busy_poll: bool = False  # it never sleeps: takes a core, saves some µs
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_times(self)
-
-
-class RdmaListener(ChannelListener):
-    """See `echo_core.channel.listener`: ends its engine when its clients are gone."""
-
-    _acceptor: RdmaAcceptor
-
-    def close(self, timeout: float | None = None) -> None:
-        super().close(timeout)
-        self._acceptor.finish()
 
 
 class RdmaTransport(ChannelTransport):
@@ -94,12 +87,20 @@ class RdmaTransport(ChannelTransport):
     ConnectOptions = RdmaConnectOptions
 
     def listen(self, sink: Sink) -> Listener:
+        from .listener import RdmaListener
+
         return RdmaListener(self.bind(), sink, self.options)
 
     def bind(self) -> RdmaAcceptor:
         options = self.options
         check_exposure(options.host, options.auth, options.allow_insecure)
         return RdmaAcceptor(options, self.scheme)
+
+    @classmethod
+    def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
+        from .connection import RdmaConnection
+
+        return RdmaConnection(address, spec, cls.connect_options(address, options))
 
     @classmethod
     def dial(cls, address: Address, options: Any, timeout: float) -> RdmaChannel:

@@ -51,7 +51,8 @@ OUT_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 class Control:
     """Serves the listening sockets `listening` until `stop`.
 
-    `natives` are the loops of each table by its name; those of "" serve who names none, or the first.
+    `natives` are the loops of each table by its name; those of "" serve who names none, or the first. `add` makes those of a name that is
+    not among them yet.
     `greeting` is what a client of the original protocol is told first; None speaks protocol 2.
     """
 
@@ -59,6 +60,7 @@ class Control:
         self,
         listening: Iterable[socket.socket],
         natives: Mapping[str, NativeLearner],
+        add: Callable[[str], NativeLearner],
         sink: Sink,
         tokens: Callable[[], Sequence[bytes]],
         options: TcpListenOptions,
@@ -66,7 +68,7 @@ class Control:
     ) -> None:
         self.counts = {"connections_total": 0, "refused": 0, "protocol_errors": 0}
         self._listening = list(listening)
-        self._natives = natives
+        self._natives, self._add_native = natives, add
         self._sink = sink
         self._tokens = tokens
         self._options = options
@@ -300,7 +302,10 @@ class Control:
             state_since=time.monotonic(),
         )
         # The first table's loops serve those who name none, too.
-        table = hello["table"] if hello["table"] in self._natives else ""
+        table = "" if hello["table"] == next(iter(self._sink.tables), "") else hello["table"]
+        if table not in self._natives:
+            native = self._add_native(table)
+            self._selector.register(native.fileno(), selectors.EVENT_READ, partial(self._report, table))
         client, base = bytes.fromhex(hello["client"]), hello["base"]
         if peer.role != "worker":
             # To the loops every number it could give a sample is one they have already. Its session

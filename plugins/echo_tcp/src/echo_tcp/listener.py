@@ -41,13 +41,17 @@ class TcpListener(Listener):
         try:
             self.address = Address("tcp", options.host, port)
             # One for each table: a full one never delays those who write into another.
-            self._natives = {
-                name: NativeLearner(
-                    sink.table(name).native, options.num_threads, options.staging_bytes
-                )
-                for name in ("", *list(sink.tables)[1:])
-            }
-            self._control = Control(sockets, self._natives, sink, tokens, options, hello)
+            self._natives: dict[str, NativeLearner] = {}
+            self._weights: PackedWeights | None = None
+            self._publishing = threading.Lock()  # versions reach every one of them in order
+
+            def make(name: str) -> NativeLearner:
+                return NativeLearner(sink.table(name).native, options.num_threads, options.staging_bytes)
+
+            self._make = make
+            for name in ("", *list(sink.tables)[1:]):
+                self._natives[name] = self._make(name)
+            self._control = Control(sockets, self._natives, self._add, sink, tokens, options, hello)
         except BaseException:
             for sock in sockets:
                 sock.close()
@@ -58,14 +62,25 @@ class TcpListener(Listener):
         if sink.weights is not None:
             self.publish(sink.weights)
 
+    def _add(self, name: str) -> NativeLearner:
+        """Loops for a table as nobody has named it before: for connections that carry labels."""
+        native = self._make(name)
+        with self._publishing:
+            self._natives[name] = native
+            if self._weights is not None:
+                native.publish(self._weights.version, self._weights.meta, self._weights.payload)
+        return native
+
     def publish(self, weights: PackedWeights) -> None:
-        for native in self._natives.values():
-            native.publish(weights.version, weights.meta, weights.payload)
+        with self._publishing:
+            self._weights = weights
+            for native in self._natives.values():
+                native.publish(weights.version, weights.meta, weights.payload)
 
     def peers(self) -> list[Peer]:
         peers = self._control.peers()
         now = time.monotonic()
-        for table, native in self._natives.items():
+        for table, native in list(self._natives.items()):
             for row in native.peers():
                 if (peer := peers.get((table, row["key"]))) is not None:
                     _update(peer, row, now)
@@ -76,7 +91,7 @@ class TcpListener(Listener):
         how often one had to, `evicted_total` large frames taken out of their slots because their
         sender stalled, `staged_bytes` held for frames outside the store, `frames`,
         `frames_direct` of them read straight into slots, `acks`, `weights_sent`, `rounds`."""
-        each = [native.totals() for native in self._natives.values()]
+        each = [native.totals() for native in list(self._natives.values())]
         totals = {name: sum(one[name] for one in each) for name in each[0]}
         counts = self._control.counts
         return {

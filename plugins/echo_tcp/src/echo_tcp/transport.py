@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from echo_core import tls
 from echo_core.address import Address
 from echo_core.channel import Channel, ChannelTransport
 from echo_core.client import Client
+from echo_core.errors import AddressError
 from echo_core.security import TokenSource, check_exposure
 from echo_core.transport import Connection, ListenOptions, Transport
 
@@ -101,6 +102,7 @@ class TcpTransport(Transport):
 
     @classmethod
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
+        _without_path(address)
         return TcpConnection(address, spec, cls.connect_options(address, options))
 
 
@@ -151,10 +153,20 @@ class TcpsTransport(ChannelTransport):
         return TlsAcceptor(options, tls.server_context(options, options.host))
 
     @classmethod
+    def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
+        _without_path(address)
+        return super().connect(address, spec, **options)
+
+    @classmethod
     def dial(cls, address: Address, options: Any, timeout: float) -> Channel:
         from .secure import dial_tls
 
         return dial_tls(address, tls.client_context(options), options.tls_server_name, timeout)
+
+
+def _without_path(address: Address) -> None:
+    if address.path:
+        raise AddressError(f'"{address}" has a path, which means nothing here; write "{replace(address, path="")}"')
 
 
 class TcpClient(Client):

@@ -195,11 +195,6 @@ class Engine {
         close(bell_);
     }
 
-    // In a forked child: forget everything, disturb nobody.
-    void abandon() {
-        thread_.detach();
-    }
-
     // -------------------------------------------------------------------------------------------------------- for flows, lock held
 
     struct Outgoing {
@@ -224,6 +219,7 @@ class Engine {
 
     ucp::Worker *worker() const { return worker_; }
     int64_t now() const { return now_; }
+    bool quiet() const { return quiet_; } // nothing is arriving just now
 
     // The peer broke the protocol, or there is no memory for it.
     void give_up(Peer &peer, const std::string &why) {
@@ -234,8 +230,8 @@ class Engine {
 
     // Wake the thread if it sleeps. From any thread, with or without the lock.
     void ring() {
-        // sleep-flag: pairs with the store in run(), which looks for work again after it.
-        if (sleeping_.exchange(false, std::memory_order_seq_cst)) {
+        // SLEEP: run() sets it and then looks for work once more, under the locks under which work is left. So either it sees that, or we it.
+        if (sleeping_.load(std::memory_order_relaxed) && sleeping_.exchange(false, std::memory_order_relaxed)) {
             uint64_t one = 1;
             (void)!write(bell_, &one, sizeof one);
         }
@@ -346,7 +342,7 @@ class Engine {
         ucp::status answer = ucp::OK;
         if (head.kind == STREAM)
             answer = engine->stream(*peer, head, data, length, param->attributes, broken);
-        else if (head.kind == SAMPLES || head.kind == ACK) {
+        else if (head.kind == SAMPLES || head.kind == PART || head.kind == ACK) {
             if (peer->flow)
                 answer = peer->flow->message(*peer, head, data, length, param->attributes, broken);
             else
@@ -445,6 +441,7 @@ class Engine {
             std::unique_lock hold(lock_);
             now_ = clock_ns();
             bool worked = progress();
+            quiet_ = !worked;
             worked |= turn();
             if (stopping_ && peers_.empty()) return;
             if (worked) {
@@ -456,8 +453,7 @@ class Engine {
                 sched_yield();
                 continue;
             }
-            // sleep-flag: whoever leaves work from here on rings.
-            sleeping_.store(true, std::memory_order_seq_cst);
+            sleeping_.store(true, std::memory_order_relaxed); // SLEEP: whoever leaves work from here on rings
             bool ready = false;
             for (auto &peer : peers_)
                 if (peer->flow && !peer->flow->sleeps(*peer, bell_)) ready = true;
@@ -510,6 +506,8 @@ class Engine {
 
     int64_t next_look() const {
         int64_t at = now_ + times_.beat / 4;
+        for (auto &peer : peers_)
+            if (peer->flow && peer->stage == Stage::OPEN && peer->flow->hurries()) at = std::min(at, now_ + 2'000'000);
         for (auto &peer : peers_)
             if (peer->stage == Stage::LEAVING) at = std::min(at, std::max(peer->leave_until, now_ + 1'000'000));
         return at;
@@ -600,7 +598,7 @@ class Engine {
     std::atomic<int> visitors_{0};
     std::atomic<bool> sleeping_{false};
     int64_t now_ = clock_ns(), look_at_ = 0;
-    bool changed_ = false, stopping_ = false;
+    bool changed_ = false, stopping_ = false, quiet_ = true;
     std::vector<std::shared_ptr<Peer>> peers_;
     std::unordered_map<ucp::Endpoint *, Peer *> by_endpoint_;
     std::deque<ucp::ConnRequest *> requests_;

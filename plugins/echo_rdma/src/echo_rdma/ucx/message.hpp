@@ -14,6 +14,7 @@ enum Kind : uint8_t {
     BEAT = 5,    // still here
     SAMPLES = 6, // count samples, the first is number; payload: sample after sample, each leaf after leaf
     ACK = 7,     // number: samples committed; limit: the last number that may be sent
+    PART = 8,    // of sample number, the bytes from limit on; in order, and nothing else of this worker's in between
 };
 
 constexpr uint8_t WHOLE = 1;

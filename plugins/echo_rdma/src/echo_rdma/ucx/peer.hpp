@@ -148,6 +148,8 @@ struct Flow {
     virtual bool turn(Peer &) = 0;
     // About to sleep: have `eventfd` written when `turn` has something to do again. False: it has, now.
     virtual bool sleeps(Peer &, int eventfd) = 0;
+    // `turn` has to be called again soon, whatever happens.
+    virtual bool hurries() const { return false; }
     // The endpoint is of no more use; nothing is on its way any longer once `Peer::in_flight` is 0.
     virtual void lost(Peer &) = 0;
 };

@@ -1,0 +1,58 @@
+"""How much memory the control groups of this process still allow, which in a container is less than the machine has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["memory_left"]
+
+ROOT = Path("/sys/fs/cgroup")
+
+
+def memory_left() -> float:
+    """Bytes until the first limit is met, counting as free what the kernel would give back first; inf where nothing limits."""
+    return min((left for group in _groups() if (left := _left(group)) is not None), default=math.inf)
+
+
+def _groups() -> Iterator[Path]:
+    """The memory groups of this process, each with all those above it: a limit holds for everything below."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            roots = [ROOT, ROOT / "unified"]
+        elif "memory" in controllers.split(","):
+            roots = [ROOT / "memory"]
+        else:
+            continue
+        for root in roots:
+            group = root / path.lstrip("/")
+            if not group.is_dir():
+                group = root  # seen from inside of a container, the path may be that outside
+            while True:
+                yield group
+                if group == root:
+                    break
+                group = group.parent
+
+
+def _left(group: Path) -> float | None:
+    """None where there is no limit to be read."""
+    for limit, usage, idle in (
+        ("memory.max", "memory.current", "inactive_file "),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
+    ):
+        try:
+            most = int((group / limit).read_text())  # ValueError: "max"
+            used = int((group / usage).read_text())
+            stat = (group / "memory.stat").read_text().splitlines()
+        except (OSError, ValueError):
+            continue
+        free = sum(int(line.split()[1]) for line in stat if line.startswith(idle))
+        return max(0, most - used + free)
+    return None

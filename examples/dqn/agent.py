@@ -1,0 +1,75 @@
+"""The learning: double DQN (van Hasselt et al. 2016) with importance weights (Schaul et al. 2016), in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cartpole.algorithm import Adam
+from ..cartpole.network import Layers, backward, forward, layers_over, orthogonal, parameters
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What shapes the learning. `reward_scale` keeps values near ten, so that errors stay within the Huber loss's square part."""
+
+    learning_rate: float = 1e-3  # at first; it falls to a tenth in the course of a run
+    discount: float = 0.99
+    reward_scale: float = 0.1
+    follow: float = 0.005  # share by which the target network moves towards the online one at each update
+    gradient_norm: float = 10.0
+
+
+class QNetwork:
+    """Action values over one flat parameter vector; `layers` are views into it, as `gradients` are into `gradient`."""
+
+    def __init__(self, observations: int, actions: int, hidden: tuple[int, ...] = (64, 64), seed: int = 0, dtype: Any = np.float32) -> None:
+        sizes = (observations, *hidden, actions)
+        self.flat = np.zeros(parameters(sizes), dtype)
+        self.gradient = np.zeros_like(self.flat)
+        self.layers: Layers = layers_over(self.flat, sizes, 0)[0]
+        self.gradients: Layers = layers_over(self.gradient, sizes, 0)[0]
+        rng = np.random.default_rng(seed)
+        for layer, (n_in, n_out) in zip(self.layers, pairwise(sizes), strict=True):
+            layer["w"][...] = (np.sqrt(2.0) if n_out != actions else 0.1) * orthogonal(rng, n_in, n_out)
+
+
+def loss_and_errors(
+    network: QNetwork, obs: NDArray[Any], actions: NDArray[Any], targets: NDArray[Any], weights: NDArray[Any]
+) -> tuple[float, NDArray[Any]]:
+    """The weighted Huber loss over (N,) transitions, and their errors, target minus value; the gradient is left in `network.gradient`."""
+    values, inputs = forward(network.layers, obs)
+    rows = np.arange(len(actions))
+    errors = targets - values[rows, actions]
+    size = np.abs(errors)
+    loss = float((weights * np.where(size <= 1.0, 0.5 * errors * errors, size - 0.5)).mean())
+    slope = np.zeros_like(values)
+    slope[rows, actions] = -weights * np.clip(errors, -1.0, 1.0) / len(actions)
+    backward(network.layers, inputs, slope, network.gradients)
+    return loss, errors
+
+
+class Agent:
+    """An online network, a target network that follows it, and the optimiser."""
+
+    def __init__(self, observations: int, actions: int, settings: Settings, seed: int = 0) -> None:
+        self.settings = settings
+        self.online = QNetwork(observations, actions, seed=seed)
+        self.target = QNetwork(observations, actions, seed=seed)
+        self.optimiser = Adam(self.online.flat.size)
+
+    def learn(self, batch: dict[str, NDArray[Any]], weights: NDArray[Any], progress: float = 0.0) -> NDArray[Any]:
+        """One update on N transitions with importance weights (N,), `progress` (0 to 1) into the run; their temporal-difference errors (N,),
+        which are their next priorities."""
+        settings, rows = self.settings, np.arange(len(weights))
+        best = forward(self.online.layers, batch["next_obs"])[0].argmax(axis=1)
+        following = forward(self.target.layers, batch["next_obs"])[0][rows, best]
+        targets = settings.reward_scale * batch["reward"] + settings.discount * following * ~batch["terminated"]
+        _, errors = loss_and_errors(self.online, batch["obs"], batch["action"], targets.astype(np.float32), weights)
+        self.optimiser.step(self.online.flat, self.online.gradient, settings.learning_rate * (1 - 0.9 * progress), settings.gradient_norm)
+        self.target.flat += settings.follow * (self.online.flat - self.target.flat)
+        return errors

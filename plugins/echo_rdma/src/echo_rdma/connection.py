@@ -1,0 +1,122 @@
+"""The worker's end: a session of `echo_core.channel` whose samples are sent by the engine, beside the stream.
+
+Acknowledgements come to the engine too. While a caller waits for one, the engine tells it to the uplink's reader by an ACK frame put into
+the stream, which wakes whoever sleeps there.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from echo_core.channel.connection import ChannelConnection
+from echo_core.channel.link import Link, Work
+from echo_core.channel.uplink import Uplink
+from echo_core.errors import EchoTimeoutError
+
+from . import _ucx
+from .channel import RdmaChannel, dial, is_rdma
+
+if TYPE_CHECKING:
+    from echo_core.address import Address
+    from echo_core.spec import Spec
+
+    from .transport import RdmaConnectOptions
+
+__all__ = ["RdmaConnection"]
+
+SEGMENT_BYTES = 8064  # UCX_POSIX_SEG_SIZE is 8256, headers included
+TCP_BYTES = 64000  # beyond 64 KiB UCX cuts it up
+RENDEZVOUS_BYTES = 16 << 20
+SLICE_SECONDS = 0.05  # of a native wait, between looks for Ctrl-C and for the end of the connection
+
+
+def message_bytes(lanes: tuple[str, ...]) -> int:
+    """The most that a message should carry: what these lanes take in one piece. Network cards take any, by rendezvous."""
+    names = {lane.partition("/")[0] for lane in lanes}
+    if any(map(is_rdma, lanes)):
+        return RENDEZVOUS_BYTES
+    return SEGMENT_BYTES if names & {"posix", "sysv"} else TCP_BYTES
+
+
+class RdmaUplink(Uplink):
+    """See `echo_core.channel.uplink.Uplink`."""
+
+    window: _ucx.Window  # type: ignore[assignment]
+
+    def __init__(self, address: Address, spec: Spec, options: RdmaConnectOptions) -> None:
+        self.lanes: tuple[str, ...] = ()
+        super().__init__(self._dial_wire, address, spec, options)
+
+    def make_window(self) -> Any:
+        options = self._options
+        most = min(options.max_inflight_msgs, options.window_bytes // max(1, self._spec.sample_bytes))
+        return _ucx.Window(self._spec, max(1, most), options.max_coalesced_bytes)
+
+    def _dial_wire(self, address: Address, options: Any, timeout: float) -> RdmaChannel:
+        channel = dial(address, options, timeout)
+        if options.role == "worker":
+            self.window.attach(channel.wire)  # before the learner's first credit can come
+        return channel
+
+    def _resume(self, link: Link, incarnation: str, header: Any) -> None:
+        assert isinstance(link.channel, RdmaChannel)
+        self.lanes = link.channel.lanes
+        self.window.message_bytes = message_bytes(self.lanes)
+        super()._resume(link, incarnation, header)
+
+    def _lost(self, link: Link, error: Exception) -> None:
+        self.window.detach()
+        super()._lost(link, error)
+
+    def _work(self) -> Work | None:
+        return None
+
+    def wait(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
+        self.window.watch(1)
+        try:
+            super().wait(ready, seconds, waiting)
+        finally:
+            self.window.watch(-1)
+
+
+class RdmaConnection(ChannelConnection):
+    """See `echo_core.transport.Connection`. Connects when it is made; raises as `ChannelConnection`."""
+
+    _uplink: RdmaUplink
+
+    def __init__(self, address: Address, spec: Spec, options: RdmaConnectOptions) -> None:
+        super().__init__(dial, address, spec, options, uplink=lambda: RdmaUplink(address, spec, options))
+        window = self._uplink.window
+        window.connect(*map(weakref.WeakMethod, (self._send_slowly, self._send_batch_slowly)))
+        # Bound once: a method in between would cost a third of a small send.
+        self.send = window.send  # type: ignore[method-assign]
+        self.send_batch = window.send_batch  # type: ignore[method-assign]
+
+    def _send_slowly(self, sample: Any, timeout: float | None) -> None:
+        self._send(0, sample, timeout)
+
+    def _send_batch_slowly(self, samples: Any, timeout: float | None) -> None:
+        super().send_batch(samples, timeout)
+
+    def flush(self, timeout: float | None = None) -> None:
+        self._check()
+        up, seconds, start = self._uplink, self._seconds(timeout), time.monotonic()
+        target = up.window.taken
+        while not up.window.wait_sent(target, min(SLICE_SECONDS, seconds)):
+            self._check()
+            if time.monotonic() - start >= seconds:
+                with self._lock:
+                    raise EchoTimeoutError(f"flush() waits for {up.learner()} to read; gave up after {seconds:g} s")
+
+    def stats(self) -> dict[str, Any]:
+        """Beside what every connection counts: messages (that carried the samples), lanes."""
+        stats = super().stats()
+        figures = self._uplink.window.figures()
+        stats["bytes_sent"] += figures["bytes"]
+        stats["send_blocked"] += figures["blocked"]
+        stats["messages"] = figures["messages"]
+        stats["lanes"] = ", ".join(self._uplink.lanes)
+        return stats

@@ -1,0 +1,126 @@
+"""The learner's end: a listener of `echo_core.channel` whose clients' samples are taken in by the engine, beside the stream."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from echo_core.channel.link import Link
+from echo_core.channel.listener import ChannelListener
+from echo_core.channel.served import ServedClient
+from echo_core.errors import ProtocolError
+from echo_core.wire import Header
+
+from . import _ucx
+from .channel import RdmaAcceptor, RdmaChannel
+
+if TYPE_CHECKING:
+    from echo_core.sink import Sink
+
+    from .transport import RdmaListenOptions
+
+__all__ = ["RdmaListener"]
+
+PAUSE = 0.005  # seconds between looks whether what has arrived is in the store
+FAREWELL_SECONDS = 1.0  # for that, when the learner closes
+
+# Lanes on which the receiver reads the sender's memory itself: with these, and no others, a stopped sender cannot hold a slot.
+READING = ("rc", "dc", "cma", "xpmem", "knem")
+
+
+class RdmaServed(ServedClient):
+    """One client; a worker's samples are the intake's."""
+
+    listener: RdmaListener
+    _intake_of_samples: _ucx.Intake | None = None
+    _settled = {"inserted": 0, "duplicates": 0, "bytes": 0, "messages": 0, "direct": 0}  # replaced, never changed
+    _before = 0  # samples of the session from earlier connections
+
+    def _read(self, link: Link) -> None:
+        if self.peer.role != "worker":
+            super()._read(link)
+            return
+        channel, options = self._channel, self.listener.options
+        assert isinstance(channel, RdmaChannel)
+        session = self._session
+        direct = any(lane.startswith(READING) for lane in channel.lanes)
+        self._before = session.inserted
+        self._intake_of_samples = intake = _ucx.Intake(channel.wire, self._sink.native, session.committed, options.credit_bytes, direct)
+        try:
+            super()._read(link)
+        finally:
+            intake.stop()
+            figures = intake.figures()
+            with session.lock:  # before the session is let go, and its next connection asks where to go on
+                session.committed = figures["committed"]
+                session.inserted = self._before + figures["inserted"]
+            self.settle()
+
+    def _data(self, link: Link, header: Header) -> None:
+        raise ProtocolError("samples do not travel on the stream of rdma://; install the same echo-rdma at both ends")
+
+    def settle(self) -> None:
+        """Count what has come since the last time."""
+        if self._intake_of_samples is None:
+            return
+        with self.listener.settling:
+            figures, last = self._intake_of_samples.figures(), self._settled
+            self._settled = {name: figures[name] for name in last}
+        for name, total in self._settled.items():
+            self.listener.count(COUNTED.get(name, name), total - last[name])
+
+    def refresh(self) -> None:
+        intake, link = self._intake_of_samples, self.link
+        if intake is not None and link is not None:
+            figures = intake.figures()
+            waiting = figures["waiting_since"]
+            self._waiting_since = waiting / 1e9 if waiting else 0.0
+            if figures["inserted"] != self.peer.samples - self._before:
+                self.peer.samples = self._before + figures["inserted"]
+                link.heard_at = time.monotonic()
+        super().refresh()
+        if intake is not None:
+            self.peer.bytes += figures["bytes"]
+
+    def stop(self, until: float) -> None:
+        intake = self._intake_of_samples
+        # What waits for space waits in vain: whoever closes the learner takes no more batches.
+        end = min(until, time.monotonic() + FAREWELL_SECONDS)
+        while intake is not None and not intake.idle and not intake.figures()["waiting_since"] and time.monotonic() < end:
+            time.sleep(PAUSE)
+        super().stop(until)
+
+
+COUNTED = {"inserted": "samples", "bytes": "bytes_received"}  # under other names than the intake's
+
+
+class RdmaListener(ChannelListener):
+    """See `echo_core.transport.Listener`; made by `RdmaTransport.listen`."""
+
+    served = RdmaServed
+    options: RdmaListenOptions
+    _acceptor: RdmaAcceptor
+
+    def __init__(self, acceptor: RdmaAcceptor, sink: Sink, options: RdmaListenOptions) -> None:
+        self.settling = threading.Lock()
+        super().__init__(acceptor, sink, options)
+        with self._lock:
+            self._counts |= {"messages": 0, "direct": 0}
+
+    def stats(self) -> dict[str, float | int]:
+        """Beside what every listener counts: messages (that carried the samples), direct (samples received straight into their slots), and
+        for each transport how many clients it carries: "lane_tcp", "lane_rc_mlx5", ..."""
+        served: list[Any] = self._served()  # RdmaServed, over RdmaChannel
+        for client in served:
+            client.settle()
+        counts = super().stats()
+        for client in served:
+            channel = client._channel
+            for name in {lane.partition("/")[0] for lane in channel.lanes}:
+                counts[f"lane_{name}"] = counts.get(f"lane_{name}", 0) + 1
+        return counts
+
+    def close(self, timeout: float | None = None) -> None:
+        super().close(timeout)
+        self._acceptor.finish()

@@ -1,0 +1,475 @@
+// The learner's end of one worker's samples: checked before a byte lands, copied or received into slots, acknowledged in batches.
+#pragma once
+
+#include "echo_capi.h"
+#include "window.hpp"
+
+namespace echo_rdma {
+
+class Intake final : public Flow {
+  public:
+    // `committed` samples of the session are in the store. The worker may be `credit_bytes` ahead of the store.
+    // `direct`: rendezvous go straight into slots, which only lanes allow where it is the receiver that moves the bytes.
+    Intake(const echo_capi *api, echo_store *store, uint64_t committed, uint64_t credit_bytes, bool direct)
+        : api_(api), store_(store), direct_(direct), committed_(committed) {
+        api_->retain(store_);
+        for (uint32_t leaf = 0; leaf < api_->leaf_count(store_); leaf++) leaves_.push_back(api_->leaf_bytes(store_, leaf));
+        sample_bytes_ = api_->sample_bytes(store_);
+        credit_ = std::max<uint64_t>(2, credit_bytes / std::max<uint64_t>(1, sample_bytes_));
+        next_ = committed + 1;
+        limit_ = committed + credit_;
+        ack_due_ = true; // the first credit
+    }
+
+    ~Intake() override { api_->release(store_); }
+
+    struct Figures {
+        uint64_t committed, inserted, duplicates, bytes, messages, direct;
+        int64_t waiting_since; // ns, for space; 0: it does not wait
+    };
+    Figures figures() const {
+        return {committed_.load(), inserted_.load(), duplicates_.load(), bytes_.load(), messages_.load(), straight_.load(), waiting_since_.load()};
+    }
+
+    bool idle() const { return parked_count_.load() == 0; }
+
+    // With the engine's lock: nothing more is committed, so that `committed` is final.
+    void stop() {
+        stopped_ = true;
+        if (partial_.in_run) api_->abort(store_, &partial_.run);
+        partial_ = {};
+        for (auto &one : parked_)
+            if (one->in_run && one->state == IN_SLOTS) {
+                api_->abort(store_, &one->run);
+                one->in_run = false;
+            }
+    }
+
+    // ------------------------------------------------------------------------------------------------------- the engine
+
+    ucp::status message(Peer &peer, const Head &head, void *data, size_t length, uint64_t attributes, std::string &broken) override {
+        if (stopped_) return ucp::OK;
+        uint64_t end = head.number + head.count; // one past its last
+        if (head.kind == PART) return part(peer, head, static_cast<const char *>(data), length, attributes, broken);
+        if (head.kind != SAMPLES)
+            broken = "a worker acknowledges nothing";
+        else if (head.count == 0 || head.count > 65536 || head.number == 0 || end <= head.number)
+            broken = "a message of " + std::to_string(head.count) + " samples from number " + std::to_string(head.number);
+        else if (length != head.count * sample_bytes_)
+            broken = std::to_string(length) + " bytes for " + std::to_string(head.count) + " samples of " + std::to_string(sample_bytes_);
+        else if (end - 1 > limit_)
+            broken = "sample " + std::to_string(end - 1) + ", with credit up to " + std::to_string(limit_);
+        else if (partial_.bytes > 0)
+            broken = "samples in the middle of another";
+        else if (early_.size() > 4096)
+            broken = "samples out of order";
+        if (!broken.empty()) return ucp::OK;
+        bytes_ += length + sizeof head;
+        messages_++;
+        Parked one{};
+        one.first = head.number;
+        one.count = head.count;
+        one.bytes = length;
+        if (attributes & ucp::MessageParam::RENDEZVOUS) {
+            one.state = OFFERED;
+            one.descriptor = data;
+            place(std::move(one));
+            return ucp::INPROGRESS;
+        }
+        if (head.number <= next_ && parked_.empty()) { // in order, nothing waits: no detour
+            skip_known(one);
+            one.row += insert(static_cast<const char *>(data), one.row, one.count);
+            next_ = std::max(next_, end);
+            if (one.row == one.count) {
+                bring_in();
+                return ucp::OK;
+            }
+        }
+        one.state = HERE;
+        if (attributes & ucp::MessageParam::DATA) {
+            one.descriptor = data; // UCX keeps it for us
+            one.rows = static_cast<const char *>(data);
+            push(std::move(one));
+            return ucp::INPROGRESS;
+        }
+        one.memory = allocate(length);
+        if (!one.memory) {
+            broken = "no memory for what it sent";
+            return ucp::OK;
+        }
+        memcpy(one.memory.get(), data, length);
+        one.rows = one.memory.get();
+        push(std::move(one));
+        (void)peer;
+        return ucp::OK;
+    }
+
+    bool turn(Peer &peer) override {
+        bool worked = false;
+        if (partial_.in_run && peer.engine->now() - partial_.since > HOLD_NS) move_out(peer);
+        if (!stopped_) {
+            begin(peer);
+            uint64_t rows = 0;
+            while (!parked_.empty() && rows < TURN_ROWS) {
+                Parked &front = *parked_.front();
+                if (front.state == FAILED) {
+                    peer.engine->give_up(peer, "a transfer failed");
+                    break;
+                }
+                if (front.state == HERE) {
+                    skip_known(front);
+                    uint32_t some = insert(front.rows, front.row, front.count);
+                    front.row += some;
+                    rows += some;
+                    if (front.row < front.count) break; // no space
+                } else if (front.state == IN_SLOTS) {
+                    api_->commit(store_, &front.run); // in order, or a link that is lost would leave a hole that no number tells of
+                    count_in(front.count);
+                    straight_ += front.count;
+                } else
+                    break; // on its way
+                drop(peer, front);
+                parked_.pop_front();
+                parked_count_ = parked_.size();
+                worked = true;
+            }
+            worked |= rows > 0;
+        }
+        if (ack_due_ && !peer.failed && (peer.engine->quiet() || (committed_ - acknowledged_) * sample_bytes_ >= ACK_BYTES)) {
+            ack_due_ = false;
+            acknowledged_ = committed_;
+            limit_ = committed_ + credit_;
+            peer.engine->post(peer, Head{.kind = ACK, .number = committed_, .limit = limit_});
+            worked = true;
+        }
+        waiting_since_ = full_ && !parked_.empty() ? (waiting_since_ ? waiting_since_.load() : peer.engine->now()) : 0;
+        return worked;
+    }
+
+    bool hurries() const override { return partial_.in_run; }
+
+    bool sleeps(Peer &, int eventfd) override {
+        if (stopped_ || closed_ || parked_.empty() || !full_) return true;
+        armed_ = eventfd;
+        return api_->arm_space(store_, eventfd) != ECHO_READY;
+    }
+
+    void lost(Peer &peer) override {
+        stop();
+        if (armed_ >= 0) api_->disarm_space(store_, armed_);
+        armed_ = -1;
+        for (auto &one : parked_) drop(peer, *one);
+        for (auto &[first, one] : early_) drop(peer, *one);
+        // Those that are being received are UCX's until the forced close has completed; `received` gives their slots back.
+        std::erase_if(parked_, [](auto &one) { return one->state != ARRIVING; });
+        early_.clear();
+        parked_count_ = 0;
+    }
+
+  private:
+    static constexpr uint64_t TURN_ROWS = 1024; // of one worker before it is another's turn
+    static constexpr uint64_t ACK_BYTES = 256 << 10; // while more arrives, so many are acknowledged together
+    static constexpr size_t AT_ONCE = 8;        // rendezvous of one worker under way
+    static constexpr int64_t HOLD_NS = 5'000'000; // that a sample whose parts are awaited may keep its slot
+
+    enum State { OFFERED, ARRIVING, HERE, IN_SLOTS, FAILED };
+
+    struct Parked {
+        uint64_t first;
+        uint32_t count, row = 0;
+        size_t bytes;
+        State state;
+        bool in_run = false;
+        void *descriptor = nullptr; // of UCX
+        const char *rows = nullptr;
+        Memory memory;
+        echo_run run{};
+        std::vector<ucp::IoVec> pieces;
+        Intake *intake = nullptr;
+        std::shared_ptr<Flow> keep; // while UCX writes to it
+        Peer *peer = nullptr;
+    };
+
+    // A sample that comes in parts: in its slot from the first part on, unless there is none, or the parts are slow in coming.
+    struct Partial {
+        uint64_t number = 0, bytes = 0;
+        bool in_run = false, known = false;
+        int64_t since = 0;
+        echo_run run{};
+        Memory memory;
+    };
+
+    ucp::status part(Peer &peer, const Head &head, const char *data, size_t length, uint64_t attributes, std::string &broken) {
+        if (attributes & ucp::MessageParam::RENDEZVOUS || length == 0 || head.limit + length > sample_bytes_ || head.limit + length < length)
+            broken = "a part of " + std::to_string(length) + " bytes from " + std::to_string(head.limit);
+        else if (head.limit != partial_.bytes || (head.limit > 0 && head.number != partial_.number))
+            broken = "parts out of order";
+        else if (head.number > limit_ || head.number == 0 || head.number > next_)
+            broken = "sample " + std::to_string(head.number) + ", with credit up to " + std::to_string(limit_);
+        if (!broken.empty()) return ucp::OK;
+        bytes_ += length + sizeof head;
+        if (head.limit == 0) {
+            partial_.number = head.number;
+            partial_.known = head.number < next_;
+            partial_.since = peer.engine->now();
+            partial_.in_run = !partial_.known && parked_.empty() && claim(1, partial_.run);
+            messages_++;
+        }
+        if (!partial_.in_run && !partial_.known) {
+            if (!partial_.memory) partial_.memory = allocate(sample_bytes_);
+            if (!partial_.memory) {
+                broken = "no memory for what it sent";
+                return ucp::OK;
+            }
+            memcpy(partial_.memory.get() + head.limit, data, length);
+        } else if (partial_.in_run)
+            through_leaves(head.limit, length, [&](char *slot, size_t size) {
+                memcpy(slot, data, size);
+                data += size;
+            });
+        partial_.bytes += length;
+        if (partial_.bytes == sample_bytes_) whole();
+        return ucp::OK;
+    }
+
+    // Its last part is here.
+    void whole() {
+        Partial all = std::move(partial_);
+        partial_ = {};
+        if (all.known) {
+            duplicates_++;
+            ack_due_ = true;
+        } else if (all.in_run) {
+            api_->commit(store_, &all.run);
+            next_++;
+            count_in(1);
+        } else {
+            Parked one{};
+            one.first = all.number;
+            one.count = 1;
+            one.bytes = sample_bytes_;
+            one.state = HERE;
+            one.memory = std::move(all.memory);
+            one.rows = one.memory.get();
+            place(std::move(one));
+        }
+    }
+
+    void move_out(Peer &peer) {
+        partial_.memory = allocate(sample_bytes_);
+        if (!partial_.memory) {
+            peer.engine->give_up(peer, "no memory for what it sent");
+            return;
+        }
+        char *to = partial_.memory.get();
+        through_leaves(0, partial_.bytes, [&](char *slot, size_t size) {
+            memcpy(to, slot, size);
+            to += size;
+        });
+        api_->abort(store_, &partial_.run);
+        partial_.in_run = false;
+    }
+
+    // Calls `each` for the stretches of the partial sample's slot that hold its bytes from `offset` on.
+    template <class Each> void through_leaves(uint64_t offset, uint64_t length, Each each) {
+        for (uint32_t leaf = 0; length > 0; leaf++) {
+            uint64_t size = leaves_[leaf];
+            if (offset >= size) {
+                offset -= size;
+                continue;
+            }
+            uint64_t some = std::min(size - offset, length);
+            each(static_cast<char *>(api_->leaf(store_, &partial_.run, leaf)) + offset, some);
+            offset = 0;
+            length -= some;
+        }
+    }
+
+    // Messages may overtake each other on their way: what comes early waits for what is missing.
+    void place(Parked one) {
+        if (one.first > next_) {
+            uint64_t first = one.first;
+            early_.emplace(first, std::make_unique<Parked>(std::move(one)));
+            return;
+        }
+        next_ = std::max(next_, one.first + one.count);
+        parked_.push_back(std::make_unique<Parked>(std::move(one)));
+        bring_in();
+    }
+
+    void bring_in() {
+        for (auto at = early_.begin(); at != early_.end() && at->first <= next_; at = early_.erase(at)) {
+            next_ = std::max(next_, at->first + at->second->count);
+            parked_.push_back(std::move(at->second));
+        }
+        parked_count_ = parked_.size();
+    }
+
+    void push(Parked one) {
+        if (one.row > 0) { // begun: it is the next, whatever `next_` says
+            parked_.push_back(std::make_unique<Parked>(std::move(one)));
+            bring_in();
+        } else
+            place(std::move(one));
+    }
+
+    void skip_known(Parked &one) {
+        uint64_t known = committed_ + 1 > one.first + one.row ? committed_ + 1 - one.first - one.row : 0;
+        uint32_t some = uint32_t(std::min<uint64_t>(known, one.count - one.row));
+        one.row += some;
+        duplicates_ += some;
+        ack_due_ |= some > 0;
+    }
+
+    uint32_t insert(const char *rows, uint32_t row, uint32_t count) {
+        uint32_t done = 0;
+        full_ = false;
+        while (row + done < count) {
+            echo_run run;
+            if (!claim(count - row - done, run)) break;
+            char *at = const_cast<char *>(rows) + uint64_t(row + done) * sample_bytes_;
+            for (uint32_t leaf = 0; leaf < leaves_.size(); leaf++) {
+                copy_column<false>(at, static_cast<char *>(api_->leaf(store_, &run, leaf)), leaves_[leaf], sample_bytes_, run.count);
+                at += leaves_[leaf];
+            }
+            api_->commit(store_, &run);
+            done += run.count;
+        }
+        if (done > 0) count_in(done);
+        return done;
+    }
+
+    bool claim(uint32_t count, echo_run &run) {
+        int status = api_->claim(store_, count, &run);
+        full_ = status != ECHO_OK;
+        closed_ |= status == ECHO_CLOSED;
+        return !full_;
+    }
+
+    void count_in(uint64_t count) {
+        committed_ += count;
+        inserted_ += count;
+        ack_due_ = true;
+    }
+
+    // Begin to receive what was offered, in order.
+    void begin(Peer &peer) {
+        size_t under_way = 0;
+        for (auto &one : parked_) {
+            if (one->state == ARRIVING) under_way++;
+            if (one->state != OFFERED) continue;
+            if (under_way >= AT_ONCE || peer.failed) return;
+            ucp::RequestParam param{};
+            param.mask = param.CALLBACK | param.USER_DATA;
+            param.callback.receive = &Intake::on_received;
+            param.user_data = one.get();
+            void *to;
+            size_t count;
+            if (direct_ && one->first > committed_ && only_slots_before(one.get())) {
+                if (!claim_all(*one)) return; // no space, or not in one piece: see there
+            }
+            if (one->in_run) {
+                param.mask |= param.DATATYPE;
+                param.datatype = one->pieces.size() == 1 ? ucp::CONTIGUOUS : ucp::IOV;
+                to = one->pieces.size() == 1 ? one->pieces[0].buffer : one->pieces.data();
+                count = one->pieces.size() == 1 ? one->bytes : one->pieces.size();
+            } else {
+                one->memory = allocate(one->bytes);
+                if (!one->memory) {
+                    one->state = FAILED;
+                    return;
+                }
+                to = one->memory.get();
+                count = one->bytes;
+            }
+            one->intake = this;
+            one->peer = &peer;
+            one->keep = peer.flow;
+            one->state = ARRIVING;
+            peer.in_flight++;
+            under_way++;
+            void *descriptor = one->descriptor;
+            one->descriptor = nullptr; // UCX's from now on
+            void *answer = library().am_recv_data_nbx(peer.engine->worker(), descriptor, to, count, &param);
+            if (!ucp::pending(answer)) received(one.get(), ucp::status_of(answer));
+        }
+    }
+
+    // Slots are claimed in the order of the samples: only behind others that have theirs.
+    bool only_slots_before(const Parked *one) const {
+        for (auto &other : parked_) {
+            if (other.get() == one) return true;
+            if (!other->in_run) return false;
+        }
+        return true;
+    }
+
+    // False: there is no space now. A run that is too short is given back, and the message takes the way over memory of its own.
+    bool claim_all(Parked &one) {
+        full_ = false;
+        if (!claim(one.count, one.run)) return false;
+        if (one.run.count < one.count || uint64_t(one.count) * leaves_.size() > 64) {
+            api_->abort(store_, &one.run);
+            return true;
+        }
+        one.in_run = true;
+        for (uint32_t i = 0; i < one.count; i++)
+            for (uint32_t leaf = 0; leaf < leaves_.size(); leaf++)
+                if (leaves_[leaf]) one.pieces.push_back({static_cast<char *>(api_->leaf(store_, &one.run, leaf)) + i * leaves_[leaf], leaves_[leaf]});
+        return true;
+    }
+
+    static void on_received(void *request, ucp::status status, size_t, void *argument) {
+        received(static_cast<Parked *>(argument), status);
+        library().request_free(request);
+    }
+
+    static void received(Parked *one, ucp::status status) {
+        Intake &intake = *one->intake;
+        auto keep = std::move(one->keep);
+        one->peer->in_flight--;
+        if (intake.stopped_) {
+            if (one->in_run) intake.api_->abort(intake.store_, &one->run);
+            one->in_run = false;
+            std::erase_if(intake.parked_, [&](auto &other) { return other.get() == one; });
+            return;
+        }
+        if (status != ucp::OK) {
+            if (one->in_run) intake.api_->abort(intake.store_, &one->run);
+            one->in_run = false;
+            one->state = FAILED;
+        } else if (one->in_run) {
+            one->state = IN_SLOTS;
+        } else {
+            one->rows = one->memory.get();
+            one->state = HERE;
+        }
+    }
+
+    void drop(Peer &peer, Parked &one) {
+        if (one.descriptor != nullptr) library().am_data_release(peer.engine->worker(), one.descriptor);
+        one.descriptor = nullptr;
+        if (one.state == OFFERED || one.state == HERE) one.memory.reset();
+    }
+
+    const echo_capi *api_;
+    echo_store *store_;
+    const bool direct_;
+    std::vector<uint64_t> leaves_;
+    uint64_t sample_bytes_, credit_, next_, limit_, acknowledged_ = 0;
+    bool ack_due_, full_ = false, closed_ = false, stopped_ = false;
+    int armed_ = -1;
+    Partial partial_;
+    std::deque<std::unique_ptr<Parked>> parked_; // in order
+    std::map<uint64_t, std::unique_ptr<Parked>> early_;
+    std::atomic<uint64_t> committed_, inserted_{0}, duplicates_{0}, bytes_{0}, messages_{0}, straight_{0};
+    std::atomic<size_t> parked_count_{0};
+    std::atomic<int64_t> waiting_since_{0};
+};
+
+inline void stop_intake(Engine &engine, Intake &intake) {
+    Engine::Visit visit(engine);
+    intake.stop();
+}
+
+} // namespace echo_rdma

@@ -1,0 +1,349 @@
+// A worker's samples until they are acknowledged, sample after sample in chunks, and their sending.
+//
+// Callers fill the newest chunk; the engine sends what was filled, as one message for as many samples as there are. A chunk's memory is
+// used again once its samples are committed by the learner and no request of UCX refers to it.
+#pragma once
+
+#include <algorithm>
+
+#include "engine.hpp"
+
+namespace echo_rdma {
+
+class Window;
+
+struct Chunk {
+    Window *window;
+    uint64_t first = 0;   // number of its first sample
+    uint32_t room = 0;    // samples that fit
+    uint32_t filled = 0, sent = 0;
+    uint32_t in_flight = 0;
+    bool sealed = false;  // takes no more samples
+    Memory data;
+};
+
+// Copies one leaf of `count` samples to or from rows of samples; a size known to the compiler makes a small copy a move or two.
+template <bool to_rows> inline void copy_column(char *rows, char *column, size_t size, size_t stride, size_t count) {
+    auto copy = [&](auto bytes) {
+        for (size_t i = 0; i < count; i++) {
+            if constexpr (to_rows)
+                memcpy(rows + i * stride, column + i * bytes, bytes);
+            else
+                memcpy(column + i * bytes, rows + i * stride, bytes);
+        }
+    };
+    if (size == stride)
+        to_rows ? memcpy(rows, column, count * size) : memcpy(column, rows, count * size);
+    else if (size == 4)
+        copy(std::integral_constant<size_t, 4>());
+    else if (size == 8)
+        copy(std::integral_constant<size_t, 8>());
+    else if (size == 1)
+        copy(std::integral_constant<size_t, 1>());
+    else if (size == 16)
+        copy(std::integral_constant<size_t, 16>());
+    else
+        copy(size);
+}
+
+class Window final : public Flow {
+  public:
+    // `most` samples under way; chunks of about `chunk_bytes`, which is also the most that one message carries.
+    Window(const std::vector<uint64_t> &leaves, uint64_t most, uint64_t chunk_bytes) : leaves_(leaves), most_(most) {
+        for (uint64_t size : leaves) sample_bytes_ += size;
+        chunk_samples_ = uint32_t(std::clamp<uint64_t>(chunk_bytes / std::max<uint64_t>(1, sample_bytes_), 1, 65536));
+        chunk_samples_ = uint32_t(std::min<uint64_t>(chunk_samples_, std::max<uint64_t>(1, most)));
+    }
+
+    ~Window() override {
+        for (Chunk *chunk : chunks_) delete chunk;
+        for (Chunk *chunk : spares_) delete chunk;
+    }
+
+    // --------------------------------------------------------------------------------------------------------- callers
+
+    enum Taken { FULL = 0, TAKEN = 1, STOPPED = 2, NO_MEMORY = 3 };
+
+    // Copy `count` samples, given for each leaf as an array of them. All or none: any number goes into an empty window. Waits for room for
+    // `wait_ns`; a negative time regards no room, for who has waited for it and may have been overtaken since.
+    Taken take(const void *const *columns, uint64_t count, int64_t wait_ns) {
+        std::lock_guard one(producer_); // samples of one caller stay together and in order
+        {
+            std::unique_lock hold(lock_);
+            if (stopped_) return STOPPED;
+            if (wait_ns >= 0 && !has_room_locked(count)) {
+                if (wait_ns == 0) return FULL;
+                blocked_++;
+                room_.wait_for(hold, std::chrono::nanoseconds(wait_ns), [&] { return stopped_ || (has_room_locked(count) && taken_ - acknowledged_ <= most_ / 4 * 3); });
+                if (stopped_) return STOPPED;
+                if (!has_room_locked(count)) return FULL;
+            }
+        }
+        if (!provide(count)) return NO_MEMORY;
+        for (uint64_t done = 0; done < count;) {
+            Chunk *chunk = open_chunk();
+            uint32_t some = uint32_t(std::min<uint64_t>(chunk->room - chunk->filled, count - done));
+            char *row = chunk->data.get() + uint64_t(chunk->filled) * sample_bytes_; // `filled` changes here only
+            for (size_t i = 0; i < leaves_.size(); i++) {
+                auto *column = static_cast<char *>(const_cast<void *>(columns[i])) + done * leaves_[i];
+                copy_column<true>(row, column, leaves_[i], sample_bytes_, some);
+                row += leaves_[i];
+            }
+            std::lock_guard hold(lock_);
+            chunk->filled += some;
+            taken_ += some;
+            done += some;
+            if (done == count && engine_ != nullptr) engine_->ring();
+        }
+        return TAKEN;
+    }
+
+    bool has_room(uint64_t count) {
+        std::lock_guard hold(lock_);
+        return has_room_locked(count);
+    }
+
+    void stop() {
+        std::lock_guard hold(lock_);
+        stopped_ = true;
+        room_.notify_all();
+    }
+
+    void watch(int change) {
+        std::lock_guard hold(lock_);
+        watchers_ += change;
+        if (engine_ != nullptr) engine_->ring();
+    }
+
+    // Wait until the first `number` samples are handed to the network, or committed. False: not in time.
+    bool wait_sent(uint64_t number, int64_t wait_ns) {
+        std::unique_lock hold(lock_);
+        hurry_ = std::max(hurry_, number);
+        if (engine_ != nullptr) engine_->ring();
+        return room_.wait_for(hold, std::chrono::nanoseconds(wait_ns), [&] { return std::max(sent_, acknowledged_) >= number; });
+    }
+
+    struct Figures {
+        uint64_t taken, acknowledged, blocked, bytes, messages;
+    };
+    Figures figures() {
+        std::lock_guard hold(lock_);
+        return {taken_, acknowledged_, blocked_, bytes_, messages_};
+    }
+
+    // ----------------------------------------------------------------------------------------------------- connections
+
+    // The samples will go over `engine`, once `resume` has said from where on and the learner how many.
+    void attach(Engine *engine) {
+        std::lock_guard hold(lock_);
+        engine_ = engine;
+        limit_ = 0;
+        resumed_ = owed_ = false;
+    }
+
+    void detach() {
+        std::lock_guard hold(lock_);
+        engine_ = nullptr;
+        resumed_ = false;
+    }
+
+    // The learner has `number` samples; what follows is sent again. False: it cannot have that many.
+    // A message carries at most `message_bytes`: what the lanes take without cutting it up, because to put it together is another copy.
+    bool resume(uint64_t number, uint64_t message_bytes) {
+        std::lock_guard one(producer_);
+        std::lock_guard hold(lock_);
+        message_bytes_ = message_bytes;
+        if (number > taken_ && acknowledged_ == taken_) taken_ = newest_sent_ = number; // a session that went on before: its numbers continue
+        if (number < acknowledged_ || number > newest_sent_) return false;
+        seal();
+        acknowledge_locked(number);
+        sent_ = number;
+        for (Chunk *chunk : chunks_) chunk->sent = uint32_t(std::clamp<int64_t>(int64_t(number + 1 - chunk->first), 0, chunk->filled));
+        resumed_ = true;
+        if (engine_ != nullptr) engine_->ring();
+        return true;
+    }
+
+    // ------------------------------------------------------------------------------------------------------- the engine
+
+    ucp::status message(Peer &peer, const Head &head, void *, size_t, uint64_t, std::string &broken) override {
+        std::lock_guard hold(lock_);
+        if (head.kind != ACK) {
+            broken = "a learner sends no samples";
+            return ucp::OK;
+        }
+        limit_ = std::max(limit_, head.limit);
+        if (!resumed_) return ucp::OK; // the stream says the same, and where to go on
+        if (head.number < acknowledged_ || head.number > newest_sent_) {
+            broken = "it acknowledged " + std::to_string(head.number) + " samples of " + std::to_string(newest_sent_);
+            return ucp::OK;
+        }
+        if (head.number > acknowledged_) {
+            acknowledge_locked(head.number);
+            owed_ = owed_ || watchers_ > 0;
+        }
+        (void)peer;
+        return ucp::OK;
+    }
+
+    bool turn(Peer &peer) override {
+        std::unique_lock hold(lock_);
+        bool worked = false;
+        if (!resumed_) return false; // before, the stream belongs to the handshake
+        if (owed_) owed_ = !peer.inbox.insert(&acknowledgement_, sizeof acknowledgement_); // wakes who waits: see connection.py
+        size_t posted = 0;
+        for (size_t i = 0; i < chunks_.size() && !peer.failed; i++) {
+            Chunk *chunk = chunks_[i];
+            uint64_t from = chunk->first + chunk->sent;
+            if (chunk->filled == chunk->sent) continue;
+            if (from > limit_) break;
+            if (holds_back(*chunk)) break;
+            uint64_t fitting = std::max<uint64_t>(1, message_bytes_ / std::max<uint64_t>(1, sample_bytes_));
+            uint32_t count = uint32_t(std::min({uint64_t(chunk->filled - chunk->sent), limit_ + 1 - from, fitting}));
+            Head head{.kind = SAMPLES, .count = count, .number = from};
+            const char *at = chunk->data.get() + uint64_t(chunk->sent) * sample_bytes_;
+            chunk->sent += count;
+            uint64_t bytes = count * sample_bytes_, parts = (bytes + message_bytes_ - 1) / message_bytes_;
+            chunk->in_flight += uint32_t(std::max<uint64_t>(1, parts));
+            sent_ = from + count - 1;
+            newest_sent_ = std::max(newest_sent_, sent_);
+            bytes_ += bytes + std::max<uint64_t>(1, parts) * sizeof head;
+            messages_++;
+            worked = true;
+            uint64_t size = message_bytes_;
+            hold.unlock(); // what is done at once comes back through `sent_out`
+            if (parts <= 1)
+                peer.engine->post(peer, head, at, bytes, &Window::sent_out, chunk);
+            else
+                for (uint64_t offset = 0; offset < bytes; offset += size) {
+                    head.kind = PART;
+                    head.limit = offset;
+                    peer.engine->post(peer, head, at + offset, std::min(size, bytes - offset), &Window::sent_out, chunk);
+                }
+            hold.lock();
+            if (chunk->sent < chunk->filled) i--; // a message's worth at a time
+            if (++posted == AT_ONCE) break;       // acknowledgements are heard in between
+        }
+        if (worked) room_.notify_all();
+        return worked;
+    }
+
+    bool sleeps(Peer &peer, int) override {
+        std::lock_guard hold(lock_);
+        if (!resumed_ || peer.failed || sent_ >= taken_ || sent_ >= limit_) return true;
+        for (Chunk *chunk : chunks_)
+            if (chunk->sent < chunk->filled) return holds_back(*chunk);
+        return true;
+    }
+
+    void lost(Peer &) override {}
+
+  private:
+    static constexpr uint64_t SMALL = 4 << 10; // bytes that are not worth a message on a busy link
+    static constexpr size_t AT_ONCE = 16;      // messages of one turn
+
+    bool has_room_locked(uint64_t count) const {
+        uint64_t under_way = taken_ - acknowledged_;
+        return under_way == 0 || under_way + count <= most_;
+    }
+
+    // A busy link sends full messages: with some on their way, a small one waits for the next acknowledgement.
+    bool holds_back(const Chunk &chunk) const {
+        bool growing = !chunk.sealed && chunk.filled < chunk.room;
+        return growing && (chunk.filled - chunk.sent) * sample_bytes_ < SMALL && sent_ > acknowledged_ && sent_ >= hurry_;
+    }
+
+    void seal() {
+        if (!chunks_.empty()) chunks_.back()->sealed = true;
+    }
+
+    // Chunks for `count` samples are there, so that taking them cannot fail half way.
+    bool provide(uint64_t count) {
+        std::lock_guard hold(lock_);
+        uint64_t room = chunks_.empty() || chunks_.back()->sealed ? 0 : chunks_.back()->room - chunks_.back()->filled;
+        for (room += spares_.size() * uint64_t(chunk_samples_); room < count; room += chunk_samples_) {
+            auto chunk = std::make_unique<Chunk>();
+            chunk->window = this;
+            chunk->room = chunk_samples_;
+            chunk->data = allocate(uint64_t(chunk_samples_) * sample_bytes_);
+            if (!chunk->data) return false;
+            spares_.push_back(chunk.release());
+        }
+        return true;
+    }
+
+    // A chunk with room for at least one sample.
+    Chunk *open_chunk() {
+        std::lock_guard hold(lock_);
+        if (!chunks_.empty()) {
+            Chunk *last = chunks_.back();
+            if (!last->sealed && last->filled < last->room) return last;
+            last->sealed = true;
+        }
+        Chunk *chunk = spares_.back(); // the last that was used is still in the cache
+        spares_.pop_back();
+        chunk->first = taken_ + 1;
+        chunk->filled = chunk->sent = 0;
+        chunk->sealed = false;
+        chunks_.push_back(chunk);
+        return chunk;
+    }
+
+    void acknowledge_locked(uint64_t number) {
+        acknowledged_ = number;
+        while (!chunks_.empty()) {
+            Chunk *chunk = chunks_.front();
+            bool whole = chunk->sealed || chunk->filled == chunk->room;
+            if (chunk->first + chunk->filled - 1 > number || !whole) break;
+            chunks_.pop_front();
+            retire(chunk);
+        }
+        room_.notify_all();
+    }
+
+    // Its samples are committed; its memory is free when UCX is done with it too.
+    void retire(Chunk *chunk) {
+        if (chunk->in_flight > 0) {
+            chunk->room = 0; // says so to `sent_out`
+            return;
+        }
+        if (spares_.size() < 64)
+            spares_.push_back(chunk);
+        else
+            delete chunk;
+    }
+
+    static void sent_out(void *argument) {
+        auto *chunk = static_cast<Chunk *>(argument);
+        Window &window = *chunk->window;
+        std::lock_guard hold(window.lock_);
+        chunk->in_flight--;
+        if (chunk->room != 0 || chunk->in_flight > 0) return;
+        chunk->room = window.chunk_samples_;
+        window.retire(chunk);
+    }
+
+    // An ACK frame of echo_core.wire; the uplink looks at the window when it reads one, and not at the frame.
+    struct {
+        uint8_t kind = 2, flags = 0;
+        uint16_t table = 0;
+        uint32_t count = 0;
+        uint64_t number = 0, length = 0;
+    } acknowledgement_;
+
+    const std::vector<uint64_t> leaves_;
+    uint64_t sample_bytes_ = 0, most_, message_bytes_ = 1;
+    uint32_t chunk_samples_;
+    std::mutex producer_; // taken before lock_
+    std::mutex lock_;     // inside the engine's
+    std::condition_variable room_;
+    std::deque<Chunk *> chunks_; // oldest first
+    std::vector<Chunk *> spares_;
+    Engine *engine_ = nullptr;
+    uint64_t taken_ = 0, sent_ = 0, newest_sent_ = 0, acknowledged_ = 0, limit_ = 0, hurry_ = 0;
+    uint64_t blocked_ = 0, bytes_ = 0, messages_ = 0;
+    int watchers_ = 0;
+    bool stopped_ = false, resumed_ = false, owed_ = false;
+};
+
+} // namespace echo_rdma

@@ -1,0 +1,217 @@
+# The worker's end of samples for Python; a part of _ucx.pyx. What works without Python is in ucx/window.hpp.
+
+cdef extern from "ucx/window.hpp" namespace "echo_rdma" nogil:
+    cdef struct WindowFigures "echo_rdma::Window::Figures":
+        uint64_t taken, acknowledged, blocked, bytes, messages
+
+    cdef cppclass CWindow "echo_rdma::Window"(Flow):
+        CWindow(const vector[uint64_t]&, uint64_t, uint64_t)
+        int take(const void**, uint64_t, int64_t)
+        cbool has_room(uint64_t)
+        void stop()
+        void watch(int)
+        cbool wait_sent(uint64_t, int64_t)
+        WindowFigures figures()
+        void attach(CEngine*)
+        void detach()
+        cbool resume(uint64_t, uint64_t)
+
+    int WINDOW_FULL "echo_rdma::Window::FULL"
+    int WINDOW_TAKEN "echo_rdma::Window::TAKEN"
+    int WINDOW_NO_MEMORY "echo_rdma::Window::NO_MEMORY"
+
+cdef enum:
+    FEW = 64                # leaves whose addresses fit on the stack
+    GIL_BYTES = 32768       # copies larger than this are done without the GIL
+    PATIENCE_NS = 2000000   # that a call waits for room by itself, before it does so where it can be interrupted
+
+
+@cython.final
+cdef class Window:
+    """Samples until they are acknowledged: what `echo_core.channel.window.Window` is, for samples that the engine sends.
+
+    Args:
+        spec: of the samples.
+        most: samples under way; at this bound `send` waits.
+        chunk_bytes: of memory that is used together, about.
+
+    Attributes:
+        message_bytes: the most that one message carries, from the next `resume` on.
+    """
+    cdef shared_ptr[CWindow] window
+    cdef object spec, slow, slow_batch
+    cdef list spare
+    cdef Py_ssize_t leaves, sample_bytes
+    cdef int generation
+    cdef readonly bint small
+    cdef public uint64_t message_bytes
+
+    def __cinit__(self, spec, uint64_t most, uint64_t chunk_bytes):
+        cdef vector[uint64_t] sizes
+        for leaf in spec.leaves:
+            sizes.push_back(leaf.nbytes)
+        self.spec = spec
+        self.leaves = sizes.size()
+        self.sample_bytes = spec.sample_bytes
+        self.window = make_shared[CWindow](sizes, most, chunk_bytes)
+        self.generation = generation
+        self.small = True  # the gatherer takes samples of every size
+        self.spare = []
+
+    def __dealloc__(self):
+        if self.window.get() != NULL and self.generation != generation:
+            leak(self.window)
+
+    def connect(self, slow, slow_batch):
+        """Weak references to what is called for samples and batches `(samples, timeout)` for which there is no room soon."""
+        self.slow, self.slow_batch = slow, slow_batch
+
+    # ---- samples
+
+    def send(self, sample, timeout=None):
+        """See `echo_core.transport.Connection.send`."""
+        if self.take(sample) != WINDOW_TAKEN:
+            call(self.slow)(sample, timeout)
+
+    def send_batch(self, samples, timeout=None):
+        """See `echo_core.transport.Connection.send_batch`."""
+        cdef const void* few[FEW]
+        cdef vector[const void*] many
+        cdef const void** out = few
+        cdef list keep = []
+        cdef Py_ssize_t n
+        cdef int status = WINDOW_FULL
+        if self.generation == generation:
+            if self.leaves > FEW:
+                many.resize(self.leaves)
+                out = many.data()
+            n = echo_batch_pointers(self.spec, samples, out, keep)
+            if n == 0:
+                return
+            with nogil:
+                status = self.window.get().take(out, n, PATIENCE_NS)
+            if status == WINDOW_NO_MEMORY:
+                raise MemoryError()
+        if status != WINDOW_TAKEN:
+            call(self.slow_batch)(samples, timeout)
+
+    def take(self, sample) -> int:
+        """Copy one sample: 1 taken, 0 there is no room, also after a moment. Raises SpecError."""
+        cdef const void* few[FEW]
+        cdef vector[const void*] many
+        cdef const void** out = few
+        cdef list keep
+        cdef object held = None
+        cdef int status
+        if self.generation != generation:
+            return 0
+        if self.leaves > FEW:
+            many.resize(self.leaves)
+            out = many.data()
+        # Another thread may be in here while optree or numpy run Python code for this one.
+        keep, self.spare = self.spare, None
+        if keep is None:
+            keep = []
+        if self.sample_bytes <= GIL_BYTES:
+            echo_leaf_pointers(self.spec, sample, out, keep)
+            status = self.window.get().take(out, 1, 0)
+            if status == WINDOW_TAKEN:
+                if keep:
+                    keep.clear()
+                self.spare = keep
+                return 1
+            keep.clear()
+        # Without the GIL another thread could take an array out of the sample and free what is copied from.
+        held = self.spec.flattener.flatten(sample)
+        echo_leaf_pointers(self.spec, sample, out, keep)
+        with nogil:
+            status = self.window.get().take(out, 1, PATIENCE_NS)
+        keep.clear()
+        self.spare = keep
+        if status == WINDOW_NO_MEMORY:
+            raise MemoryError()
+        return status == WINDOW_TAKEN
+
+    def add(self, Py_ssize_t count, data) -> None:
+        """Take `count` samples, given for each leaf in turn, by somebody who has waited for room."""
+        cdef vector[const void*] out
+        cdef const unsigned char[::1] view = data
+        cdef const char* at = <const char*>&view[0] if view.shape[0] else NULL
+        cdef int status
+        for leaf in self.spec.leaves:
+            out.push_back(at)
+            at += count * <Py_ssize_t>leaf.nbytes
+        with nogil:
+            status = self.window.get().take(out.data(), count, -1)
+        if status != WINDOW_TAKEN:
+            raise MemoryError() if status == WINDOW_NO_MEMORY else ClosedError("this connection is closed")
+
+    # ---- what the uplink asks of a window
+
+    @property
+    def gatherer(self):
+        return self
+
+    @property
+    def taken(self) -> int:
+        return self.window.get().figures().taken if self.generation == generation else 0
+
+    @property
+    def acknowledged(self) -> int:
+        return self.window.get().figures().acknowledged if self.generation == generation else 0
+
+    def has_room(self, uint64_t count) -> bool:
+        return self.window.get().has_room(count)
+
+    def next_entries(self) -> list:
+        """None: they do not go over the stream."""
+        return []
+
+    def acknowledge(self, number) -> None:
+        """The engine has done that; the uplink now wakes who waits for it."""
+
+    def resume(self, uint64_t number) -> None:
+        if not self.window.get().resume(number, self.message_bytes):
+            raise ProtocolError(
+                f"the learner has {number} samples of this client, which sent fewer or knows more to be committed; is its client_id used twice?"
+            )
+
+    def stop(self) -> None:
+        """No more are taken."""
+        if self.generation == generation:
+            self.window.get().stop()
+
+    # ---- beyond that
+
+    def attach(self, Wire wire) -> None:
+        """Samples go over `wire` from now on; begun by `resume`."""
+        self.window.get().attach(wire.engine.engine.get())
+        with nogil:
+            wire.engine.engine.get().attach(wire.peer.get()[0], <shared_ptr[Flow]>self.window)
+
+    def detach(self) -> None:
+        if self.generation == generation:
+            self.window.get().detach()
+
+    def watch(self, int change) -> None:
+        """While somebody watches, acknowledgements are told to the reader of the stream."""
+        self.window.get().watch(change)
+
+    def wait_sent(self, uint64_t number, double seconds) -> bool:
+        """Wait until that many samples have been handed to the network."""
+        cdef cbool sent
+        cdef int64_t ns = <int64_t>(seconds * 1e9)
+        with nogil:
+            sent = self.window.get().wait_sent(number, ns)
+        return sent
+
+    def figures(self) -> dict[str, int]:
+        """taken, acknowledged, blocked (calls that found it full), bytes and messages sent."""
+        return self.window.get().figures()
+
+
+cdef object call(object reference):
+    target = reference() if reference is not None else None
+    if target is None:
+        raise ClosedError("this connection is closed")
+    return target

@@ -1,0 +1,178 @@
+"""Workers and learners that are killed or stopped: nobody waits for longer than the lease, nothing is torn, lost or doubled."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from echo_core import Client, Server
+from echo_core.errors import EchoTimeoutError
+from echo_core.testing import workers
+from echo_core.testing.processes import until
+from echo_core.testing.samples import Tally, example, stacked
+from echo_rdma.transport import RdmaTransport
+
+SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "6"))
+LEASE = {"heartbeat": 0.2, "lease": 1.0}
+TOKEN = "the token of these tests, long enough"
+spawning = multiprocessing.get_context("spawn")
+
+pytestmark = [pytest.mark.usefixtures("ucx"), pytest.mark.timeout(int(120 + 3 * SECONDS))]
+
+
+@pytest.fixture(params=["tcp", "posix,cma,tcp"])
+def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", request.param)
+    monkeypatch.setenv("ECHO_TOKEN", TOKEN)
+
+
+@pytest.fixture
+def processes() -> Iterator[list[Any]]:
+    running: list[Any] = []
+    yield running
+    for process in running:
+        os.kill(process.pid, signal.SIGCONT)
+        process.kill()
+        process.join()
+
+
+def start(processes: list[Any], server: Server, maker: int, filler: int) -> Any:
+    ours, theirs = spawning.Pipe(duplex=False)
+    process = spawning.Process(target=workers.pour, args=(str(server.address), maker, filler, False, theirs, dict(LEASE)), daemon=True)
+    processes.append(process)
+    process.start()
+    return process, ours
+
+
+def take(server: Server, tally: Tally, timeout: float = 0.1) -> bool:
+    try:
+        one = server.sample(timeout=timeout)
+    except EchoTimeoutError:
+        return False
+    assert one is not None
+    tally.add(one.batch)  # raises for a sample that is torn
+    return True
+
+
+def in_order(tally: Tally) -> None:
+    """Each maker's samples came without a hole, and none twice."""
+    for maker, numbers in tally.numbers.items():
+        assert numbers == list(range(len(numbers))), f"worker {maker}: lost, doubled or out of order"
+
+
+@pytest.mark.usefixtures("lanes")
+@pytest.mark.parametrize("filler", [48, 300_000])
+def test_random_kills_and_stops_under_load(processes: list[Any], filler: int) -> None:
+    tally, dice, kills = Tally(), random.Random(6), 0
+    with Server(example(filler), 4, RdmaTransport(port=0, **LEASE), num_buffers=8) as server:
+        running = {maker: start(processes, server, maker, filler)[0] for maker in range(2)}
+        until(lambda: take(server, tally) and len(tally.numbers) == 2, "every worker sends", 60)
+        end, moved = time.monotonic() + SECONDS, time.monotonic()
+        while time.monotonic() < end:
+            turn = time.monotonic() + dice.random() * 0.3
+            while time.monotonic() < turn:
+                if take(server, tally):
+                    moved = time.monotonic()
+            sending = [maker for maker in running if maker in tally.numbers]
+            if not sending:
+                assert time.monotonic() - moved < 60, f"the learner stopped after {kills} kills"
+                continue
+            victim = running[maker := dice.choice(sending)]
+            if dice.random() < 0.3:
+                os.kill(victim.pid, signal.SIGSTOP)
+                until(lambda: take(server, tally) or len(running) == 1 or True, "others go on")
+                time.sleep(dice.random() * 0.05)
+                os.kill(victim.pid, signal.SIGCONT)
+            else:
+                victim.kill()
+                kills += 1
+                fresh = maker + 10 * kills
+                del running[maker]
+                running[fresh] = start(processes, server, fresh, filler)[0]
+        for process in running.values():
+            process.kill()
+        until(lambda: not take(server, tally) and not server.peers(), "all are noticed", 20)
+        assert kills > 0
+        in_order(tally)
+
+
+@pytest.mark.usefixtures("lanes")
+def test_a_stopped_worker_is_given_up_and_comes_back(processes: list[Any]) -> None:
+    tally = Tally()
+    with Server(example(5000), 4, RdmaTransport(port=0, **LEASE), num_buffers=4) as server:
+        process, ready = start(processes, server, 1, 5000)
+        until(lambda: take(server, tally) and ready.poll(0), "the worker sends", 60)
+        os.kill(process.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        until(lambda: not take(server, tally, 0.05) and not server.peers(), "the learner gives it up", 20)
+        assert time.monotonic() - began < 15 * LEASE["lease"]
+        with Client(server.address, example(5000), **LEASE) as other:  # whose samples it does not hold up
+            other.send_batch(stacked(2, 0, 8, 5000))
+            until(lambda: take(server, tally) and len(tally.numbers.get(2, [])) >= 4, "another worker's samples")
+            before = len(tally.numbers[1])
+            os.kill(process.pid, signal.SIGCONT)
+            until(lambda: take(server, tally) and len(tally.numbers[1]) > before + 100, "it sends again", 30)
+        in_order(tally)
+
+
+@pytest.mark.usefixtures("lanes")
+def test_a_stopped_learner_is_given_up_and_found_again(processes: list[Any]) -> None:
+    ours, theirs = spawning.Pipe(duplex=False)
+    learner = spawning.Process(target=workers.learn, args=("rdma://127.0.0.1:0?lease=1&heartbeat=0.2", 4, theirs), daemon=True)
+    processes.append(learner)
+    learner.start()
+    assert ours.poll(60)
+    address = ours.recv()
+    with Client(address, example(), **LEASE, timeout=30) as client:
+        client.send_batch(stacked(1, 0, 20))
+        client.wait()
+        os.kill(learner.pid, signal.SIGSTOP)
+        client.send_batch(stacked(1, 20, 20))
+        with pytest.raises(EchoTimeoutError, match="acknowledge"):
+            client.wait(timeout=0.3)
+        until(lambda: not client.stats()["connected"], "the silence is noticed", 20)
+        os.kill(learner.pid, signal.SIGCONT)
+        client.wait(timeout=60)
+        assert client.stats()["acknowledged"] == 40 and client.stats()["learner_restarts"] == 0
+
+
+@pytest.mark.usefixtures("lanes")
+@pytest.mark.parametrize("filler", [48, 300_000])
+def test_a_learner_killed_under_load_wedges_nobody(processes: list[Any], filler: int) -> None:
+    with Server(example(filler), 4, RdmaTransport(port=0)) as here:
+        address = here.address
+    ours, theirs = spawning.Pipe(duplex=False)
+    learner = spawning.Process(target=serve, args=(str(address), filler, theirs), daemon=True)
+    processes.append(learner)
+    learner.start()
+    assert ours.poll(60) and ours.recv() == str(address)
+    with Client(address, example(filler), **LEASE, timeout=60) as client:
+        number = 0
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            client.send_batch(stacked(1, number, 5, filler))
+            number += 5
+        learner.kill()
+        until(lambda: not client.stats()["connected"], "the loss is noticed", 20)
+        tally = Tally()
+        with Server(example(filler), 5, RdmaTransport(port=0).at(address, **LEASE), num_buffers=8) as server:
+            client.send_batch(stacked(1, number, 5, filler))
+            until(lambda: take(server, tally) and tally.numbers[1][-1] == number + 4, "all that was not acknowledged", 60)
+            numbers = tally.numbers[1]
+            assert numbers == list(range(numbers[0], number + 5)), "lost, doubled or out of order"
+            client.wait()
+
+
+def serve(address: str, filler: int, ready: Any) -> None:
+    """A learner that takes batches until it is killed."""
+    with Server(example(filler), 4, address) as server:
+        ready.send(str(server.address))
+        for _ in server.dataset_iter():
+            pass

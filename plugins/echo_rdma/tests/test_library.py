@@ -1,0 +1,134 @@
+"""Finding UCX, and saying what to do where there is none that can be used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from echo_core import Client, Server
+from echo_core.errors import ConfigError, EchoError, ForkError
+from echo_core.testing.processes import forked
+from echo_rdma import channel, library
+
+EXAMPLE = {"x": np.zeros(4, np.float32)}
+TOKEN = "the token of these tests, long enough"
+
+
+def python(code: str, **environment: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **environment}, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+SELECT = """
+from echo_core import Server
+from echo_core.errors import ConfigError
+import numpy as np
+try:
+    Server({"x": np.zeros(4)}, 2, "rdma://127.0.0.1:0").start()
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_machine_without_ucx_is_told_what_to_install(tmp_path: Path) -> None:
+    said = python(SELECT, ECHO_UCX_LIBRARY=str(tmp_path / "libucp.so.0"))
+    assert 'pip install "echo-rdma[wheel]"' in said and "ECHO_UCX_LIBRARY" in said and "libucp.so.0" in said
+    said = python("from echo_rdma import library; library._candidates = lambda: []\n" + SELECT)
+    assert "no libucp was found" in said
+
+
+def test_a_library_of_something_else_is_named(tmp_path: Path) -> None:
+    said = python(SELECT, ECHO_UCX_LIBRARY="libm.so.6")
+    assert "libm.so.6 has no ucp_get_version" in said
+
+
+def test_importing_loads_nothing() -> None:
+    code = "import echo_rdma, sys; print('libucp' in open('/proc/self/maps').read(), 'echo_rdma._ucx' in sys.modules)"
+    assert python(code).split() == ["False", "False"]
+    code = "import echo_core.plugins as p; p.default.examine(p.TRANSPORTS); import sys; print('libucp' in open('/proc/self/maps').read())"
+    assert python(code).split() == ["False"]
+
+
+def test_the_environment_of_children_is_left_as_it_was(ucx: object) -> None:
+    code = "from echo_rdma import library; library.context(); import os; print([n for n in os.environ if n.startswith('UCX_')])"
+    assert python(code).strip() == "[]"
+
+
+@pytest.mark.usefixtures("ucx")
+def test_no_transport_left_is_an_error_that_shows_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "rc_nothing")
+    with pytest.raises(ConfigError, match="UCX_TLS=rc_nothing"):
+        Server(EXAMPLE, 2, "rdma://127.0.0.1:0", token=TOKEN).start()
+
+
+@pytest.mark.usefixtures("ucx")
+def test_no_silent_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    with Server(EXAMPLE, 2, "rdma://127.0.0.1:0", token=TOKEN) as server:
+        with pytest.raises(EchoError, match=r"tcp/lo.*no RDMA.*UCX_TLS=tcp"):
+            Client(server.address, EXAMPLE, token=TOKEN, require_rdma=True, timeout=10)
+        with Client(server.address, EXAMPLE, token=TOKEN) as client:
+            assert "tcp/lo" in client.stats()["lanes"]
+            assert server.stats()["transport/rdma/lane_tcp"] == 1
+    with Server(EXAMPLE, 2, "rdma://127.0.0.1:0?require_rdma=true", token=TOKEN) as server:
+        with pytest.raises(EchoError):
+            Client(server.address, EXAMPLE, token=TOKEN, timeout=1)
+        assert server.peers() == []
+
+
+@pytest.mark.usefixtures("ucx")
+def test_the_lanes_are_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    monkeypatch.setattr(channel, "_told", set())
+    caplog.set_level("INFO", "echo")
+    with Server(EXAMPLE, 2, "rdma://127.0.0.1:0", token=TOKEN) as server, Client(server.address, EXAMPLE, token=TOKEN):
+        pass
+    lines = [record.getMessage() for record in caplog.records if "no RDMA" in record.getMessage()]
+    assert len(lines) == 1 and "tcp/lo" in lines[0] and "UCX_TLS=tcp" in lines[0]
+
+
+@pytest.mark.usefixtures("ucx")
+def test_a_forked_child_is_told() -> None:
+    with Server(EXAMPLE, 2, "rdma://127.0.0.1:0", token=TOKEN):
+
+        def child() -> None:
+            with pytest.raises(ForkError, match="spawn"):
+                Server(EXAMPLE, 2, "rdma://127.0.0.1:0", token=TOKEN).start()
+
+        forked(child)
+
+
+@pytest.mark.usefixtures("ucx")
+def test_an_address_beyond_this_machine_needs_authentication() -> None:
+    from echo_core.errors import SecurityError
+
+    with pytest.raises(SecurityError, match="allow_insecure"):
+        Server(EXAMPLE, 2, "rdma://0.0.0.0:0?auth=false").start()
+
+
+def test_memory_that_may_be_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
+    assert "8192 KiB" in library.memory_lock_advice() and "ulimit -l unlimited" in library.memory_lock_advice()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert library.memory_lock_advice() == ""
+
+
+@pytest.mark.usefixtures("ucx")
+def test_the_check_says_what_there_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from echo_rdma import check
+
+    monkeypatch.setattr(check, "SECONDS", 0.4)
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    assert check.main([]) == 0
+    said = capsys.readouterr().out
+    assert "UCX_TLS=tcp" in said and "no RDMA" in said and "28 KiB" in said and "samples/s" in said
+    assert check.main(["--require-rdma"]) == 1
+    assert "require_rdma" in capsys.readouterr().out

@@ -1,0 +1,137 @@
+"""Replay tables in configuration files: read, checked, told where from, and made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from echo_core import ConfigError, Queue, SampleToInsertRatio, Server, Table
+from echo_core.config import load
+from echo_core.schema import configuration_schema
+
+pytestmark = pytest.mark.needs("echo-samplers")
+
+EXAMPLE = {"x": np.zeros(3, np.float32)}
+OTHER = {"frame": np.zeros((2, 2), np.uint8)}
+
+TEXT = """
+[server]
+batch_size = 16
+
+[[server.tables]]
+name = "replay"
+capacity = 1_000
+sampler = { type = "prioritized", alpha = 0.7 }
+rate_limiter = { type = "SampleToInsertRatio", samples_per_insert = 4, min_size_to_sample = 100, error_buffer = 300 }
+max_policy_lag = 20
+seed = 1
+
+[[server.tables]]
+name = "queue"
+capacity = 64
+sampler = "fifo"
+rate_limiter = { type = "Queue", size = 64 }
+lease_timeout = 30.0
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "echo.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_a_server_of_the_tables_a_file_describes(file: Path) -> None:
+    server = Server.from_config(file, EXAMPLE, examples={"queue": OTHER})
+    replay, queue = server.tables["replay"], server.tables["queue"]
+    assert list(server.tables) == ["replay", "queue"] and server.batch_size == 16
+    assert replay.capacity == 1000 and replay.spec.sample_bytes == 12 and replay.sampler.options.alpha == 0.7
+    assert replay.limiter == SampleToInsertRatio(4, 100, 300) and replay.lags.most == 20
+    assert queue.limiter == Queue(64) and queue.max_times_sampled == 1 and queue.lease_timeout == 30 and queue.spec.sample_bytes == 4
+    server.submit_batch({"frame": np.zeros((16, 2, 2), np.uint8)}, table="queue")
+    assert server.ack(server.sample(5, table="queue").keys, table="queue") == 16
+
+
+def test_single_keys_can_be_changed_and_tell_where_they_come_from(file: Path) -> None:
+    variable = "ECHO_SERVER__TABLES__1__CAPACITY"
+    config = load(file, env={variable: "128"}, command_line=["server.tables.0.sampler=uniform", "server.tables.0.max_bytes=6000"])
+    replay, queue = config.server.tables
+    assert (replay.sampler.type, dict(replay.sampler.options), replay.max_bytes) == ("uniform", {}, 6000)
+    assert queue.capacity == 128
+    lines = {key: (value, origin) for key, value, origin in config.explain()}
+    assert lines["server.tables.1.capacity"] == ("128", f"environment variable {variable}")
+    assert lines["server.tables.0.sampler.type"] == ("uniform", "command line")
+    assert lines["server.tables.0.rate_limiter.error_buffer"] == (300, str(file))
+    assert "server.tables.0.sampler.alpha" not in lines  # the options of one sampler mean nothing to another
+    config.check()
+    assert Server.from_config(config, EXAMPLE).tables["replay"].capacity == 500
+
+
+def test_a_later_list_replaces_the_whole_one_before(file: Path) -> None:
+    config = load(file, {"server": {"tables": [{"name": "only", "capacity": 10, "sampler": "lifo", "remover": "fifo"}]}})
+    assert [table.name for table in config.server.tables] == ["only"]
+    assert config.server.tables[0].remover == "fifo"
+
+
+def test_tables_given_by_code_win(file: Path) -> None:
+    tables = [Table("mine", EXAMPLE, capacity=32, sampler="uniform")]
+    assert list(Server.from_config(file, tables=tables).tables) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ('capacity = "many"', r"server\.tables\.0\.capacity: must be a whole number, not 'many'"),
+        ("capacty = 3", r"server\.tables\.0\.capacty: unknown key; did you mean 'capacity'\?"),
+        ("where = 3", r"server\.tables\.0\.where: unknown key"),
+        ("sampler = 3", r"server\.tables\.0\.sampler: has no type"),
+        ('sampler = { type = "uniform", alhpa = 1 }', r"server\.tables\.0\.sampler\.alhpa: unknown key"),
+        ('sampler = "unifrom"', r"no sampler named 'unifrom'.*did you mean 'uniform'"),
+        ('rate_limiter = "Queu"', r"server\.tables\.0\.rate_limiter\.type: no rate limiter 'Queu'; did you mean 'Queue'\?"),
+        ('rate_limiter = { type = "Queue" }', r"server\.tables\.0\.rate_limiter\.size: missing"),
+        ('rate_limiter = { type = "MinSize", min_size_to_sample = 0 }', r"server\.tables\.0\.rate_limiter: MinSize\(0\)"),
+        ('rate_limiter = { type = "MinSize", min_size_to_sample = 11 }', r"could never be satisfied: MinSize\(11\) waits for 11 items"),
+        ("lag_weight = 2.0", r"server\.tables\.0: table 'one': lag_weight must be"),
+        ("lease_timeout = 1.0", r"server\.tables\.0: table 'one': lease_timeout is for items that are sampled once"),
+    ],
+)
+def test_mistakes_name_file_and_key(tmp_path: Path, change: str, said: str) -> None:
+    path = tmp_path / "echo.toml"
+    keys = {"name": '"one"', "capacity": "10", "sampler": '"uniform"'}
+    key, _, value = change.partition(" = ")
+    lines = [f"{name} = {text}" for name, text in {**keys, key: value}.items()]
+    path.write_text("\n".join(["[server]", "batch_size = 2", "[[server.tables]]", *lines]))
+    with pytest.raises((ConfigError, ImportError), match=said) as caught:
+        Server.from_config(path, EXAMPLE)
+    assert str(path) in str(caught.value) or "could never" in said or "missing" in said
+
+
+def test_what_does_not_go_together(file: Path) -> None:
+    with pytest.raises(ConfigError, match="each of \\[\\[server.tables\\]\\] has a sampler of its own"):
+        load(file, command_line=["server.sampler=uniform"])
+    with pytest.raises(ConfigError, match="server.tables.0 is called 'replay' already"):
+        load(file, command_line=["server.tables.1.name=replay"])
+    with pytest.raises(ConfigError, match="table 'replay' has no example"):
+        Server.from_config(file, examples={"queue": OTHER})
+    with pytest.raises(ConfigError, match="an example for a table 'queu'.*did you mean 'queue'"):
+        Server.from_config(file, EXAMPLE, examples={"queu": OTHER})
+    with pytest.raises(ConfigError, match="server.tables"):
+        load({"server": {"batch_size": 1, "tables": 3}})
+
+
+def test_the_schema_knows_tables(file: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    import tomllib
+
+    schema = configuration_schema()
+    good = tomllib.loads(TEXT)
+    jsonschema.validate(good, schema)
+    mistakes = {"capacity": "3", "capacty": 3, "rate_limiter": {"type": "Queue"}, "sampler": {"type": "uniform", "alpha": 1}}
+    for key, value in mistakes.items():
+        bad = tomllib.loads(TEXT)
+        bad["server"]["tables"][0][key] = value
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(bad, schema)

@@ -1,0 +1,121 @@
+"""Priorities and policy versions travel with samples over every installed transport."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_core import Client, Server, SpecError, Table, plugins
+
+TRANSPORTS = [record.name for record in plugins.installed(plugins.TRANSPORTS) if not record.disabled]
+EXAMPLE = {"number": np.int64(0), "filler": np.zeros(5, np.float32)}
+over_every_transport = pytest.mark.parametrize("transport_table", TRANSPORTS, indirect=True)
+
+
+def items(start: int, stop: int) -> dict:
+    return {"number": np.arange(start, stop), "filler": np.zeros((stop - start, 5), np.float32)}
+
+
+def tables(**options: Any) -> list[Table]:
+    first = Table("first", {"x": np.zeros(3)}, capacity=100, sampler="uniform")
+    return [first, Table("replay", EXAMPLE, capacity=1000, sampler="prioritized", seed=1, **options)]
+
+
+@over_every_transport
+def test_priorities_arrive_with_their_samples(transport_table: dict[str, Any]) -> None:
+    with Server(tables=tables(), batch_size=32, transport=transport_table) as server, Client(server.address, EXAMPLE, table="replay") as client:
+        client.send_batch(items(0, 10))
+        for i in range(10, 20):
+            client.send({"number": np.int64(i), "filler": np.zeros(5, np.float32)}, priority=float(i))
+        client.send_batch(items(20, 120), table="replay", priorities=np.arange(20, 120))
+        client.send_batch(items(120, 130))
+        client.wait()
+        table = server.table("replay")
+        keys, priorities = table.top(130)
+        given = table.peek(keys)[0]["number"]
+        told = (given >= 10) & (given < 120)
+        np.testing.assert_allclose(priorities[told], given[told], rtol=1e-6)
+        assert told.sum() == 110
+        # One sender's samples stay in order, with and without labels.
+        assert table.peek(table.keys())[0]["number"].tolist() == [*range(130)]
+
+
+@over_every_transport
+@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
+def test_bad_priorities_are_refused_by_the_client(transport_table: dict[str, Any], bad: float) -> None:
+    with Server(tables=tables(), batch_size=32, transport=transport_table) as server, Client(server.address, EXAMPLE, table="replay") as client:
+        priorities = np.ones(10)
+        priorities[7] = bad
+        with pytest.raises(ValueError, match="sample 7 must be finite and not negative; nothing was inserted"):
+            client.send_batch(items(0, 10), priorities=priorities)
+        with pytest.raises(ValueError, match="must be finite and not negative"):
+            client.send(EXAMPLE, priority=bad)
+        client.send_batch(items(0, 10), priorities=np.ones(10))
+        client.wait()
+        assert len(server.table("replay")) == 10
+
+
+@over_every_transport
+def test_bad_priorities_are_refused_by_the_table_too(
+    transport_table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from echo_core import labels
+
+    with Server(tables=tables(), batch_size=32, transport=transport_table) as server:
+        with Client(server.address, EXAMPLE, table="replay") as client:
+            # A client that does not look.
+            monkeypatch.setattr(labels, "new_priorities", lambda given, n: np.asarray(given, np.float64))
+            client.send_batch(items(0, 5), priorities=np.array([1.0, -1.0, np.nan, np.inf, 2.0]))
+            client.send_batch(items(5, 50), priorities=np.ones(45))
+            client.wait()
+        table = server.table("replay")
+        assert sorted(table.peek(table.keys())[0]["number"].tolist()) == [0, 4, *range(5, 50)]
+        assert server.stats()["table/replay/refused"] == 3
+        sample = server.sample(10, table="replay")
+        assert np.isfinite(sample.weights).all()
+        last = server.stats()["table/replay/refused_last"]
+        assert re.fullmatch(r"priority (-1\.0|nan|inf) of sample [123] is negative or not finite", last)
+        assert "table 'replay' refused 3 samples of workers: priority" in caplog.text
+
+
+@over_every_transport
+def test_versions_arrive_with_their_samples(transport_table: dict[str, Any]) -> None:
+    with Server(tables=tables(policy_versions=True), batch_size=32, transport=transport_table) as server:
+        # The client finds out by itself that the table keeps versions, as its own and as one of several.
+        with Client(server.address, EXAMPLE, table="replay") as client:
+            client.send_batch(items(0, 10))
+            client.wait()
+            assert server.table("replay").policy_versions()[0].tolist() == [0]
+            server.publish({"w": np.zeros(2)})
+            server.publish({"w": np.ones(2)})
+            assert client.weights(newer_than=1).version == 2
+            client.send_batch(items(10, 30))
+            client.send({"number": np.int64(30), "filler": np.zeros(5, np.float32)}, policy_version=1)
+            client.policy_version = 7
+            client.send_batch(items(31, 40), priorities=np.ones(9))
+            client.wait()
+            versions, counts = server.table("replay").policy_versions()
+            assert dict(zip(versions.tolist(), counts.tolist())) == {0: 10, 2: 20, 1: 1, 7: 9}
+            sample = client.sample(64, timeout=30)
+            made_by = {**dict.fromkeys(range(10), 0), **dict.fromkeys(range(10, 30), 2), 30: 1, **dict.fromkeys(range(31, 40), 7)}
+            assert sample.info.policy_versions.tolist() == [made_by[i] for i in sample.batch["number"].tolist()]
+            assert sample.info.policy_version == 2
+        with Client(server.address, {"x": np.zeros(3)}, tables={"replay": EXAMPLE}) as client:
+            client.send({"x": np.zeros(3)})
+            client.send_batch(items(40, 50), table="replay", policy_version=5)
+            client.wait()
+            assert server.table("replay").policy_versions()[0].tolist() == [0, 1, 2, 5, 7]
+            assert len(server.table("first")) == 1
+
+
+@over_every_transport
+def test_another_spec_is_still_refused_by_leaf(transport_table: dict[str, Any]) -> None:
+    with Server(tables=tables(policy_versions=True), batch_size=32, transport=transport_table) as server:
+        with pytest.raises(SpecError, match="filler"):
+            Client(server.address, {**EXAMPLE, "filler": np.zeros(4, np.float32)}, table="replay", timeout=10)
+        with Client(server.address, EXAMPLE, table="replay") as client, pytest.raises(SpecError, match="leaf 'filler'"):
+            client.send({"number": np.int64(0), "filler": np.zeros(4, np.float32)})
+        assert len(server.table("replay")) == 0
