@@ -75,11 +75,10 @@ def lowest(session: nox.Session) -> None:
     projects = [*sorted(Path().glob("*/pyproject.toml")), *sorted(Path("plugins").glob("*/pyproject.toml"))]
     # Of files given with -r every dependency is a direct one; those of our own names come from what was built.
     wanted = [argument for project in projects for argument in ("-r", str(project))]
-    extras = ["--extra", "cli", "--extra", "tls", "--extra", "testing"]
+    # The tests' own tools in the same resolution: the newest of them would bring the newest of ours.
+    extras = ["--extra", "cli", "--extra", "tls", "--extra", "testing", "--group", "test"]
     session.run("uv", "pip", "install", "--quiet", "--resolution", "lowest-direct", "--find-links", str(built), *wanted, *extras)
     session.run("uv", "pip", "install", "--quiet", "--no-deps", "--reinstall", *map(str, sorted(built.glob("*.whl"))))
-    # After them, because what is there already is kept.
-    session.install(*nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test"))
     session.run("uv", "pip", "list")
     session.run("python", "tools/installed.py")
     tests = session.posargs or ["tests/core", "tests/matrix", "tests/cli", "samplers/tests"]
@@ -137,6 +136,7 @@ def docs(session: nox.Session) -> None:
     """The documentation site, into build/docs. A warning is an error."""
     install(session, ["docs"], "echo-core[all]")
     session.run("python", "tools/hooks.py", "--check")
+    session.run("python", "tools/benchpage.py", "--check")
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "build/docs")
 
 

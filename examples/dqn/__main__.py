@@ -23,7 +23,7 @@ def main() -> int:
     except ImportError as error:
         print(f'dqn: {error}; run: pip install "echo-core[tcp]" gymnasium numpy matplotlib', file=sys.stderr)
         return 2
-    return run(options)
+    return int(run(options))
 
 
 if __name__ == "__main__":  # not in the worker processes, which import this module again

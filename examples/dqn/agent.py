@@ -63,7 +63,8 @@ class Agent:
         self.optimiser = Adam(self.online.flat.size)
 
     def learn(self, batch: dict[str, NDArray[Any]], weights: NDArray[Any], progress: float = 0.0) -> NDArray[Any]:
-        """One update on N transitions with importance weights (N,), `progress` (0 to 1) into the run; their temporal-difference errors (N,), which are their next priorities."""
+        """One update on N transitions with importance weights (N,), `progress` (0 to 1) into the run; their temporal-difference errors (N,),
+        which are their next priorities."""
         settings, rows = self.settings, np.arange(len(weights))
         best = forward(self.online.layers, batch["next_obs"])[0].argmax(axis=1)
         following = forward(self.target.layers, batch["next_obs"])[0][rows, best]

@@ -106,6 +106,7 @@ def _learn(server: Server, fleet: Fleet, agent: Agent, options: Options, told: T
             for event in fleet.check():
                 print(event, file=sys.stderr)
             continue
+        assert sample is not None  # the server is open
         inserted = sample.info.inserted
         progress = min(1.0, inserted / options.steps)
         replay.beta = BETA[0] + (BETA[1] - BETA[0]) * progress

@@ -88,6 +88,13 @@ def test_the_schema_is_one_and_knows_the_plugins(echoctl, tmp_path: Path) -> Non
     one = schema["properties"]["server"]["properties"]["transport"]["anyOf"][0]["anyOf"]
     (tcp,) = [choice for choice in one if choice.get("properties", {}).get("type") == {"const": "tcp"}]
     assert tcp["properties"]["host"]["type"] == "string" and tcp["required"] == ["type"]
+    client = schema["properties"]["client"]["properties"]
+    assert "tcp" in client["window_bytes"]["description"] and "token" not in client
+    assert {form["type"] for form in client["window_bytes"].get("anyOf", [client["window_bytes"]])} == {"integer"}
+    for name in ("tcp", "shm", "grpc"):  # what each transport takes when connecting can be written under [client]
+        if ("transport", name) in {(row["kind"], row["name"]) for row in echoctl("plugins", "list", "--json").json if row["state"] == "ok"}:
+            (shown,) = echoctl("plugins", "show", name, "--json").json
+            assert set(shown["connect_options"]["properties"]) - {"token"} <= set(client), name
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft202012Validator.check_schema(schema)
     good = {"server": {"batch_size": 4, "transport": {"type": "tcp", "port": 0}, "sampler": "fifo"}, "client": {"window_bytes": 5}}

@@ -50,7 +50,7 @@ def test_what_is_acknowledged_is_gone_for_good() -> None:
 def test_what_is_not_acknowledged_comes_again_and_first() -> None:
     server = make()
     server.submit_batch(numbers(0, 30))
-    seen, keys = taken(server)
+    _, keys = taken(server)
     server.ack(keys[:4])
     time.sleep(0.3)
     again, others = taken(server)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python(?: title=(\S+))?\n(.*?)^```$", re.M | re.S)
 NEEDING = re.compile(r"^```python needs=(\S+)\n(.*?)^```$", re.M | re.S)
 # Pages whose blocks have a test of their own.
-ELSEWHERE = {"docs/plugins/transport.md", "docs/plugins/sampler.md"}
+ELSEWHERE = {"docs/plugins/transport.md", "docs/plugins/sampler.md", "docs/plugins/native.md"}
 PAGES = sorted(
     str(path.relative_to(ROOT))
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("plugins/*/README.md"), ROOT / "examples" / "README.md"]

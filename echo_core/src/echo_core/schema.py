@@ -55,12 +55,7 @@ def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
     table["properties"] |= {"sampler": of_table, "remover": of_table}
     table["properties"]["rate_limiter"] = {"anyOf": [_limiter(name, options) for name, (options, _) in LIMITERS.items()]}
     server["properties"]["tables"] = {"type": "array", "items": table}
-    client = {"address": {"type": "string"}, "timeout": {"type": "number", "default": 30.0}, "name": {"type": "string"}}
-    for record in host.examine(plugins.TRANSPORTS):
-        if record.error is None and record.disabled is None:
-            for key, value in options_schema(host.transport_class(record.name).ConnectOptions)["properties"].items():
-                client.setdefault(key, value)
-    client.pop("token", None)  # it belongs into [security]
+    client = _client(host)
     security = options_schema(SecurityConfig)
     security["properties"]["token"] = {"type": "string"}
     return {
@@ -76,6 +71,31 @@ def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
             "example": {"type": "object", "description": "what a sample looks like: nested tables; a leaf has a dtype and a shape"},
         },
     }
+
+
+def _client(host: PluginHost) -> dict[str, Any]:
+    """The properties of [client]: its own, and of every transport those that connecting takes, each with the transports that know it.
+
+    Which transport it will be is said by the address, so an editor is offered the options of all of them.
+    """
+    own = {"address": {"type": "string"}, "timeout": {"type": "number", "default": 30.0}, "name": {"type": "string"}}
+    forms: dict[str, list[dict[str, Any]]] = {}
+    users: dict[str, list[str]] = {}
+    for record in host.examine(plugins.TRANSPORTS):
+        if record.error is not None or record.disabled is not None:
+            continue
+        try:
+            cls = host.transport_class(record.name)
+        except PluginError:
+            continue
+        for key, described in options_schema(cls.ConnectOptions)["properties"].items():
+            if key not in own and key != "token":  # the token belongs into [security]
+                users.setdefault(key, []).append(record.name)
+                if described not in forms.setdefault(key, []):
+                    forms[key].append(described)
+    for key, found in forms.items():
+        own[key] = {**(found[0] if len(found) == 1 else {"anyOf": found}), "description": f"of {', '.join(users[key])}"}
+    return own
 
 
 def _choices(host: PluginHost, group: str) -> list[dict[str, Any]]:

@@ -17,7 +17,8 @@ ROOT = Path(echo_rdma.__file__).parent
 # ours, theirs, {our member: theirs}
 STRUCTURES = [
     ("Params", "ucp_params_t", {"mask": "field_mask", "features": "features", "shared_workers": "mt_workers_shared", "name": "name"}),
-    ("WorkerParams", "ucp_worker_params_t", {"mask": "field_mask", "thread_mode": "thread_mode", "cpus": "cpu_mask", "events": "events", "event_fd": "event_fd"}),
+    ("WorkerParams", "ucp_worker_params_t", {"mask": "field_mask", "thread_mode": "thread_mode", "cpus": "cpu_mask", "events": "events",
+                                            "event_fd": "event_fd"}),
     ("SockAddr", "ucs_sock_addr_t", {"address": "addr", "length": "addrlen"}),
     ("ListenerParams", "ucp_listener_params_t", {"mask": "field_mask", "where": "sockaddr", "connection": "conn_handler"}),
     ("ListenerAttr", "ucp_listener_attr_t", {"address": "sockaddr"}),
@@ -30,7 +31,8 @@ STRUCTURES = [
     ("TransportEntry", "ucp_transport_entry_t", {"transport": "transport_name", "device": "device_name"}),
     ("EndpointAttr", "ucp_ep_attr_t", {"mask": "field_mask", "transports": "transports"}),
     ("IoVec", "ucp_dt_iov_t", {"buffer": "buffer", "length": "length"}),
-    ("RequestParam", "ucp_request_param_t", {"mask": "op_attr_mask", "flags": "flags", "callback": "cb", "datatype": "datatype", "user_data": "user_data", "info": "recv_info"}),
+    ("RequestParam", "ucp_request_param_t", {"mask": "op_attr_mask", "flags": "flags", "callback": "cb", "datatype": "datatype",
+                                             "user_data": "user_data", "info": "recv_info"}),
     ("MessageParam", "ucp_am_recv_param_t", {"attributes": "recv_attr", "reply": "reply_ep"}),
     ("MessageHandlerParam", "ucp_am_handler_param_t", {"mask": "field_mask", "id": "id", "flags": "flags", "callback": "cb", "arg": "arg"}),
 ]
@@ -88,7 +90,8 @@ def test_layouts_and_numbers_are_those_of_ucx(tmp_path: Path) -> None:
     compiler = os.environ.get("CXX", "g++").split()[-1]
     if shutil.which(compiler) is None:
         pytest.skip(f"no compiler {compiler}")
-    lines = ["#include <ucp/api/ucp.h>", '#include "ucx/abi.hpp"', "namespace ours = echo_rdma::ucp;", "static_assert(sizeof(ours::status) == sizeof(ucs_status_t));"]
+    lines = ["#include <ucp/api/ucp.h>", '#include "ucx/abi.hpp"', "namespace ours = echo_rdma::ucp;",
+             "static_assert(sizeof(ours::status) == sizeof(ucs_status_t));"]
     for ours, theirs, members in STRUCTURES:
         lines.append(f"static_assert(sizeof(ours::{ours}) <= sizeof({theirs}) || sizeof(ours::{ours}::room));" if ours == "RequestParam" else "")
         for mine, its in members.items():

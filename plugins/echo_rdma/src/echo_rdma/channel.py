@@ -53,8 +53,8 @@ class RdmaChannel(Channel):
 
     def receive(self) -> Buffer:
         if self._rest:
-            piece, self._rest = self._rest, memoryview(b"")
-            return piece
+            rest, self._rest = self._rest, memoryview(b"")
+            return rest
         piece = self.wire.receive()
         if not self._connected and piece:
             self._connected = True
@@ -82,7 +82,8 @@ class RdmaChannel(Channel):
         settings = library.settings_shown() or "no UCX_* variable is set"
         path, version = library.ucx()
         what = "RDMA" if rdma else "no RDMA: it found no such lane between these two ends (require_rdma=True would refuse this)"
-        log.info("%s by UCX %s over %s, %s; %s; %s", self.peer, ".".join(map(str, version)), ", ".join(self.lanes) or "lanes it does not name", what, settings, path)
+        lanes = ", ".join(self.lanes) or "lanes it does not name"
+        log.info("%s by UCX %s over %s, %s; %s; %s", self.peer, ".".join(map(str, version)), lanes, what, settings, path)
         if rdma and (advice := library.memory_lock_advice()):
             log.warning("%s: %s", self.peer, advice)
 
@@ -105,7 +106,7 @@ class RdmaChannel(Channel):
 
 def resolve(host: str, port: int) -> str:
     """`host` as a number. OSError if it is unknown."""
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
 
 
 def engine(options: RdmaListenOptions | RdmaConnectOptions) -> _ucx.Engine:

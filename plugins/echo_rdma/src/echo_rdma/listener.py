@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from echo_core.channel.link import Link
 from echo_core.channel.listener import ChannelListener
@@ -34,7 +34,7 @@ class RdmaServed(ServedClient):
 
     listener: RdmaListener
     _intake_of_samples: _ucx.Intake | None = None
-    _settled = {"inserted": 0, "duplicates": 0, "bytes": 0, "messages": 0, "direct": 0}  # noqa: RUF012  # replaced, never changed
+    _settled = {"inserted": 0, "duplicates": 0, "bytes": 0, "messages": 0, "direct": 0}  # replaced, never changed
     _before = 0  # samples of the session from earlier connections
 
     def _read(self, link: Link) -> None:
@@ -111,10 +111,11 @@ class RdmaListener(ChannelListener):
     def stats(self) -> dict[str, float | int]:
         """Beside what every listener counts: messages (that carried the samples), direct (samples received straight into their slots), and
         for each transport how many clients it carries: "lane_tcp", "lane_rc_mlx5", ..."""
-        for client in self._served():
+        served: list[Any] = self._served()  # RdmaServed, over RdmaChannel
+        for client in served:
             client.settle()
         counts = super().stats()
-        for client in self._served():
+        for client in served:
             channel = client._channel
             for name in {lane.partition("/")[0] for lane in channel.lanes}:
                 counts[f"lane_{name}"] = counts.get(f"lane_{name}", 0) + 1

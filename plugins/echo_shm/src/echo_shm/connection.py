@@ -106,7 +106,9 @@ class ShmUplink(Uplink):
         channel = link.channel
         assert isinstance(channel, UnixChannel)
         body, _ = parse_reply(payload)
-        mode, records, rows = body.get("mode"), body.get("records"), body.get("rows")
+        mode: Any = body.get("mode")
+        records: Any = body.get("records")
+        rows: Any = body.get("rows")
         handed = bool(channel.fds) and {
             "direct": isinstance(records, list) and bool(records) and all(type(r) is int and 0 < r < 1024 for r in records),
             "private": type(rows) is int and rows > 0,

@@ -149,7 +149,8 @@ class ShmServed(ServedClient):
         return super()._answer(op, body, blob)
 
     def _attach(self, body: dict[str, Any]) -> dict[str, Any]:
-        wanted, rows = body.get("records"), body.get("rows")
+        wanted: Any = body.get("records")
+        rows: Any = body.get("rows")
         sane = type(wanted) is int and 1 <= wanted <= 65 and type(rows) is int and rows >= 1
         if not sane or self.writer is not None or self.lane is not None:
             raise ProtocolError(f"{wanted!r} records and {rows!r} rows cannot be had")
@@ -355,7 +356,8 @@ class ShmListener(ChannelListener):
         counts = super().stats()
         with self._watch:
             reaped, writers, lanes = dict(self._reaped), list(self._writers), list(self.lanes.values())
-        samples = reaped["samples"] + sum(way.samples for way in (*writers, *lanes))
+        ways: tuple[Any, ...] = (*writers, *lanes)
+        samples = reaped["samples"] + sum(way.samples for way in ways)
         counts["samples"] += samples
         counts["bytes_received"] += samples * self._sample_bytes
         counts["direct_workers"], counts["private_workers"] = len(writers), len(lanes)

@@ -44,9 +44,11 @@ class TcpListener(Listener):
             self._natives: dict[str, NativeLearner] = {}
             self._weights: PackedWeights | None = None
             self._publishing = threading.Lock()  # versions reach every one of them in order
-            self._make = lambda name: NativeLearner(
-                sink.table(name).native, options.num_threads, options.staging_bytes
-            )
+
+            def make(name: str) -> NativeLearner:
+                return NativeLearner(sink.table(name).native, options.num_threads, options.staging_bytes)
+
+            self._make = make
             for name in ("", *list(sink.tables)[1:]):
                 self._natives[name] = self._make(name)
             self._control = Control(sockets, self._natives, self._add, sink, tokens, options, hello)
