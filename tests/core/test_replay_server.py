@@ -213,3 +213,16 @@ def test_items_by_key_from_another_process() -> None:
             remote.update_items(keys[:1], {"filler": fresh[:1].astype(np.float64)})
         with pytest.raises(EchoError, match="leaves must be paths"):
             client.request("update_items", {"n": 1, "leaves": ["nothing"]}, b"\0" * 8)
+
+
+def test_a_mixture_for_a_learner_in_another_process() -> None:
+    tables = [Table(name, EXAMPLE, capacity=100, sampler="uniform") for name in ("demo", "online")]
+    with Server(tables=tables, batch_size=16, transport=TCP) as server:
+        server.submit_batch(items(0, 50), table="demo")
+        server.submit_batch(items(1000, 1100), table="online")
+        with Client(server.address, EXAMPLE, table="demo", tables={"online": EXAMPLE}) as client:
+            batch, parts, weights = client.sample_mixture({"demo": 1, "online": 3}, 16, timeout=30)
+            whole(batch)
+            assert (batch["number"][:4] < 50).all() and (batch["number"][4:] >= 1000).all() and weights.shape == (16,)
+            assert parts["online"].batch["number"].tolist() == batch["number"][4:].tolist()
+            assert client.update_priorities(parts["online"].keys, np.ones(12), table="online") == 0

@@ -26,7 +26,10 @@ def tables(**options: Any) -> list[Table]:
 
 @over_every_transport
 def test_priorities_arrive_with_their_samples(transport_table: dict[str, Any]) -> None:
-    with Server(tables=tables(), batch_size=32, transport=transport_table) as server, Client(server.address, EXAMPLE, table="replay") as client:
+    with (
+        Server(tables=tables(), batch_size=32, transport=transport_table) as server,
+        Client(server.address, EXAMPLE, table="replay") as client,
+    ):
         client.send_batch(items(0, 10))
         for i in range(10, 20):
             client.send({"number": np.int64(i), "filler": np.zeros(5, np.float32)}, priority=float(i))
@@ -46,7 +49,10 @@ def test_priorities_arrive_with_their_samples(transport_table: dict[str, Any]) -
 @over_every_transport
 @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
 def test_bad_priorities_are_refused_by_the_client(transport_table: dict[str, Any], bad: float) -> None:
-    with Server(tables=tables(), batch_size=32, transport=transport_table) as server, Client(server.address, EXAMPLE, table="replay") as client:
+    with (
+        Server(tables=tables(), batch_size=32, transport=transport_table) as server,
+        Client(server.address, EXAMPLE, table="replay") as client,
+    ):
         priorities = np.ones(10)
         priorities[7] = bad
         with pytest.raises(ValueError, match="sample 7 must be finite and not negative; nothing was inserted"):
@@ -82,7 +88,7 @@ def test_bad_priorities_are_refused_by_the_table_too(
 
 
 @over_every_transport
-def test_versions_arrive_with_their_samples(transport_table: dict[str, Any]) -> None:
+def test_versions_arrive_with_their_samples(transport_table: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     with Server(tables=tables(policy_versions=True), batch_size=32, transport=transport_table) as server:
         # The client finds out by itself that the table keeps versions, as its own and as one of several.
         with Client(server.address, EXAMPLE, table="replay") as client:
@@ -109,6 +115,7 @@ def test_versions_arrive_with_their_samples(transport_table: dict[str, Any]) -> 
             client.wait()
             assert server.table("replay").policy_versions()[0].tolist() == [0, 1, 2, 5, 7]
             assert len(server.table("first")) == 1
+        assert not [record.message for record in caplog.records if record.levelname == "WARNING"]  # as if they had known at once
 
 
 @over_every_transport

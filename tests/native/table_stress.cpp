@@ -145,7 +145,7 @@ void copy_table(Table *table, bool same) {
     const uint64_t capacity = table->capacity();
     std::vector<uint64_t> keys(capacity);
     std::vector<uint32_t> rows(capacity);
-    std::vector<char> put_aside;
+    std::unique_ptr<char[]> put_aside;
     const uint64_t bytes = 16 + filler_bytes;
     table->pause();
     const size_t n = table->items(keys.data(), nullptr, rows.data(), capacity);
@@ -170,9 +170,8 @@ void copy_table(Table *table, bool same) {
         batch->n = all;
         table->give_back(batch);
         std::vector<uint32_t> aside;
-        table->take_preserved(&aside, &put_aside);
-        for (size_t i = 0; i < aside.size(); ++i) {
-            const char *record = put_aside.data() + i * bytes;
+        while (table->take_preserved(&aside, &put_aside)) for (size_t i = 0; i < aside.size(); ++i) {
+            const char *record = put_aside.get() + i * bytes;
             uint64_t number, writer;
             std::memcpy(&number, record, 8), std::memcpy(&writer, record + 8, 8);
             settle(aside[i], record);

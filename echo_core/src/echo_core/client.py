@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import plugins, security
+from . import mixture, plugins, security
 from .address import Address
 from .errors import ConfigError
 from .labels import SUFFIX, Held, LabelledConnection, UnlabelledError, labelled
@@ -227,6 +227,14 @@ class Client:
     ) -> RemoteSample:
         """Draw n items of a replay table, for a learner in another process than the server's; see `RemoteTable.sample`."""
         return self.table(table).sample(n, timeout, beta)
+
+    def sample_mixture(
+        self, shares: Mapping[str, float], n: int, timeout: float | None = None, *, beta: float | None = None
+    ) -> mixture.MixedSample:
+        """One batch of n out of several replay tables of the same spec; see `Server.sample_mixture`. The client needs their examples."""
+        mixed = mixture.draw({name: self.table(name) for name in shares}, mixture.shares_of(shares, n), timeout, beta)
+        assert mixed is not None  # a closed server raises
+        return mixed
 
     def dataset_iter(
         self, n: int, *, timeout: float | None = None, table: str | None = None, beta: float | None = None, prefetch: int = 2

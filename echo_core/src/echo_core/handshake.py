@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from . import __version__
 from .errors import EchoError, HandshakeRefused, ProtocolError, SecurityError, SpecError
-from .labels import UnlabelledError, wants_labels
+from .labels import LEAF, UnlabelledError, wants_labels
 from .security import EVERYTHING, ROLES
 from .wire import MAX_NUMBER, PROTOCOL_VERSION, Buffer, dump_json, parse_json
 
@@ -252,6 +252,11 @@ class ServerHandshake(_Handshake):
         self._failed = True
         self.refusal = _pack(Message.REFUSED, {"code": code, "text": text[:2048]})
         return self.refusal
+
+    @property
+    def offered_labels(self) -> bool:
+        """Whether the worker was told a spec with labels, and may hang up to come again with them."""
+        return self._due is Message.SPEC and self._spec.leaves[-1:] == (LEAF,)
 
     def _wrong_version(self, text: str) -> None:
         self.refuse(

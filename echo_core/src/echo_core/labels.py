@@ -24,7 +24,7 @@ from .spec import Spec
 if TYPE_CHECKING:
     from .transport import Connection
 
-__all__ = ["SUFFIX", "Held", "LabelledConnection", "TableSpecs", "UnlabelledError", "labelled", "wants_labels"]
+__all__ = ["LEAF", "SUFFIX", "Held", "LabelledConnection", "TableSpecs", "UnlabelledError", "labelled", "wants_labels"]
 
 SUFFIX = "\x1flabels"  # no table can be called so: names are printable
 NOTHING = np.uint64(0xFFFFFFFFFFFFFFFF)

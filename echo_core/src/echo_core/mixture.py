@@ -13,6 +13,7 @@ import optree
 from .errors import ConfigError
 
 if TYPE_CHECKING:
+    from .remote_table import RemoteSample, RemoteTable
     from .replay_table import ReplayTable
     from .sample import Sample
 
@@ -30,7 +31,7 @@ class MixedSample(NamedTuple):
     """
 
     batch: Any
-    parts: dict[str, Sample]
+    parts: dict[str, Sample | RemoteSample]
     weights: np.ndarray
 
 
@@ -53,7 +54,9 @@ def shares_of(shares: Mapping[str, float], n: int) -> dict[str, int]:
     return counts
 
 
-def draw(tables: Mapping[str, ReplayTable], counts: Mapping[str, int], timeout: float | None, beta: float | None) -> MixedSample | None:
+def draw(
+    tables: Mapping[str, ReplayTable] | Mapping[str, RemoteTable], counts: Mapping[str, int], timeout: float | None, beta: float | None
+) -> MixedSample | None:
     """A batch of `counts[name]` items from each table; None once closed.
 
     Raises:
@@ -66,7 +69,7 @@ def draw(tables: Mapping[str, ReplayTable], counts: Mapping[str, int], timeout: 
         if difference := spec.difference(tables[name].spec, f"in {names[0]!r}", f"in {name!r}"):
             raise ConfigError(f"tables of one batch need the same spec: {difference}")
     deadline = None if timeout is None else time.monotonic() + timeout
-    parts: dict[str, Sample] = {}
+    parts: dict[str, Sample | RemoteSample] = {}
     for name in names:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         sample = tables[name].sample(counts[name], left, beta)

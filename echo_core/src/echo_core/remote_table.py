@@ -57,6 +57,10 @@ class RemoteSample(NamedTuple):
     probabilities: np.ndarray
     weights: np.ndarray
 
+    def with_batch(self, batch: Any) -> RemoteSample:
+        """The same figures with another batch."""
+        return self._replace(batch=batch)
+
 
 class RemoteTable:
     """One table of a server, through `request` (`Client.request`). Thread-safe."""
@@ -66,6 +70,10 @@ class RemoteTable:
         self._spec = spec
         self._name = name
         self._timeout = timeout
+
+    @property
+    def spec(self) -> Spec:
+        return self._spec
 
     def update_priorities(self, keys: Any, priorities: Any, timeout: float | None = None) -> int:
         """As `ReplayTable.update_priorities`; applied when this returns, part by part where there are very many."""

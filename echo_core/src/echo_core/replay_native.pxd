@@ -2,6 +2,7 @@
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic
+from libcpp.memory cimport unique_ptr
 from libcpp.pair cimport pair
 from libcpp.vector cimport vector
 
@@ -26,6 +27,9 @@ cdef extern from "labels.hpp" namespace "echo" nogil:
         uint64_t version
 
     uint64_t NEWEST "echo::Labels::kNewest"
+
+cdef extern from *:
+    ctypedef char Bytes "char[]"
 
 cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
     cdef struct Limits:
@@ -121,7 +125,7 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
         vector[uint32_t] loaned()
         void begin_copy(const uint32_t*, size_t) except +
         size_t copy_some(const uint32_t*, size_t, Batch*)
-        void take_preserved(vector[uint32_t]*, vector[char]*)
+        cbool take_preserved(vector[uint32_t]*, unique_ptr[Bytes]*)
         void end_copy()
         cbool keeps_versions()
         uint64_t policy_version()

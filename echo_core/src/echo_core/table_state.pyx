@@ -11,11 +11,13 @@ import optree
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
+from libcpp cimport bool as cbool
+from libcpp.memory cimport unique_ptr
 from libcpp.vector cimport vector
 
 from echo_core.drawn cimport BatchLease, lease_of
 from echo_core.keyed_table cimport KeyedTable
-from echo_core.replay_native cimport Batch
+from echo_core.replay_native cimport Batch, Bytes
 
 
 def snapshot(KeyedTable table not None) -> dict:
@@ -62,12 +64,14 @@ def snapshot(KeyedTable table not None) -> dict:
 
 
 def copies(KeyedTable table not None, rows, size_t step):
-    """The bytes of the snapshot's `rows`, in an order of its own: `(rows, leaves)` of `step` rows at once, or of as many as were put
+    """The bytes of the snapshot's `rows`, in an order of its own: `(rows, leaves)` of at most `step` rows, or of a block that was put
     aside; leaves of shape `(len(rows), *leaf.shape)`."""
     try:
         for start in range(0, len(rows), step):
             yield _unchanged(table, np.ascontiguousarray(rows[start:start + step]))
-            yield _put_aside(table)
+            # As they come, so that whoever waits for room among them waits for one of them to be written, and not for all.
+            while (aside := _put_aside(table)) is not None:
+                yield aside
     finally:
         table.table.end_copy()
 
@@ -89,17 +93,19 @@ def _unchanged(KeyedTable table, const uint32_t[::1] rows):
 
 def _put_aside(KeyedTable table):
     cdef vector[uint32_t] rows
-    cdef vector[char] data
+    cdef unique_ptr[Bytes] data
     cdef uint8_t[::1] to
+    cdef cbool some
     table.opened()
     with nogil:
-        table.table.take_preserved(&rows, &data)
-    memory = np.empty(data.size(), np.uint8)
-    if data.size():
-        to = memory
-        memcpy(&to[0], data.data(), data.size())
-    n = rows.size()
-    records = memory.reshape(n, -1) if data.size() else memory.reshape(n, 0)
+        some = table.table.take_preserved(&rows, &data)
+    if not some:
+        return None
+    n, size = rows.size(), table.sample_bytes
+    records = np.empty((n, size), np.uint8)
+    if size:
+        to = records.reshape(-1)
+        memcpy(&to[0], <const char*>data.get(), to.shape[0])
     leaves, at = [], 0
     for leaf in table.spec.leaves:
         bytes_ = np.ascontiguousarray(records[:, at:at + leaf.nbytes]).reshape(-1)

@@ -85,6 +85,7 @@ class ServedClient:
     def _admit(self) -> bool:
         """The handshake; False if the client was turned away."""
         listener, sink = self.listener, self._sink
+        handshake = None
         try:
             handshake = ServerHandshake(sink.spec, listener.tokens, sink.incarnation, tables=sink.tables)
             with deadline(self._channel, listener.options.handshake_timeout, "a handshake"):
@@ -99,7 +100,8 @@ class ServedClient:
             listener.decided(self)  # now nobody else touches the channel
             self._channel.shutdown()
             self._channel.close()
-            listener.turned_away(self.peer.address, error)
+            if handshake is None or handshake.refusal or not handshake.offered_labels:  # otherwise it comes again
+                listener.turned_away(self.peer.address, error)
             return False
         listener.decided(self)
         hello = handshake.peer

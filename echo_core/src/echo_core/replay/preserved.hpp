@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -13,8 +14,8 @@ namespace echo::replay {
 
 class Preserved {
 public:
-    static constexpr uint64_t kMost = 64u << 20;    // bytes kept until the checkpoint takes them; writers wait for that
-    static constexpr uint64_t kAtOnce = 1u << 20;   // bytes that a writer copies under the mutex
+    static constexpr uint64_t kBlock = 1u << 20;  // bytes that are put aside together, and that a writer copies under the mutex at most
+    static constexpr size_t kBlocks = 64;         // that wait for the checkpoint to take them; then writers wait for it
 
     Preserved(const Rows &rows, uint32_t capacity) : table_(rows), capacity_(capacity) {
         for (uint32_t leaf = 0; leaf < rows.leaves(); ++leaf) bytes_ += rows.leaf_bytes(leaf);
@@ -25,21 +26,24 @@ public:
         left_ = std::make_unique<uint8_t[]>(capacity_);
         for (size_t i = 0; i < n; ++i) left_[rows[i]] = 1;
     }
-    void end() { left_.reset(), rows_.clear(), data_.clear(), data_.shrink_to_fit(); }
+    void end() { left_.reset(), aside_.clear(); }
 
-    bool full() const { return on() && data_.size() >= kMost; }
-    // How many rows a writer may take at once.
-    uint64_t step() const { return bytes_ < kAtOnce ? kAtOnce / (bytes_ ? bytes_ : 1) : 1; }
+    bool full() const { return aside_.size() >= kBlocks; }
+    // Rows of a block, and how many a writer may take at once.
+    uint64_t step() const { return bytes_ == 0 ? kBlock : bytes_ < kBlock ? kBlock / bytes_ : 1; }
     // Before the bytes of a row change.
     void keep(uint32_t row) {
         if (!left_[row]) return;
         left_[row] = 0;
-        const size_t at = data_.size();
-        data_.resize(at + bytes_);
-        char *to = data_.data() + at;
+        if (aside_.empty() || aside_.back().rows.size() == step()) {
+            aside_.emplace_back();
+            aside_.back().bytes.reset(new char[step() * bytes_]);
+        }
+        Block &block = aside_.back();
+        char *to = block.bytes.get() + block.rows.size() * bytes_;
         for (uint32_t leaf = 0; leaf < table_.leaves(); to += table_.leaf_bytes(leaf++))
             std::memcpy(to, table_.at(leaf, row), table_.leaf_bytes(leaf));
-        rows_.push_back(row);
+        block.rows.push_back(row);
     }
     // Whether the bytes that somebody just copied out of the row are those of the moment; it is done with, then.
     bool settle(uint32_t row) {
@@ -48,19 +52,25 @@ public:
         return was;
     }
     bool left(uint32_t row) const { return left_[row]; }
-    // What was put here, row by row with the leaves one after another.
-    void take(std::vector<uint32_t> *rows, std::vector<char> *data) {
-        rows->clear(), data->clear();
-        rows->swap(rows_), data->swap(data_);
+    // One block of what was put aside: for each row its bytes, the leaves one after another. False when there is none.
+    bool take(std::vector<uint32_t> *rows, std::unique_ptr<char[]> *bytes) {
+        if (aside_.empty()) return false;
+        *rows = std::move(aside_.front().rows), *bytes = std::move(aside_.front().bytes);
+        aside_.pop_front();
+        return true;
     }
 
 private:
+    struct Block {
+        std::vector<uint32_t> rows;
+        std::unique_ptr<char[]> bytes;
+    };
+
     const Rows &table_;
     const uint32_t capacity_;
     uint64_t bytes_ = 0;
     std::unique_ptr<uint8_t[]> left_;  // 1: has to be copied still
-    std::vector<uint32_t> rows_;
-    std::vector<char> data_;
+    std::deque<Block> aside_;
 };
 
 }  // namespace echo::replay

@@ -231,8 +231,8 @@ public:
     void begin_copy(const uint32_t *rows, size_t n) { preserved_.begin(rows, n); }
     // Copies those of the rows that nobody has changed since into the batch, from its front; returns how many: batch->rows says which.
     size_t copy_some(const uint32_t *rows, size_t n, Batch *batch);
-    // The bytes of those that were changed since, as Preserved::take.
-    void take_preserved(std::vector<uint32_t> *rows, std::vector<char> *data);
+    // The bytes of some of those that were changed since, as Preserved::take.
+    bool take_preserved(std::vector<uint32_t> *rows, std::unique_ptr<char[]> *bytes);
     void end_copy();
 
     std::atomic<int64_t> connections{0};

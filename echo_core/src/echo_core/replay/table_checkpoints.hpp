@@ -72,12 +72,14 @@ inline size_t Table::copy_some(const uint32_t *rows, size_t n, Batch *batch) {
     return kept;
 }
 
-inline void Table::take_preserved(std::vector<uint32_t> *rows, std::vector<char> *data) {
+inline bool Table::take_preserved(std::vector<uint32_t> *rows, std::unique_ptr<char[]> *bytes) {
+    bool some;
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        preserved_.take(rows, data);
+        some = preserved_.take(rows, bytes);
     }
-    after_space();
+    if (some) after_space();
+    return some;
 }
 
 inline void Table::end_copy() {
