@@ -18,9 +18,8 @@ class Settings:
     """What shapes the learning. `reward_scale` keeps values near ten, so that errors stay within the Huber loss's square part."""
 
     learning_rate: float = 1e-3  # at first; it falls to a tenth in the course of a run
-    discount: float = 0.99
     reward_scale: float = 0.1
-    follow: float = 0.005  # share by which the target network moves towards the online one at each update
+    follow: float = 0.02  # share by which the target network moves towards the online one at each update
     gradient_norm: float = 10.0
 
 
@@ -63,12 +62,14 @@ class Agent:
         self.optimiser = Adam(self.online.flat.size)
 
     def learn(self, batch: dict[str, NDArray[Any]], weights: NDArray[Any], progress: float = 0.0) -> NDArray[Any]:
-        """One update on N transitions with importance weights (N,), `progress` (0 to 1) into the run; their temporal-difference errors (N,),
-        which are their next priorities."""
+        """One update on N transitions with importance weights (N,), `progress` (0 to 1) into the run.
+
+        Returns their temporal-difference errors (N,), whose sizes are their next priorities.
+        """
         settings, rows = self.settings, np.arange(len(weights))
         best = forward(self.online.layers, batch["next_obs"])[0].argmax(axis=1)
         following = forward(self.target.layers, batch["next_obs"])[0][rows, best]
-        targets = settings.reward_scale * batch["reward"] + settings.discount * following * ~batch["terminated"]
+        targets = settings.reward_scale * batch["reward"] + batch["discount"] * following
         _, errors = loss_and_errors(self.online, batch["obs"], batch["action"], targets.astype(np.float32), weights)
         self.optimiser.step(self.online.flat, self.online.gradient, settings.learning_rate * (1 - 0.9 * progress), settings.gradient_norm)
         self.target.flat += settings.follow * (self.online.flat - self.target.flat)

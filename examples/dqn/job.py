@@ -65,7 +65,8 @@ def run(options: Options) -> int:
 
 
 def _tell(run: Run) -> None:
-    print(f"{run.steps[-1]:>7,} steps  return {run.returns[-1]:6.1f}  effective batch {run.effective[-1]:5.1f}  {run.seconds:5.1f} s", flush=True)
+    at, mean, worth = run.steps[-1], run.returns[-1], run.effective[-1]
+    print(f"{at:>7,} transitions  return {mean:6.1f}  effective batch {worth:5.1f}  {run.seconds:5.1f} s", flush=True)
 
 
 def table(options: Options) -> Table:

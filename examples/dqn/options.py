@@ -24,7 +24,7 @@ class Options:
     transport: str = "tcp://127.0.0.1:0"
     workers: int = 2
     envs: int = 8  # environments per worker, stepped together
-    steps: int = 40_000  # transitions inserted, after which the run ends
+    steps: int = 30_000  # transitions inserted, after which the run ends
     target: float = 450.0  # mean return of an evaluation that counts as learned; 0: play all steps
     seed: int = 0
     compare: bool = False
@@ -33,8 +33,10 @@ class Options:
     # What shapes the table and the learning; the same for every sampler.
     capacity: int = 50_000
     batch: int = 64
-    samples_per_insert: float = 32.0
+    samples_per_insert: float = 64.0
     min_size: int = 1000
+    span: int = 5  # steps of a return before it is bootstrapped
+    discount: float = 0.99
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:

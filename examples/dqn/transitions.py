@@ -1,7 +1,9 @@
-"""CartPole as single transitions: what a sample looks like, the worker's side of making them, and how a policy is judged."""
+"""CartPole as transitions over some steps: what a sample looks like, the worker's side of making them, and how a policy is judged."""
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,16 +16,17 @@ ACTIONS = 2
 
 
 def example() -> dict[str, NDArray[Any]]:
-    """The pytree that fixes the contract: one step of one environment.
+    """The pytree that fixes the contract: some steps of one environment, from one action on.
 
-    `terminated` says that nothing follows `next_obs`; an episode that was cut after 500 steps is not terminated, and is bootstrapped from there.
+    `reward` is the discounted sum over those steps, `next_obs` what came after them, and `discount` by how much its value counts: 0 where
+    the episode ended. One that was cut after 500 steps did not end, and is bootstrapped from there.
     """
     return {
         "obs": np.zeros(OBSERVATIONS, np.float32),
         "action": np.zeros((), np.int32),
         "reward": np.zeros((), np.float32),
         "next_obs": np.zeros(OBSERVATIONS, np.float32),
-        "terminated": np.zeros((), np.bool_),
+        "discount": np.zeros((), np.float32),
     }
 
 
@@ -34,30 +37,58 @@ def _make(count: int) -> Any:
     return gym.make_vec("CartPole-v1", num_envs=count, vectorization_mode="vector_entry_point")
 
 
-class Player:
-    """`count` environments stepped together with an epsilon-greedy policy."""
+@dataclass(frozen=True)
+class Step:
+    """One step of every environment; leaves (count, ...)."""
 
-    def __init__(self, count: int, seed: int) -> None:
+    obs: NDArray[Any]
+    action: NDArray[Any]
+    reward: NDArray[Any]
+    next_obs: NDArray[Any]
+    terminated: NDArray[Any]
+    ended: NDArray[Any]  # terminated, or cut
+    real: NDArray[Any]  # not the environment's own reset, which takes the step after an end
+
+
+class Player:
+    """`count` environments stepped together with an epsilon-greedy policy; returns over `span` steps with `discount`."""
+
+    def __init__(self, count: int, span: int, discount: float, seed: int) -> None:
         self.envs = _make(count)
-        self.count = count
+        self.count, self.span, self.discount = count, span, discount
         self.rng = np.random.default_rng(seed)
         self.obs, _ = self.envs.reset(seed=seed)
-        # The step *after* an episode's end is the environment's own reset. It isn't experience, and is left out.
         self.resetting = np.zeros(count, np.bool_)
+        self.recent: deque[Step] = deque(maxlen=span)
 
     def play(self, layers: Layers, epsilon: float, steps: int) -> dict[str, NDArray[Any]]:
-        """Up to `steps` transitions of every environment, as one pytree with leaves (n, ...)."""
-        rows: list[dict[str, NDArray[Any]]] = []
-        for _ in range(steps):
+        """Up to `steps` samples of every environment, as one pytree with leaves (n, ...)."""
+        made: list[dict[str, NDArray[Any]]] = []
+        while len(made) < steps:
             action = forward(layers, self.obs)[0].argmax(axis=1)
             explore = self.rng.random(self.count) < epsilon
             action = np.where(explore, self.rng.integers(0, ACTIONS, self.count), action)
             before, real = self.obs, ~self.resetting
             self.obs, reward, terminated, truncated, _ = self.envs.step(action)
             self.resetting = terminated | truncated
-            row = {"obs": before, "action": action, "reward": reward, "next_obs": self.obs, "terminated": terminated}
-            rows.append({key: np.asarray(value)[real] for key, value in row.items()})
-        return {key: np.concatenate([row[key] for row in rows]).astype(leaf.dtype) for key, leaf in example().items()}
+            self.recent.append(Step(before, action, reward, self.obs, terminated, self.resetting, real))
+            if len(self.recent) == self.span:
+                made.append(self._sample())
+        return {key: np.concatenate([one[key] for one in made]).astype(leaf.dtype) for key, leaf in example().items()}
+
+    def _sample(self) -> dict[str, NDArray[Any]]:
+        """What the oldest of the recent steps led to, of every environment in which it was one."""
+        first = self.recent[0]
+        going, factor = first.real.copy(), np.ones(self.count)  # episodes that go on, and the discount so far
+        total, reached, over = np.zeros(self.count), first.next_obs, np.zeros(self.count, np.bool_)
+        for step in self.recent:
+            total += factor * step.reward * going
+            factor = np.where(going, factor * self.discount, factor)
+            reached = np.where(going[:, None], step.next_obs, reached)
+            over |= going & step.terminated
+            going &= ~step.ended
+        sample = {"obs": first.obs, "action": first.action, "reward": total, "next_obs": reached, "discount": np.where(over, 0.0, factor)}
+        return {key: np.asarray(value)[first.real] for key, value in sample.items()}
 
     def close(self) -> None:
         """Close the environments."""

@@ -21,7 +21,7 @@ def main(link: Link, address: str, index: int, generation: int, options: Options
 
 
 def _work(stop: threading.Event, address: str, index: int, generation: int, options: Options) -> None:
-    player = Player(options.envs, seed=options.seed * 10_000 + index * 100 + generation)
+    player = Player(options.envs, options.span, options.discount, seed=options.seed * 10_000 + index * 100 + generation)
     client = Client(address, example(), name=f"worker-{index}")
     try:
         held = client.weights(timeout=30.0)
