@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from echo_core.errors import ProtocolError
-from echo_core.weights import PackedWeights, aligned_bytes
+from echo_core.weights import PackedWeights, receive
 
 __all__ = ["Board", "Notice", "Reader"]
 
@@ -104,18 +104,18 @@ class Reader:
     def __init__(self, fd: int) -> None:
         self._memory = np.frombuffer(mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
 
-    def copy(self, notice: Notice) -> tuple[bytes, np.ndarray] | None:
-        """Description and payload, to be verified; None when they are another version's by now.
+    def copy(self, notice: Notice) -> tuple[bytes, np.ndarray, int] | None:
+        """Description, payload and its digest, which is proven on the way; None when they are another version's by now.
 
         Raises ProtocolError when they do not lie within the memory.
         """
         if not 0 <= notice.offset <= notice.end <= len(self._memory) or notice.meta < 0 or notice.payload < 0:
             raise ProtocolError("the learner's notice of weights reaches past its memory")
         meta = self._memory[notice.offset : notice.offset + notice.meta].tobytes()
-        payload = aligned_bytes(notice.payload)
-        np.copyto(payload, self._memory[notice.end - notice.payload : notice.end])
         try:
             version: Any = json.loads(meta)["version"]
-        except (ValueError, KeyError, TypeError):
+            if version != notice.version:
+                return None
+            return meta, *receive(meta, self._memory[notice.end - notice.payload : notice.end])
+        except (ProtocolError, ValueError, KeyError, TypeError):
             return None
-        return (meta, payload) if version == notice.version else None

@@ -158,12 +158,9 @@ class ShmUplink(Uplink):
             finally:
                 os.close(fd)
         whole = self._board.copy(notice) if self._board is not None else None
-        try:
-            if whole is not None:
-                self._hold(link, notice.version, *whole)
-                return
-        except ProtocolError:
-            pass  # overwritten while they were copied: the digest says so
+        if whole is not None:
+            self._hold(link, notice.version, *whole)
+            return
         with self.gate.lock:
             link.post(frame(Kind.CONTROL, pack_request("shm/again", {}), seq=SAID))
 
