@@ -196,7 +196,8 @@ def test_readers_that_are_slower_than_the_writer_see_no_torn_version() -> None:
             if whole is None:  # overwritten while it was copied
                 late[0] += 1
                 continue
-            weights = unpack(*whole[:2])
+            weights = unpack(*whole[1:3])
+            assert weights.version == whole[0] >= notice.version
             assert (weights.params["w"] == weights.version - 1).all()
             seen.append(weights.version)
 

@@ -159,7 +159,7 @@ class ShmUplink(Uplink):
                 os.close(fd)
         whole = self._board.copy(notice) if self._board is not None else None
         if whole is not None:
-            self._hold(link, notice.version, *whole)
+            self._hold(link, *whole)
             return
         with self.gate.lock:
             link.post(frame(Kind.CONTROL, pack_request("shm/again", {}), seq=SAID))
