@@ -72,8 +72,8 @@ class Board:
         self._memory[at : at + notice.meta] = np.frombuffer(weights.meta, np.uint8)
         at += _up(notice.meta)
         np.copyto(self._memory[at : at + notice.payload], weights.payload)
+        self.newest = notice  # first: a reader confirms what it finds on the page, and the learner must know of that
         self._memory[: 8 * len(notice)].view(np.int64)[:] = notice
-        self.newest = notice
 
     def _make(self, capacity: int) -> None:
         capacity = _up(capacity)
