@@ -1,5 +1,6 @@
 # cython: language_level=3
 """The digest by which a worker knows that the weights it holds are whole: see digest.hpp."""
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint64_t
 
@@ -35,6 +36,7 @@ def digest(buffer, uint64_t seed=0) -> int:
     return result
 
 
+@cython.final
 cdef class Digester:
     """The digest of bytes that come piece by piece: `digest(a + b, seed)` is that of `a` and `b` in turn.
 
