@@ -9,6 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace echo {
 
@@ -49,22 +52,94 @@ inline void digest_block(uint64_t lane[4], const unsigned char* p) {
     lane[3] = digest_step(lane[3], digest_word(p + 48), digest_word(p + 56), DIGEST_KEY[3]);
 }
 
-inline uint64_t digest(const void* data, size_t length, uint64_t seed) {
-    const unsigned char* p = static_cast<const unsigned char*>(data);
-    uint64_t lane[4];
-    for (int i = 0; i < 4; ++i) lane[i] = seed ^ DIGEST_KEY[4 + i];
-    size_t left = length;
-    for (; left >= 64; left -= 64, p += 64) digest_block(lane, p);
-    if (left != 0) {
-        unsigned char last[64] = {0};
-        std::memcpy(last, p, left);
-        digest_block(lane, last);
+// The digest of bytes that come piece by piece. Every piece but the last is a multiple of 64 bytes.
+class Digester {
+public:
+    explicit Digester(uint64_t seed) : seed_(seed) {
+        for (int i = 0; i < 4; ++i) lane_[i] = seed ^ DIGEST_KEY[4 + i];
     }
-    uint64_t sum = seed + static_cast<uint64_t>(length) * DIGEST_KEY[0];
-    for (int i = 0; i < 4; ++i) sum = digest_fold(sum ^ lane[i], DIGEST_KEY[4 + i]) + digest_rotate(lane[i], 23);
-    sum = (sum ^ (sum >> 32)) * DIGEST_KEY[1];
-    sum = (sum ^ (sum >> 29)) * DIGEST_KEY[2];
-    return sum ^ (sum >> 32);
+
+    void update(const void* data, size_t length) {
+        const unsigned char* p = static_cast<const unsigned char*>(data);
+        uint64_t lane[4] = {lane_[0], lane_[1], lane_[2], lane_[3]};
+        size_t left = length;
+        for (; left >= 64; left -= 64, p += 64) digest_block(lane, p);
+        if (left != 0) {
+            unsigned char last[64] = {0};
+            std::memcpy(last, p, left);
+            digest_block(lane, last);
+        }
+        for (int i = 0; i < 4; ++i) lane_[i] = lane[i];
+        length_ += length;
+    }
+
+    // Copies, and takes in what the copy has, whatever others do to `from` meanwhile.
+    void copy(void* to, const void* from, size_t length) {
+        char* target = static_cast<char*>(to);
+        const char* source = static_cast<const char*>(from);
+        const size_t streamed = stream(target, source, length);
+        target += streamed, source += streamed, length -= streamed;
+        while (length != 0) {
+            const size_t piece = length < kPiece ? length : kPiece;
+            std::memcpy(target, source, piece);
+            update(target, piece);
+            target += piece, source += piece, length -= piece;
+        }
+    }
+
+    uint64_t value() const {
+        uint64_t sum = seed_ + length_ * DIGEST_KEY[0];
+        for (int i = 0; i < 4; ++i) sum = digest_fold(sum ^ lane_[i], DIGEST_KEY[4 + i]) + digest_rotate(lane_[i], 23);
+        sum = (sum ^ (sum >> 32)) * DIGEST_KEY[1];
+        sum = (sum ^ (sum >> 29)) * DIGEST_KEY[2];
+        return sum ^ (sum >> 32);
+    }
+
+private:
+    static constexpr size_t kPiece = 16384, kLarge = 1 << 20;  // multiples of 64
+
+#if defined(__SSE2__)
+    static uint64_t stream_step(uint64_t lane, char* to, const char* from, uint64_t key) {
+        uint64_t first, second;
+        std::memcpy(&first, from, 8);
+        std::memcpy(&second, from + 8, 8);
+        asm volatile("" : "+r"(first), "+r"(second));  // read once: what is stored is what is digested
+        _mm_stream_si64(reinterpret_cast<long long*>(to), static_cast<long long>(first));
+        _mm_stream_si64(reinterpret_cast<long long*>(to + 8), static_cast<long long>(second));
+        return digest_step(lane, first, second, key);
+    }
+#endif
+
+    // The whole lines of what is too large for the caches anyway, past them: reading the old contents of the target would cost half
+    // as much again as the copy. Returns how many bytes that were.
+    size_t stream(char* to, const char* from, size_t length) {
+#if defined(__SSE2__)
+        if (length < kLarge || reinterpret_cast<uintptr_t>(to) % 64 != 0) return 0;
+        const size_t whole = length / 64 * 64;
+        uint64_t lane[4] = {lane_[0], lane_[1], lane_[2], lane_[3]};
+        for (size_t i = 0; i < whole; i += 64) {
+            lane[0] = stream_step(lane[0], to + i, from + i, DIGEST_KEY[0]);
+            lane[1] = stream_step(lane[1], to + i + 16, from + i + 16, DIGEST_KEY[1]);
+            lane[2] = stream_step(lane[2], to + i + 32, from + i + 32, DIGEST_KEY[2]);
+            lane[3] = stream_step(lane[3], to + i + 48, from + i + 48, DIGEST_KEY[3]);
+        }
+        _mm_sfence();
+        for (int i = 0; i < 4; ++i) lane_[i] = lane[i];
+        length_ += whole;
+        return whole;
+#else
+        (void)to, (void)from, (void)length;
+        return 0;
+#endif
+    }
+
+    uint64_t seed_, length_ = 0, lane_[4];
+};
+
+inline uint64_t digest(const void* data, size_t length, uint64_t seed) {
+    Digester digester(seed);
+    digester.update(data, length);
+    return digester.value();
 }
 
 }  // namespace echo

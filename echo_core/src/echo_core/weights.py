@@ -20,14 +20,16 @@ import numpy as np
 import optree
 
 from . import structure
-from .digest import digest
+from .digest import Digester, digest
 from .dtypes import dtype_from_json, dtype_to_json, native, refusal
 from .errors import ProtocolError, SpecError
+from .spares import large
 from .structure import leaf_name
 
-__all__ = ["ALIGNMENT", "PackedWeights", "Weights", "aligned_bytes", "digest", "pack", "unpack", "verify"]
+__all__ = ["ALIGNMENT", "PackedWeights", "Weights", "aligned_bytes", "digest", "pack", "receive", "unpack", "verify"]
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
+LARGE = 1 << 20  # bytes from which on memory is used again
 MAX_LEAVES = 1 << 16
 MAX_META_BYTES = 16 << 20
 
@@ -69,6 +71,8 @@ class Weights:
 def aligned_bytes(count: int) -> np.ndarray:
     """A writable uint8 array of `count` bytes that begins at a multiple of `ALIGNMENT`, contents
     undefined: where a transport should receive a payload."""
+    if count >= LARGE:
+        return large(count)
     raw = np.empty(count + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + count]
@@ -104,14 +108,25 @@ def pack(tree: Any, version: int, *, namespace: str = "") -> PackedWeights:
         arrays.append((size, array))
         size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
     payload = aligned_bytes(size)
+    content = {"leaves": leaves, "structure": structure.to_json(treedef, keep_order=True)}
+    digester = Digester(_seed(content))
     for offset, array in arrays:
         end = offset + array.nbytes
-        if array.nbytes:
-            np.copyto(np.ndarray(array.shape, native(array.dtype), payload, offset), array)
-        payload[end : -(-end // ALIGNMENT) * ALIGNMENT] = 0  # so that equal weights digest equally
+        # What is a whole number of lines is digested on its way; in pieces of 64 bytes, so that the rest comes after.
+        even = array.nbytes // ALIGNMENT * ALIGNMENT
+        if even and array.dtype == native(array.dtype) and array.flags.c_contiguous:
+            source = array.reshape(-1).view(np.uint8)
+            digester.copy(payload[offset : offset + even], source[:even])
+            payload[offset + even : end] = source[even:]
+        else:
+            even = 0
+            if array.nbytes:
+                np.copyto(np.ndarray(array.shape, native(array.dtype), payload, offset), array)
+        upto = -(-end // ALIGNMENT) * ALIGNMENT
+        payload[end:upto] = 0  # so that equal weights digest equally
+        digester.update(payload[offset + even : upto])
     payload.flags.writeable = False
-    content = {"leaves": leaves, "structure": structure.to_json(treedef, keep_order=True)}
-    value = _digest(content, payload)
+    value = digester.value
     meta = json.dumps(
         {"version": version, "digest": f"{value:016x}", **content}, separators=(",", ":")
     )
@@ -146,6 +161,22 @@ def unpack(meta: bytes, payload: Any, like: Any = None, *, namespace: str = "") 
     return Weights(params, version, found)
 
 
+def receive(meta: bytes, source: Any) -> tuple[np.ndarray, int]:
+    """A copy of a payload that others may be writing to meanwhile, proven to be whole, and its digest.
+
+    Raises ProtocolError when the bytes are not what was packed.
+    """
+    try:
+        content, version, claimed = _parsed(meta)
+        digester = Digester(_seed(content))
+    except _MALFORMED as error:
+        raise ProtocolError(f"weights with a malformed description: {error!r}") from error
+    payload = aligned_bytes(memoryview(source).nbytes)
+    digester.copy(payload, source)
+    _same(version, claimed, digester.value)
+    return payload, claimed
+
+
 def verify(meta: bytes, payload: Any) -> int:
     """The digest of a version that has arrived, proven over all of its bytes.
 
@@ -161,25 +192,36 @@ def _opened(meta: bytes, payload: Any) -> tuple[dict[str, Any], np.ndarray, int,
     """The description without version and digest, the payload's bytes, the version, the digest."""
     size = memoryview(payload).nbytes
     buffer = np.frombuffer(payload, np.uint8) if size else np.empty(0, np.uint8)
-    if len(meta) > MAX_META_BYTES:
-        raise ProtocolError(f"a description of {len(meta)} bytes")
-    content = json.loads(meta)
-    version, claimed = content.pop("version"), int(content.pop("digest"), 16)
-    found = _digest(content, buffer)
-    if found != claimed or type(version) is not int:
-        raise ProtocolError(
-            f"weights {version!r:.20} arrived damaged: their digest is {found:016x}, "
-            f"published was {claimed:016x}; ask for the weights again"
-        )
+    content, version, claimed = _parsed(meta)
+    found = digest(buffer, _seed(content))
+    _same(version, claimed, found)
     if len(content["leaves"]) > MAX_LEAVES:
         raise ProtocolError(f"{len(content['leaves'])} leaves")
     return content, buffer, version, found
 
 
-def _digest(content: dict[str, Any], payload: np.ndarray) -> int:
+def _parsed(meta: bytes) -> tuple[dict[str, Any], Any, int]:
+    """The description without version and digest, and those."""
+    if len(meta) > MAX_META_BYTES:
+        raise ProtocolError(f"a description of {len(meta)} bytes")
+    content = json.loads(meta)
+    version, claimed = content.pop("version"), int(content.pop("digest"), 16)
+    return content, version, claimed
+
+
+def _same(version: Any, claimed: int, found: int) -> None:
+    if found != claimed or type(version) is not int:
+        raise ProtocolError(
+            f"weights {version!r:.20} arrived damaged: their digest is {found:016x}, "
+            f"published was {claimed:016x}; ask for the weights again"
+        )
+
+
+def _seed(content: dict[str, Any]) -> int:
+    """Of the payload's digest: that of the description."""
     # Written again from what was read, so that neither blanks nor the order of keys matter.
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return digest(payload, digest(text.encode()))
+    return digest(text.encode())
 
 
 def _array_of(path: str, value: Any) -> np.ndarray:

@@ -6,6 +6,7 @@ import mmap
 import os
 import signal
 import struct
+import traceback
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -31,6 +32,8 @@ def nurse(commands: Pipe, address: str, file: str, filler: int, options: dict[st
                 try:
                     commands.close()
                     _pour(address, maker, filler, counts, options)
+                except BaseException:
+                    traceback.print_exc()  # none ends by itself
                 finally:
                     os._exit(0)
             commands.send(pid)

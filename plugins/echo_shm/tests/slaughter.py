@@ -61,7 +61,8 @@ class Slaughter:
         self._acknowledged = folder / "acknowledged"
         self._acknowledged.write_bytes(bytes(nursery.ENTRY * MAKERS))
         self._ours, theirs = spawning.Pipe()
-        self._nurse = spawning.Process(target=nursery.nurse, args=(theirs, str(server.address), str(self._acknowledged), filler, {}))
+        patient = {"timeout": 600.0}  # the machine may be busy, and a worker that gives up is none that was killed
+        self._nurse = spawning.Process(target=nursery.nurse, args=(theirs, str(server.address), str(self._acknowledged), filler, patient))
         self._nurse.start()
         theirs.close()
         self._workers: dict[int, int] = {}  # pid of each maker

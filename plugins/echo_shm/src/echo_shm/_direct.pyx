@@ -3,15 +3,11 @@
 lane of the worker's own (lane.hpp), from which the learner copies them.
 
 `Direct` takes a sample over within one call while there is space: in the store that is claim, copy, commit, by the atomics of echo_core's
-remote.hpp. When it cannot (the store is full, no learner is connected, earlier samples wait) it leaves the sample to `slow`, the connection's window,
-which keeps the order and waits. Small samples are copied with the GIL held: giving it back and taking it again would cost more.
+remote.hpp. When it cannot (the store is full, no learner is connected, earlier samples wait) it leaves the sample to `slow`, the
+connection's window, which keeps the order and waits. Small samples are copied with the GIL held: giving it back and taking it again would cost more.
 """
 import os
 
-import numpy as np
-
-cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -19,27 +15,10 @@ from libcpp.vector cimport vector
 
 from echo_core.capi cimport ECHO_CLOSED, ECHO_FULL, ECHO_OK, echo_batch_pointers, echo_leaf_pointers, echo_run
 from echo_core.shared cimport (
-    ECHO_REVOKED, echo_remote, remote_attach, remote_claim, remote_commit, remote_detach, remote_idle, remote_leaf, remote_leave,
-    remote_wait_space,
+    ECHO_REVOKED, echo_remote, remote_attach, remote_claim, remote_commit, remote_detach, remote_leaf, remote_leave, remote_wait_space,
 )
 
 from echo_core.errors import ClosedError, EchoError, ProtocolError
-
-cdef extern from "lane.hpp" namespace "echo_shm" nogil:
-    cdef cppclass LaneWriter:
-        LaneWriter(int, const vector[uint64_t]&, uint64_t) except +
-        int put(const void**, uint64_t, uint64_t*)
-        uint64_t written()
-        uint64_t under_way()
-        bint wait_copied(uint64_t, int64_t)
-        bint wait_room(int64_t)
-        uint64_t copy_rest(char*)
-
-cdef extern from "<mutex>" namespace "std" nogil:
-    cdef cppclass mutex:
-        void lock()
-        bint try_lock()
-        void unlock()
 
 cdef enum:
     BUSY = 99             # a status of ours, beside echo_status
@@ -61,9 +40,6 @@ os.register_at_fork(after_in_child=_forked)
 cdef class Mapping:
     """The learner's store as this process has mapped it; unmapped with the last reference."""
 
-    cdef echo_remote* store
-    cdef int generation
-
     def __dealloc__(self):
         if self.store != NULL:
             remote_detach(self.store)
@@ -71,8 +47,6 @@ cdef class Mapping:
 
 cdef class Lane:
     """A lane as this process has mapped it; unmapped with the last reference."""
-
-    cdef LaneWriter* writer
 
     def __dealloc__(self):
         del self.writer
@@ -92,24 +66,6 @@ cdef class Direct:
         blocked: how often the store was found full.
         revoked: how many claims were taken away because they were held for too long.
     """
-
-    cdef mutex lock              # of everything below; never held while waiting for the GIL
-    cdef Mapping mapping         # None: no learner's store is mapped
-    cdef echo_remote* store      # mapping.store, or NULL
-    cdef Lane kept               # the newest lane, until `take_back`
-    cdef uint64_t lost           # samples that lay in it when it was dropped
-    cdef LaneWriter* lane        # kept.writer while the learner copies from it, else NULL
-    cdef readonly bint ready
-    cdef uint32_t record
-    cdef list reservable         # records for `reserve`
-    cdef object spec, slow, slow_batch, rest
-    cdef list spare
-    cdef vector[uint64_t] leaf_bytes
-    cdef uint64_t sample_bytes
-    cdef Py_ssize_t count
-    cdef int slices, generation
-    cdef readonly uint64_t samples, pumped, blocked, revoked
-    cdef object give_up
 
     def __cinit__(self, object spec, double patience):
         for leaf in spec.leaves:
@@ -215,6 +171,10 @@ cdef class Direct:
             self.pumped += done
             self.lock.unlock()
         return None if status == ECHO_CLOSED and done == 0 else done
+
+    cdef bint here(self) noexcept:
+        """Whether this is the process that made the connection, and not a child of it."""
+        return self.generation == generation
 
     cdef int put(self, const void** leaves, uint64_t n, uint64_t* done, bint held) except -1:
         """ECHO_OK: all are committed; otherwise the first `done` of them. BUSY: another thread is putting one, and what is behind
@@ -399,144 +359,3 @@ cdef class Direct:
             if self.ready:
                 self.rest_for_space(<int64_t>(seconds * 1e9))
             self.lock.unlock()
-
-    def reserve(self):
-        """A claimed slot; None when the store is full or not mapped. Raises EchoError when all reservations are in use."""
-        cdef Reserved slot = Reserved.__new__(Reserved)
-        cdef Mapping mapping = self.mapping
-        cdef uint32_t record = 0
-        cdef int status
-        if mapping is None or not self.ready or self.generation != generation:
-            return None
-        for candidate in self.reservable:
-            if remote_idle(mapping.store, candidate):  # one that was given up is the learner's until it says so
-                record = candidate
-                break
-        if record == 0:
-            raise EchoError("every slot that this client may reserve is in use; commit or abort one, or connect with more reservations")
-        self.reservable.remove(record)
-        status = remote_claim(mapping.store, record, 1, &slot.run)
-        if status != ECHO_OK:
-            self.reservable.append(record)
-            return None
-        slot.mapping, slot.record, slot.owner, slot.spec, slot.open = mapping, record, self, self.spec, True
-        slot.generation = generation
-        return slot
-
-
-@cython.no_gc_clear
-cdef class Leaf:
-    """Exporter of one leaf's bytes in a reserved slot. It lives as long as any array on them (numpy keeps the exporter, not the buffer)."""
-
-    cdef Reserved slot
-    cdef char* data
-    cdef Py_ssize_t size
-
-    def __cinit__(self, Reserved slot):
-        self.slot = slot
-        slot.views += 1
-
-    def __getbuffer__(self, Py_buffer* view, int flags):
-        PyBuffer_FillInfo(view, self, self.data, self.size, 0, flags)
-
-    def __dealloc__(self):
-        self.slot.views -= 1
-
-
-cdef class Reserved:
-    """One slot in the learner's store, claimed for this worker: fill `sample` in place, then `commit()`.
-
-        with client.reserve() as slot:
-            env.step(action, out=slot.sample["obs"])
-            slot.sample["reward"][...] = reward
-            slot.commit()
-
-    Leaving the block uncommitted aborts. One slot, one thread. A slot that is held longer than the learner's `claim_timeout` while its
-    batch waits for nothing else is given to others: commit() then says so.
-
-    Attributes:
-        sample: the example's pytree of writable arrays over the learner's memory, uninitialised.
-    """
-
-    cdef Mapping mapping
-    cdef echo_run run
-    cdef uint32_t record
-    cdef Direct owner
-    cdef object spec
-    cdef bint open
-    cdef Py_ssize_t views
-    cdef int generation
-    cdef object __weakref__
-
-    @property
-    def sample(self):
-        if not self.open:
-            raise ValueError("this slot was committed or aborted already; reserve another")
-        leaves = []
-        cdef Leaf leaf
-        for index, spec in enumerate(self.spec.leaves):
-            leaf = Leaf.__new__(Leaf, self)
-            leaf.data = remote_leaf(self.mapping.store, &self.run, index)
-            leaf.size = spec.nbytes
-            leaves.append(np.ndarray(spec.shape, spec.dtype, leaf))
-        return self.spec.flattener.unflatten(leaves)
-
-    def commit(self):
-        """The sample is whole: show it to the learner.
-
-        Raises:
-            BufferError: an array of `sample` is still alive; it would write to memory that is another's.
-            ValueError: committed or aborted already.
-            EchoError: it was held for too long and taken away, or the learner is gone; nothing was stored.
-        """
-        self._finish()
-        if self.owner.mapping is not self.mapping:
-            self._free()
-            raise EchoError("the learner of this slot is gone, or was for a while; nothing was stored: reserve another")
-        if remote_commit(self.mapping.store, self.record, &self.run) == ECHO_REVOKED:
-            self._free()
-            raise EchoError("this slot was held for longer than the learner's claim_timeout and given to others; reserve another, and fill it sooner")
-        self.owner.samples += 1
-        self._free()
-
-    def abort(self):
-        """Give the slot back. Raises BufferError and ValueError as `commit`."""
-        self._finish()
-        self._give_up()
-
-    cdef int _finish(self) except -1:
-        if self.generation != generation:
-            raise ValueError("this slot was reserved before a fork and belongs to the parent process")
-        if not self.open:
-            raise ValueError("this slot was committed or aborted already; reserve another")
-        if self.views:
-            raise BufferError(f"{self.views} arrays of this slot are still alive: drop them (and what was made of them) before commit or abort")
-        self.open = False
-        return 0
-
-    cdef int _free(self) except -1:
-        """The record is for another reservation, or for the learner to take."""
-        if self.owner.mapping is self.mapping:
-            self.owner.reservable.append(self.record)
-        else:
-            remote_leave(self.mapping.store, self.record)
-        return 0
-
-    cdef int _give_up(self) except -1:
-        self._free()
-        function = self.owner.give_up() if self.owner.mapping is self.mapping else None
-        if function is not None:
-            function(self.record)
-        return 0
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        if self.open and not self.views:
-            self.abort()
-
-    def __del__(self):
-        if self.open and self.generation == generation:  # every array is dead: each holds a reference to this slot
-            self.open = False
-            self._give_up()

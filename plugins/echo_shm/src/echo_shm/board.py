@@ -1,7 +1,9 @@
 """Where a learner leaves its weights for all workers of the machine to read: a few buffers in a memfd, written in turn.
 
 Nobody waits for anybody. A version stays where it is until two more were published; a reader that was slower than that finds bytes whose
-digest is not theirs, and asks for the newest. The memfd is sealed: those it is handed to can only read it (`Board.sealed`: Linux 5.1).
+digest is not theirs, and begins again with the newest. Which that is stands on the first page, so that a reader that gets little of the
+processor does not run after notices that are old when it reads them. Nothing there is trusted more than the bytes: the digest decides.
+The memfd is sealed: those it is handed to can only read it (`Board.sealed`: Linux 5.1).
 """
 
 from __future__ import annotations
@@ -10,15 +12,16 @@ import fcntl
 import json
 import mmap
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from echo_core.errors import ProtocolError
-from echo_core.weights import PackedWeights, aligned_bytes
+from echo_core.weights import PackedWeights, receive
 
 __all__ = ["Board", "Notice", "Reader"]
 
+TRIES = 8  # of a reader, before it asks
 SLOTS = 3  # the newest, the one being written, and one for who still reads
 PAGE = 4096
 F_SEAL_FUTURE_WRITE = 0x0010  # Linux 5.1; Python 3.11 has no name for it
@@ -63,20 +66,23 @@ class Board:
             self._make(size + size // 8)
         assert self._memory is not None
         self._slot = (self._slot + 1) % SLOTS
-        notice = Notice(weights.version, self._generation, self._slot * self._capacity, len(weights.meta), weights.payload.nbytes)
+        offset = PAGE + self._slot * self._capacity
+        notice = Notice(weights.version, self._generation, offset, len(weights.meta), weights.payload.nbytes)
         at = notice.offset
         self._memory[at : at + notice.meta] = np.frombuffer(weights.meta, np.uint8)
         at += _up(notice.meta)
         np.copyto(self._memory[at : at + notice.payload], weights.payload)
-        self.newest = notice
+        self.newest = notice  # first: a reader confirms what it finds on the page, and the learner must know of that
+        self._memory[: 8 * len(notice)].view(np.int64)[:] = notice
 
     def _make(self, capacity: int) -> None:
         capacity = _up(capacity)
         fd = os.memfd_create("echo-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(fd, SLOTS * capacity)
-            os.posix_fallocate(fd, 0, SLOTS * capacity)  # a full machine is an error here, not a SIGBUS in a reader
-            memory = np.frombuffer(mmap.mmap(fd, SLOTS * capacity), np.uint8)
+            size = PAGE + SLOTS * capacity
+            os.ftruncate(fd, size)
+            os.posix_fallocate(fd, 0, size)  # a full machine is an error here, not a SIGBUS in a reader
+            memory = np.frombuffer(mmap.mmap(fd, size), np.uint8)
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
             try:
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
@@ -104,18 +110,34 @@ class Reader:
     def __init__(self, fd: int) -> None:
         self._memory = np.frombuffer(mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
 
-    def copy(self, notice: Notice) -> tuple[bytes, np.ndarray] | None:
-        """Description and payload, to be verified; None when they are another version's by now.
+    def newest(self) -> Notice:
+        """As the first page has it; perhaps half of one and half of another."""
+        return Notice(*self._memory[: 8 * len(Notice._fields)].view(np.int64).tolist())
 
-        Raises ProtocolError when they do not lie within the memory.
+    def copy(self, notice: Notice) -> tuple[int, bytes, np.ndarray, int] | None:
+        """Version, description, payload and its digest, which is proven on the way: of the version of `notice` or a newer one. None when
+        versions come faster than they can be copied here.
+
+        Raises ProtocolError when `notice` does not lie within the memory.
         """
-        if not 0 <= notice.offset <= notice.end <= len(self._memory) or notice.meta < 0 or notice.payload < 0:
+        if not self._holds(notice):
             raise ProtocolError("the learner's notice of weights reaches past its memory")
+        for _ in range(TRIES):
+            newest = self.newest()
+            if newest.version < notice.version or not self._holds(newest):
+                newest = notice
+            if (whole := self._whole(newest)) is not None:
+                return newest.version, *whole
+        return None
+
+    def _holds(self, notice: Notice) -> bool:
+        return min(notice) >= 0 and notice.end <= len(self._memory)
+
+    def _whole(self, notice: Notice) -> tuple[bytes, np.ndarray, int] | None:
         meta = self._memory[notice.offset : notice.offset + notice.meta].tobytes()
-        payload = aligned_bytes(notice.payload)
-        np.copyto(payload, self._memory[notice.end - notice.payload : notice.end])
         try:
-            version: Any = json.loads(meta)["version"]
-        except (ValueError, KeyError, TypeError):
+            if json.loads(meta)["version"] != notice.version:
+                return None
+            return meta, *receive(meta, self._memory[notice.end - notice.payload : notice.end])
+        except (ProtocolError, ValueError, KeyError, TypeError):
             return None
-        return (meta, payload) if version == notice.version else None

@@ -24,7 +24,8 @@ from echo_core.channel.uplink import Uplink
 from echo_core.errors import EchoError, EchoTimeoutError, ProtocolError
 from echo_core.wire import REPLY, Buffer, Header, Kind, frame, pack_request, parse_reply, parse_request
 
-from ._direct import Direct, Reserved
+from ._direct import Direct
+from ._reserve import Reserved, reserve
 from .board import Notice, Reader
 from .sockets import UnixChannel, dial
 
@@ -159,12 +160,9 @@ class ShmUplink(Uplink):
             finally:
                 os.close(fd)
         whole = self._board.copy(notice) if self._board is not None else None
-        try:
-            if whole is not None:
-                self._hold(link, notice.version, *whole)
-                return
-        except ProtocolError:
-            pass  # overwritten while they were copied: the digest says so
+        if whole is not None:
+            self._hold(link, *whole)
+            return
         with self.gate.lock:
             link.post(frame(Kind.CONTROL, pack_request("shm/again", {}), seq=SAID))
 
@@ -376,7 +374,7 @@ class ShmConnection(ChannelConnection):
         """
         self._check()
         up, seconds, start = self._uplink, self._seconds(timeout), time.monotonic()
-        while (slot := self._direct.reserve()) is None:
+        while (slot := reserve(self._direct)) is None:
             self._check()
             left = start + seconds - time.monotonic()
             with self._lock:

@@ -204,6 +204,14 @@ class ShmServed(ServedClient):
         self._generation, self._on_the_way = notice.generation, notice.version
         return [frame(Kind.CONTROL, pack_request("shm/weights", notice._asdict() | {"new": new}), seq=WEIGHTS)], 0
 
+    def _receipt(self, version: int, digest: int) -> None:
+        newest = self.listener.board.newest
+        with self.gate.lock:
+            # A worker that reads the board takes what is newest by then, if that is newer than what it was told of.
+            if self._on_the_way and self._chunks is None and newest is not None and self._on_the_way < version <= newest.version:
+                self._on_the_way = version
+        super()._receipt(version, digest)
+
     def refresh(self) -> None:
         super().refresh()
         way = self.writer or self.lane

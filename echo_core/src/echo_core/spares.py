@@ -1,0 +1,48 @@
+"""Large memory that is used again: fresh pages cost more than a copy into them, as the kernel clears each on first touch."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from contextlib import suppress
+
+import numpy as np
+
+__all__ = ["large"]
+
+MOST_BYTES = 128 << 20  # of memory that is kept for the next who asks
+MOST = 3
+
+_lock = threading.Lock()
+_spares: list[mmap.mmap] = []
+
+
+def large(count: int) -> np.ndarray:
+    """A writable uint8 array of `count` bytes from the beginning of a page, contents undefined. Its memory is kept for the
+    next one of that size when the last array on it is gone."""
+    size = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
+    with _lock:
+        memory = next((spare for spare in _spares if len(spare) == size), None)
+        if memory is not None:
+            _spares.remove(memory)
+    if memory is None:
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    # The array that others are views of: it has an owner that is no array, so that numpy keeps it, and not its owner, for them.
+    whole = np.frombuffer(memory, np.uint8)
+    weakref.finalize(whole, _give_back, memory).atexit = False
+    return whole[:count]
+
+
+def _give_back(memory: mmap.mmap) -> None:
+    # May run anywhere, also where this thread holds the lock: then the memory is simply not kept.
+    if not _lock.acquire(blocking=False):
+        return
+    try:
+        _spares.append(memory)
+        while len(_spares) > MOST or sum(map(len, _spares)) > MOST_BYTES:
+            _spares.pop(0)
+    finally:
+        _lock.release()
