@@ -88,9 +88,11 @@ def load(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Non
         if zlib.crc32(text) != expected:
             raise CheckpointError(f"{folder / 'manifest.json'} is truncated or corrupted; take an older checkpoint")
         manifest = json.loads(text)
-        described = {table["name"]: table for table in manifest["tables"]}
+        described = {str(table["name"]): dict(table) for table in manifest["tables"]}
         number = manifest["format"]
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except CheckpointError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / 'manifest.json'} cannot be read: {error!r}; take an older checkpoint") from error
     if number != FORMAT:
         raise CheckpointError(f"{folder} has format {number}, this echo-core reads {FORMAT}")
@@ -120,7 +122,9 @@ def _plugin(sampler: Any) -> list[Any]:
 
 
 def _compare(folder: Path, table: ReplayTable, described: dict[str, Any]) -> None:
-    mine, theirs = _identity(table), described.get("identity", {})
+    mine, theirs = _identity(table), described.get("identity")
+    if not isinstance(theirs, dict):
+        raise CheckpointError(f"{folder / 'manifest.json'} does not say what table {table.name!r} is; take an older checkpoint")
     for what, value in json.loads(json.dumps(mine)).items():
         if theirs.get(what) == value:
             continue
@@ -181,14 +185,41 @@ def _save_items(
 
 
 def _load_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> None:
-    files = described["files"]
-    snapshot: dict[str, Any] = {name: described[name] for name in ("inserts", "samples", "random")}
-    for column in COLUMNS:
-        snapshot[column] = _load_array(folder, files, column)
-    for part in ("sampler", "remover"):
-        snapshot[part] = {name.partition("/")[2]: _load_array(folder, files, name) for name in files if name.startswith(f"{part}/")}
-    leaves = [_load_array(folder, files, f"leaf/{i}") for i in range(len(table.spec.leaves))]
-    table.restore_snapshot(snapshot, leaves, _load_array(folder, files, "gone"))
+    try:
+        files = dict(described["files"])
+        snapshot: dict[str, Any] = {name: described[name] for name in ("inserts", "samples", "random")}
+        for column in COLUMNS:
+            snapshot[column] = _load_array(folder, files, column)
+        for part in ("sampler", "remover"):
+            snapshot[part] = {name.partition("/")[2]: _load_array(folder, files, name) for name in files if name.startswith(f"{part}/")}
+        leaves = [_load_array(folder, files, f"leaf/{i}") for i in range(len(table.spec.leaves))]
+        gone = _load_array(folder, files, "gone")
+        _check(table, snapshot, leaves, gone)
+        table.restore_snapshot(snapshot, leaves, gone)
+    except CheckpointError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        manifest = folder / "manifest.json"
+        raise CheckpointError(f"{manifest} does not describe table {table.name!r} ({error!r}); take an older checkpoint") from error
+
+
+def _check(table: ReplayTable, snapshot: dict[str, Any], leaves: list[np.ndarray], gone: np.ndarray) -> None:
+    """What is to be copied by row must fit the table: a checksum tells accidents, not what somebody wrote on purpose. ValueError if not."""
+    rows, capacity = snapshot["rows"], table.capacity
+    columns = [(name, snapshot[name], capacity) for name in ("generations", "high", "times")]
+    for name, array, size in [("rows", rows, rows.size), ("gone", gone, gone.size), *columns]:
+        if array.dtype != np.uint32 or array.shape != (size,):
+            raise ValueError(f"{name} are {array.dtype}{list(array.shape)}, not uint32[{size}]")
+    if len(np.unique(rows)) != len(rows) or (rows >= capacity).any():
+        raise ValueError(f"rows are not different numbers below {capacity}")
+    if len(np.unique(gone)) != len(gone) or not np.isin(gone, rows).all():
+        raise ValueError("gone are not some of the rows")
+    for i, (leaf, array) in enumerate(zip(table.spec.leaves, leaves)):
+        if array.dtype != leaf.dtype or array.shape != (len(rows) - len(gone), *leaf.shape):
+            raise ValueError(f"leaf/{i} is {array.dtype}{list(array.shape)}, not {leaf.dtype}{[len(rows) - len(gone), *leaf.shape]}")
+    for name in ("inserts", "samples"):
+        if type(snapshot[name]) is not int or not 0 <= snapshot[name] < 1 << 63:
+            raise ValueError(f"{name} is {snapshot[name]!r}, not a number from 0 to 2**63 - 1")
 
 
 def _save_array(path: Path, array: np.ndarray) -> dict[str, Any]:
@@ -205,7 +236,9 @@ def _entry(path: Path, dtype: Any, shape: tuple[int, ...], crc: int) -> dict[str
 def _load_array(folder: Path, files: dict[str, Any], name: str) -> np.ndarray:
     try:
         entry = files[name]
-        path = folder / str(entry["file"])
+        path = folder / entry["file"]
+        if path.parent != folder or type(entry["crc32"]) is not int:
+            raise ValueError(f"file {entry['file']!r}, crc32 {entry['crc32']!r}")
         dtype, shape = dtype_from_json(entry["dtype"]), tuple(int(n) for n in entry["shape"])
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     except (KeyError, TypeError, ValueError) as error:
