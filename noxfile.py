@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -113,15 +114,25 @@ def native_stress(session: nox.Session, sanitizer: str) -> None:
 
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
-    """The native parsers under libFuzzer (needs clang++). The argument is seconds per target, 60 by default."""
+    """The native parsers under libFuzzer (needs clang++), those in Python under atheris. The argument is seconds per target, 60 by default."""
     seconds = session.posargs[0] if session.posargs else "60"
-    for source in sorted(Path("plugins").glob("*/tests/native/*_fuzz.cpp")):
+    compiler = shutil.which(os.environ.get("CLANGXX", "clang++"))
+    guided = subprocess.run(["python", "-c", "import atheris, echo_core"], stderr=subprocess.DEVNULL).returncode == 0
+    if not compiler and not guided:
+        session.error("neither clang++ nor atheris is here; install clang, or: pip install atheris")
+    for source in sorted(Path("plugins").glob("*/tests/native/*_fuzz.cpp")) if compiler else ():
         corpus = Path("build/fuzz") / source.stem
         corpus.mkdir(parents=True, exist_ok=True)
         program = f"{corpus}.run"
         flags = ["-std=c++20", "-O1", "-g", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all", "-I", INCLUDE]
-        session.run(os.environ.get("CLANGXX", "clang++"), *flags, str(source), "-o", program, "-pthread", external=True)
+        session.run(compiler, *flags, str(source), "-o", program, "-pthread", external=True)
         session.run(program, f"-max_total_time={seconds}", "-max_len=8192", "-timeout=400", str(corpus), external=True)
+    listing = ["python", "tests/fuzz/run.py", "--list"]
+    for target in subprocess.run(listing, stdout=subprocess.PIPE, text=True, check=True).stdout.split() if guided else ():
+        corpus = Path("build/fuzz") / target
+        corpus.mkdir(parents=True, exist_ok=True)
+        limits = [f"-max_total_time={seconds}", "-max_len=4096", "-timeout=60", f"-artifact_prefix={corpus}-"]
+        session.run("python", "tests/fuzz/run.py", target, *limits, str(corpus), external=True)
 
 
 @nox.session

@@ -24,6 +24,7 @@ SYSTEMS: dict[str, Entry] = {
     "echo-grpc": Entry(
         "benchmarks.adapters.echo_core:EchoGrpc", ("echo-grpc", "echo-core", "echo-samplers")
     ),
+    "echo-tcps": Entry("benchmarks.adapters.echo_core:EchoTcps", ("echo-tcp", "echo-core", "echo-samplers")),
     "grpcio": Entry("benchmarks.adapters.grpcio:Grpcio", ("grpcio",)),
     "sockets": Entry("benchmarks.adapters.sockets:Sockets", ()),
 }

@@ -69,3 +69,13 @@ class EchoGrpc(EchoCore):
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return EchoLearner(payload, batch_size, connections, "grpc://127.0.0.1:0")
+
+
+class EchoTcps(EchoCore):
+    """TCP with TLS, on a certificate of the user's own authority."""
+
+    name = "echo-tcps"
+    can = frozenset({"tcp", "tcp-batch"})
+
+    def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
+        return EchoLearner(payload, batch_size, connections, "tcps://127.0.0.1:0")

@@ -89,9 +89,11 @@ def load(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Non
         if zlib.crc32(text) != expected:
             raise CheckpointError(f"{folder / 'manifest.json'} is truncated or corrupted; take an older checkpoint")
         manifest = json.loads(text)
-        described = {table["name"]: table for table in manifest["tables"]}
+        described = {str(table["name"]): dict(table) for table in manifest["tables"]}
         number = manifest["format"]
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except CheckpointError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / 'manifest.json'} cannot be read: {error!r}; take an older checkpoint") from error
     if number != FORMAT:
         raise CheckpointError(f"{folder} has format {number}, this echo-core reads {FORMAT}")
@@ -123,7 +125,9 @@ def _plugin(sampler: Any) -> list[Any]:
 
 
 def _compare(folder: Path, table: ReplayTable, described: dict[str, Any]) -> None:
-    mine, theirs = _identity(table), described.get("identity", {})
+    mine, theirs = _identity(table), described.get("identity")
+    if not isinstance(theirs, dict):
+        raise CheckpointError(f"{folder / 'manifest.json'} does not say what table {table.name!r} is; take an older checkpoint")
     for what, value in json.loads(json.dumps(mine)).items():
         if theirs.get(what) == value:
             continue
@@ -175,14 +179,45 @@ def _save_items(folder: Path, index: int, table: ReplayTable, rows: np.ndarray, 
 
 
 def _load_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> None:
-    files = described["files"]
-    snapshot: dict[str, Any] = {name: described[name] for name in FIGURES}
-    for column in COLUMNS:
-        snapshot[column] = _load_array(folder, files, column)
-    for part in ("sampler", "remover"):
-        snapshot[part] = {name.partition("/")[2]: _load_array(folder, files, name) for name in files if name.startswith(f"{part}/")}
-    leaves = [_load_array(folder, files, f"leaf/{i}") for i in range(len(table.spec.leaves))]
-    table_state.restore(table, snapshot, _load_array(folder, files, "stored"), leaves)
+    try:
+        files = dict(described["files"])
+        snapshot: dict[str, Any] = {name: described[name] for name in FIGURES}
+        for column in COLUMNS:
+            snapshot[column] = _load_array(folder, files, column)
+        for part in ("sampler", "remover"):
+            snapshot[part] = {name.partition("/")[2]: _load_array(folder, files, name) for name in files if name.startswith(f"{part}/")}
+        leaves = [_load_array(folder, files, f"leaf/{i}") for i in range(len(table.spec.leaves))]
+        stored = _load_array(folder, files, "stored")
+        _check(table, snapshot, stored, leaves)
+        table_state.restore(table, snapshot, stored, leaves)
+    except CheckpointError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        manifest = folder / "manifest.json"
+        raise CheckpointError(f"{manifest} does not describe table {table.name!r} ({error!r}); take an older checkpoint") from error
+
+
+def _check(table: ReplayTable, snapshot: dict[str, Any], stored: np.ndarray, leaves: list[np.ndarray]) -> None:
+    """What is to be copied by row must fit the table: a checksum tells accidents, not what somebody wrote on purpose. ValueError if not."""
+    rows, loaned, capacity = snapshot["rows"], snapshot["loaned"], table.capacity
+    lists = [("rows", rows, rows.size), ("stored", stored, stored.size), ("loaned", loaned, loaned.size)]
+    for name, array, size in lists + [(name, snapshot[name], capacity) for name in ("generations", "high", "times")]:
+        if array.dtype != np.uint32 or array.shape != (size,):
+            raise ValueError(f"{name} are {array.dtype}{list(array.shape)}, not uint32[{size}]")
+    if (versions := snapshot["versions"]).dtype != np.uint64 or versions.shape != (capacity,):
+        raise ValueError(f"versions are {versions.dtype}{list(versions.shape)}, not uint64[{capacity}]")
+    if len(np.unique(rows)) != len(rows) or (rows >= capacity).any():
+        raise ValueError(f"rows are not different numbers below {capacity}")
+    if not np.array_equal(np.sort(stored), np.sort(rows)):
+        raise ValueError("stored are not the rows in another order")
+    if len(np.unique(loaned)) != len(loaned) or not np.isin(loaned, rows).all():
+        raise ValueError("loaned are not some of the rows")
+    for i, (leaf, array) in enumerate(zip(table.spec.leaves, leaves)):
+        if array.dtype != leaf.dtype or array.shape != (len(stored), *leaf.shape):
+            raise ValueError(f"leaf/{i} is {array.dtype}{list(array.shape)}, not {leaf.dtype}{[len(stored), *leaf.shape]}")
+    for name in ("inserts", "samples", "policy_version"):
+        if type(snapshot[name]) is not int or not 0 <= snapshot[name] < 1 << 63:
+            raise ValueError(f"{name} is {snapshot[name]!r}, not a number from 0 to 2**63 - 1")
 
 
 def _save_array(path: Path, array: np.ndarray) -> dict[str, Any]:
@@ -199,7 +234,9 @@ def _entry(path: Path, dtype: Any, shape: tuple[int, ...], crc: int) -> dict[str
 def _load_array(folder: Path, files: dict[str, Any], name: str) -> np.ndarray:
     try:
         entry = files[name]
-        path = folder / str(entry["file"])
+        path = folder / entry["file"]
+        if path.parent != folder or type(entry["crc32"]) is not int:
+            raise ValueError(f"file {entry['file']!r}, crc32 {entry['crc32']!r}")
         dtype, shape = dtype_from_json(entry["dtype"]), tuple(int(n) for n in entry["shape"])
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     except (KeyError, TypeError, ValueError) as error:

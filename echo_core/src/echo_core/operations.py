@@ -73,6 +73,18 @@ def _count(body: dict[str, Any], most: int) -> int:
     return n
 
 
+def _of_clients(operation: Operation) -> Operation:
+    """Values that a client got wrong are its error, told to it; the learner's log is for the learner's."""
+
+    def checked(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+        try:
+            return operation(server, peer, body, blob)
+        except ValueError as error:
+            raise error if isinstance(error, EchoError) else EchoError(str(error)) from error
+
+    return checked
+
+
 def _update_priorities(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
     n = _count(body, MAX_KEYS)
     keys, priorities = split(blob, (np.uint64, (n,)), (np.float64, (n,)))
@@ -96,6 +108,8 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     table = _table(server, body)
     n = _count(body, max_rows(table.spec))
     beta = body.get("beta")
+    if beta is not None and type(beta) not in (int, float):
+        raise EchoError(f"beta must be a number from 0 to 1, not {beta!r}")
     try:
         sample = table.sample(n, 0, beta)
     except EchoTimeoutError as error:
@@ -168,14 +182,14 @@ OPERATIONS: Mapping[str, Operation] = {
     "stats": needs("write", "read")(lambda server, peer, body, blob: (server.stats(), b"")),
     "ping": needs("write", "read")(lambda server, peer, body, blob: ({"time": time.time()}, blob)),
     "tables": needs("write", "read")(_specs),
-    "update_priorities": needs("read")(_update_priorities),
-    "delete": needs("admin")(_delete),
-    "sample": needs("read")(_sample),
-    "peek": needs("read")(_peek),
-    "update_items": needs("read")(_update_items),
-    "top": needs("read")(_top),
-    "priority_histogram": needs("read")(_priority_histogram),
-    "ack": needs("read")(_ack),
-    "insert": needs("write")(_insert),
+    "update_priorities": needs("read")(_of_clients(_update_priorities)),
+    "delete": needs("admin")(_of_clients(_delete)),
+    "sample": needs("read")(_of_clients(_sample)),
+    "peek": needs("read")(_of_clients(_peek)),
+    "update_items": needs("read")(_of_clients(_update_items)),
+    "top": needs("read")(_of_clients(_top)),
+    "priority_histogram": needs("read")(_of_clients(_priority_histogram)),
+    "ack": needs("read")(_of_clients(_ack)),
+    "insert": needs("write")(_of_clients(_insert)),
     "tap": needs("read")(_tap),
 }

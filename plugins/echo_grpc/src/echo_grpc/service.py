@@ -41,7 +41,6 @@ class GrpcAcceptor(Acceptor):
         self._arrived: queue.SimpleQueue[Channel | None] = queue.SimpleQueue()
         self._closing = False
         server = grpc.server(Threads(), options=_arguments(options), maximum_concurrent_rpcs=calls)
-        self._server: grpc.Server | None = server
         session = grpc.stream_stream_rpc_method_handler(self._session)
         server.add_generic_rpc_handlers(
             (
@@ -49,6 +48,10 @@ class GrpcAcceptor(Acceptor):
                 grpc.method_handlers_generic_handler(HEALTH, self.health.methods()),
             )
         )
+        if options.reflection:
+            from .reflection import enable
+
+            enable(server, SERVICE, HEALTH)
         host = f"[{options.host}]" if ":" in options.host else options.host
         place = f"{host}:{options.port}"
         try:
@@ -63,6 +66,7 @@ class GrpcAcceptor(Acceptor):
                 errno.EADDRINUSE,
                 f"cannot listen on {place}: {error}; choose another port, or port=0 for any free one",
             ) from error
+        self._server: grpc.Server | None = server
         self.address = Address(scheme, options.host, port)
 
     def _session(self, arriving: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:

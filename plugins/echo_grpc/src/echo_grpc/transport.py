@@ -34,6 +34,7 @@ class GrpcListenOptions(tls.TlsListenOptions):
     port: int = 50051  # 0: any free one
     token: str | bytes | None = field(default=None, repr=False)  # None: the server's
     allow_insecure: bool = False  # listen beyond this machine without authentication
+    reflection: bool = False  # tell generic clients what is served; needs echo-grpc[reflection]
 
     def __post_init__(self) -> None:
         super().__post_init__()

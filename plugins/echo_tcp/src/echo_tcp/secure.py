@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import socket
 import ssl
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TlsAcceptor", "TlsChannel", "dial_tls"]
 
-PIECE_BYTES = 64 << 10  # encrypted at a time, so that receiving never waits long for the lock
+PIECE_BYTES = 64 << 10  # encrypted or decrypted at a time, so that the other thread never waits long for the lock
 
 T = TypeVar("T")
 
@@ -58,9 +59,23 @@ class TlsChannel(Channel):
     def recv_into(self, buffer: memoryview) -> int:
         self.shake_hands()
         try:
-            return self._patiently(lambda: self._sock.recv_into(buffer))
+            return self._patiently(lambda: self._records(buffer))
         except ssl.SSLZeroReturnError:
             return 0
+
+    def _records(self, buffer: memoryview) -> int:
+        """As many records as have come: OpenSSL gives one, of 16 KiB, at a time, and our callers have more to do for each."""
+        taken = self._sock.recv_into(buffer)
+        most = min(len(buffer), PIECE_BYTES)
+        while 0 < taken < most:
+            try:
+                more = self._sock.recv_into(buffer[taken:most])
+            except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):  # the end is told again
+                break
+            if not more:
+                break
+            taken += more
+        return taken
 
     def shake_hands(self) -> None:
         """The TLS handshake, unless it is done. Raises SecurityError or OSError."""
@@ -83,14 +98,14 @@ class TlsChannel(Channel):
                 try:
                     return attempt()
                 except ssl.SSLWantReadError:
-                    event = selectors.EVENT_READ
+                    event = select.POLLIN
                 except ssl.SSLWantWriteError:
-                    event = selectors.EVENT_WRITE
+                    event = select.POLLOUT
                 except (ssl.SSLCertVerificationError, ssl.SSLError) as error:
                     raise _explained(error) from None
-            with selectors.PollSelector() as selector:
-                selector.register(self._sock, event)
-                selector.select()
+            poll = select.poll()
+            poll.register(self._sock, event)
+            poll.poll()
 
     def shutdown(self) -> None:
         with self._lock:

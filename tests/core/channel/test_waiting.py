@@ -1,0 +1,213 @@
+"""Full stores, closing, forks: whoever waits is told why, and is let go."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from local_net import SPEC, Consumer, connect, raw, serve
+
+from echo_core.channel import link as link_module
+from echo_core.channel import served as served_module
+from echo_core.channel.connection import ChannelConnection
+from echo_core.channel.link import wait_until
+from echo_core.errors import ClosedError, ConfigError, EchoTimeoutError, ForkError
+from echo_core.testing.processes import forked, returns, until
+from echo_core.testing.samples import Tally, sample, stacked
+from echo_core.wire import Kind, frame, pack_header
+
+pytestmark = pytest.mark.needs("echo-samplers")
+
+
+def fill(connection: ChannelConnection) -> int:
+    """Send until nothing more is taken; how many were."""
+    taken = 0
+    with suppress(EchoTimeoutError):
+        while True:
+            connection.send(sample(0, taken), timeout=0.2)
+            taken += 1
+    return taken
+
+
+def test_a_full_store_holds_the_worker_back_and_says_so() -> None:
+    with serve(batch_size=2, num_buffers=2) as server, connect(max_inflight_msgs=3) as connection:
+        taken = fill(connection)
+        assert taken == 4 + 3
+        for call in (
+            lambda: connection.send(sample(0, taken), timeout=0.05),
+            lambda: connection.send_batch(stacked(0, taken, 2), timeout=0.05),
+            lambda: connection.wait(0.05),
+            lambda: connection.weights(0.05),
+        ):
+            with pytest.raises(EchoTimeoutError, match=r"waits for the learner at local://learner \(3 samples"):
+                call()
+        assert connection.stats()["send_blocked"] >= 2
+        assert server.peers()[0].state == "waiting for space"
+        tally = Tally()
+        for _ in range(3):
+            tally.add(server.sample(10).batch)
+        connection.wait()
+        connection.send(sample(0, taken))
+        tally.add(server.sample(10).batch)
+        tally.check({0: taken + 1})
+
+
+def test_waiting_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "LOG_AFTER", 0.05)
+    monkeypatch.setattr(served_module, "LOG_AFTER", 0.05)
+    with serve(batch_size=2, num_buffers=2) as server, connect(max_inflight_msgs=2) as connection:
+        taken = fill(connection)
+        until(lambda: "worker w waits for space" in caplog.text, "the learner says so too")
+        caplog.clear()
+        with pytest.raises(EchoTimeoutError):
+            connection.send(sample(0, taken), timeout=0.5)
+        lines = [record.message for record in caplog.records if "send() waits for" in record.message]
+        assert len(lines) == 1
+        for _ in range(taken // 2):
+            server.sample(10)
+
+
+def test_a_worker_that_stops_in_the_middle_of_a_sample_holds_up_nobody() -> None:
+    with serve(batch_size=10) as server, raw() as slow:
+        _, payload = SPEC.flattener.batch_tobytes(stacked(9, 0, 5))
+        whole = pack_header(Kind.DATA, count=5, seq=1, length=len(payload)) + payload
+        slow.sock.sendall(whole[:-1])
+        with connect() as quick:
+            consumer = Consumer(server)
+            for i in range(1000):
+                quick.send(sample(0, i))
+            quick.wait()
+            states = {peer.name: peer.state for peer in server.peers()}
+            assert states == {"raw": "half a message", "w": "streaming"}
+            slow.sock.sendall(whole[-1:])
+            assert slow.read(Kind.ACK).seq == 5
+            quick.send_batch(stacked(0, 1000, 5))
+            consumer.check({0: 1005, 9: 5})
+
+
+def test_a_worker_that_never_reads_holds_up_nobody() -> None:
+    """It subscribes to weights and reads none of them; the learner goes on publishing."""
+    with serve(batch_size=10) as server, raw() as deaf:
+        deaf.sock.sendall(frame(Kind.SUBSCRIBE))
+        with connect() as quick:
+            for version in range(1, 4):
+                returns(lambda: server.publish({"w": np.zeros(1_000_000)}))
+                assert quick.weights(10, newer_than=version - 1).version == version
+            quick.send_batch(stacked(0, 0, 10))
+            quick.wait()
+            deaf.send(1, 1)
+            until(lambda: server.stats()["store/samples_inserted_total"] == 11, "it can still send")
+
+
+def test_closing_the_server_lets_go_of_everybody() -> None:
+    server = serve(batch_size=2, num_buffers=2)
+    with raw() as silent, raw(client_id="d" * 32) as blocked:
+        blocked.send(1, 9)
+        until(lambda: any(peer.state == "waiting for space" for peer in server.peers()), "full")
+        returns(lambda: server.close(0.2))
+        assert silent.gone() and blocked.gone()
+        assert server.peers() == []
+    server.close()
+
+
+def test_closing_the_server_commits_what_has_come_whole() -> None:
+    server = serve(batch_size=10)
+    with raw() as worker:
+        worker.send(1, 20)
+        worker.read(Kind.ACK)
+        server.close()
+        _, reason = worker.read_payload(Kind.BYE)
+        assert reason == b"the learner is closing" and worker.gone()
+    assert [server.sample(1).batch["number"].tolist() for _ in range(2)] == [[*range(10)], [*range(10, 20)]]
+
+
+def test_a_timeout_below_zero_is_refused() -> None:
+    with serve() as server, connect() as connection:
+        for bad in (-1, math.nan):
+            for call in (connection.wait, connection.flush, connection.weights, connection.close):
+                with pytest.raises(ValueError, match="timeout must be at least 0"):
+                    call(bad)
+            with pytest.raises(ConfigError, match="timeout must be at least 0"):
+                connect(timeout=bad)
+        connection.send_batch(stacked(0, 0, 2), timeout=math.inf)
+        assert server.sample(10)
+
+
+@pytest.mark.parametrize("option", [{"window_bytes": 0}, {"max_inflight_msgs": -1}, {"client_id": "me"}, {"windw_bytes": 1}])
+def test_an_unusable_option_is_named(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(option))):
+        connect(**option)
+
+
+def test_use_after_close() -> None:
+    with serve():
+        connection = connect()
+        connection.close()
+        connection.close()
+        for call in (
+            lambda: connection.send(sample(0, 0)),
+            lambda: connection.send_batch(stacked(0, 0, 2)),
+            connection.flush,
+            connection.wait,
+            connection.weights,
+            lambda: connection.request("ping", {}),
+        ):
+            with pytest.raises(ClosedError, match="closed"):
+                call()
+
+
+def test_close_cuts_short_the_calls_of_other_threads() -> None:
+    with serve(batch_size=2, num_buffers=2) as server:
+        connection = connect(max_inflight_msgs=1)
+        taken = fill(connection)
+        outcome: list[Any] = []
+        calls = [lambda: connection.send(sample(0, taken), math.inf), lambda: connection.weights(math.inf)]
+        threads = [threading.Thread(target=lambda c=call: outcome.append(returns(c))) for call in calls]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1)
+        with pytest.raises(EchoTimeoutError):
+            connection.close(0.2)
+        for thread in threads:
+            thread.join()
+        assert [type(one) for one in outcome] == [ClosedError, ClosedError]
+        server.close()
+
+
+def test_a_forked_child_is_told_and_harms_nobody() -> None:
+    with serve(batch_size=4) as server, connect() as connection:
+        connection.send_batch(stacked(0, 0, 2))
+        connection.wait()
+
+        def child() -> None:
+            for call in (lambda: connection.send(sample(0, 9)), connection.wait, connection.weights):
+                with pytest.raises(ForkError, match="make a new Client in the child"):
+                    call()
+            connection.close()
+
+        forked(child)
+        connection.send_batch(stacked(0, 2, 2))
+        assert server.sample(10).batch["number"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_connection_nobody_closed_is_closed_with_a_warning() -> None:
+    with serve() as server:
+        connection = connect()
+        connection.send_batch(stacked(0, 0, 2))
+        with pytest.warns(ResourceWarning, match="unclosed connection to local://learner"):
+            del connection
+        assert server.sample(10).batch["number"].tolist() == [0, 1]
+        until(lambda: not server.peers(), "it has left")
+
+
+def test_wait_until_keeps_the_time() -> None:
+    gate = threading.Condition()
+    with gate:
+        wait_until(gate, lambda: True, 0, lambda: "nobody waits")
+        with pytest.raises(EchoTimeoutError, match=r"^a waits for b; gave up after 0.05 s$"):
+            wait_until(gate, lambda: False, 0.05, lambda: "a waits for b")

@@ -1,0 +1,70 @@
+"""The worker's samples until they are acknowledged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_core.channel.window import Window
+from echo_core.errors import ProtocolError
+from echo_core.spec import Spec
+from echo_core.wire import Kind, parse_header
+
+pytestmark = pytest.mark.needs("echo-samplers")
+
+
+@given(st.data())
+def test_the_window_resends_exactly_what_is_not_acknowledged(data: st.DataObject) -> None:
+    """Against a learner that commits any part of what was sent, at any time, in order."""
+    spec = Spec.from_example({"a": np.zeros(2, np.uint8), "b": np.zeros(0), "c": np.zeros(3, np.uint8)})
+    window = Window(spec.flattener, max_bytes=100, most=30, coalesce_bytes=40)
+    taken = committed = delivered = newest = 0  # the newest that was ever sent
+
+    def payload(first: int, count: int) -> bytes:
+        numbers = np.arange(first, first + count, dtype=np.uint8)
+        return numbers.repeat(2).tobytes() + numbers.repeat(3).tobytes()
+
+    for _ in range(data.draw(st.integers(0, 40))):
+        step = data.draw(st.sampled_from(["add", "gather", "send", "ack", "resume"]))
+        count = data.draw(st.integers(1, 12))
+        if step == "add" and taken + count < 250:
+            under_way = taken - window.acknowledged
+            if window.has_room(count):
+                assert not under_way or under_way + count <= 20
+                window.add(count, payload(taken + 1, count))
+                taken += count
+        elif step == "gather" and taken + count < 250:
+            for _ in range(count):
+                room = taken - window.acknowledged < 20
+                x = np.full(3, taken + 1, np.uint8)
+                answer = window.gatherer.take({"a": x[:2], "b": np.zeros(0), "c": x})
+                assert bool(answer) == room
+                taken += room
+        elif step == "send" and (entries := window.next_entries()):
+            data_frame = b"".join(window.encode(entries))
+            read = parse_header(data_frame, 5, frozenset({Kind.DATA}))
+            assert data_frame[24:] == payload(read.seq, read.count)
+            assert read.seq <= delivered + 1, "a gap"
+            delivered = max(delivered, read.seq + read.count - 1)
+            newest = max(newest, delivered)
+        elif step == "ack":
+            committed = data.draw(st.integers(committed, delivered))
+            window.acknowledge(committed)
+            with pytest.raises(ProtocolError):
+                window.acknowledge(newest + 1)
+        elif step == "resume":
+            committed = data.draw(st.integers(committed, delivered))
+            window.resume(committed)
+            delivered = committed
+            if again := window.next_entries():
+                assert again[0].first <= committed + 1 <= again[0].last
+                delivered = again[-1].last
+                newest = max(newest, delivered)
+        assert (window.taken, window.acknowledged) == (taken, committed)
+    window.resume(committed)
+    while window.next_entries():
+        pass
+    window.acknowledge(taken)
+    assert window.has_room(1) and window.acknowledged == taken
