@@ -13,7 +13,6 @@ import pytest
 from echo_core.errors import ConfigError
 from echo_rdma import library
 
-
 KEPT = {"ECHO_SOAK_SECONDS", "ECHO_RDMA_HOST", "ECHO_RDMA_LANES", "UCX_NET_DEVICES", library.LIBRARY}
 
 
