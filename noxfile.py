@@ -143,6 +143,13 @@ def rdma_check(session: nox.Session) -> None:
 
 
 @nox.session
+def rdma_vm(session: nox.Session) -> None:
+    """The tests of echo_rdma over verbs, in an emulated machine with a network card in software. Arguments go to pytest there. Needs Debian."""
+    install(session, ["test"], "echo-core[rdma,testing]")
+    session.run("python", "tools/rdma_vm", *session.posargs)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """The documentation site, into build/docs. A warning is an error."""
     install(session, ["docs"], "echo-core[all]")

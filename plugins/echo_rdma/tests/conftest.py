@@ -13,11 +13,13 @@ import pytest
 from echo_core.errors import ConfigError
 from echo_rdma import library
 
+KEPT = {"ECHO_SOAK_SECONDS", "ECHO_RDMA_HOST", "ECHO_RDMA_LANES", "UCX_NET_DEVICES", library.LIBRARY}
+
 
 @pytest.fixture(autouse=True)
 def no_settings_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
-        if name.startswith(("ECHO_", "UCX_")) and name not in ("ECHO_SOAK_SECONDS", library.LIBRARY):
+        if name.startswith(("ECHO_", "UCX_")) and name not in KEPT:
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
@@ -25,13 +27,13 @@ def no_settings_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """A test ends its threads, and leaves no file in memory."""
-    threads, files = set(threading.enumerate()), set(os.listdir("/dev/shm"))
+    threads = set(threading.enumerate())
     yield
     until = time.monotonic() + 5
     while set(threading.enumerate()) - threads and time.monotonic() < until:
         time.sleep(0.02)
     assert not set(threading.enumerate()) - threads
-    assert not {name for name in set(os.listdir("/dev/shm")) - files if "ucx" in name or "echo" in name}
+    assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/echo" in line]
 
 
 @pytest.fixture(scope="session")

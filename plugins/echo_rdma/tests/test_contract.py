@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -21,6 +22,14 @@ class OverUcx(TransportContract):
 
     def transport(self, **options: Any) -> RdmaTransport:
         return RdmaTransport(port=0, **options)
+
+
+@pytest.mark.skipif("ECHO_RDMA_LANES" not in os.environ, reason="for a machine with RDMA devices: ECHO_RDMA_LANES, ECHO_RDMA_HOST (`nox -s rdma_vm`)")
+class TestOverVerbs(OverUcx):
+    lanes = os.environ.get("ECHO_RDMA_LANES", "")
+
+    def transport(self, **options: Any) -> RdmaTransport:
+        return RdmaTransport(**{"port": 0, "host": os.environ["ECHO_RDMA_HOST"], "require_rdma": True} | options)
 
 
 class TestOverTcp(OverUcx):

@@ -77,8 +77,8 @@ def test_no_silent_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
             assert "tcp/lo" in client.stats()["lanes"]
             assert server.stats()["transport/rdma/lane_tcp"] == 1
     with Server(EXAMPLE, 2, "rdma://127.0.0.1:0?require_rdma=true", token=TOKEN) as server:
-        with pytest.raises(EchoError):
-            Client(server.address, EXAMPLE, token=TOKEN, timeout=1)
+        with pytest.raises(EchoError, match=r"learner refused.*tcp/lo.*no RDMA"):
+            Client(server.address, EXAMPLE, token=TOKEN, timeout=10)
         assert server.peers() == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from echo_core.address import Address
@@ -37,7 +37,10 @@ class RdmaChannel(Channel):
     Attributes:
         wire: the endpoint.
         lanes: what carries it; known once something was received.
+        refusal: the learner's: makes the bytes that tell a client why it is turned away.
     """
+
+    refusal: Callable[[str], bytes] | None = None
 
     def __init__(self, wire: _ucx.Wire, engine: _ucx.Engine | None, peer: str, require_rdma: bool) -> None:
         self.peer = peer
@@ -70,12 +73,15 @@ class RdmaChannel(Channel):
         if rdma:
             return
         if self._require_rdma:
-            raise ConfigError(
+            text = (
                 f"require_rdma: UCX would reach {self.peer} by {', '.join(self.lanes) or 'lanes it does not name'}, which is no RDMA;"
                 f" see that both ends have the system's UCX with verbs (`ucx_info -d` lists rc_mlx5, rc_verbs, dc_mlx5, ud_verbs ...) and"
                 f" an active port (`ibv_devinfo`), and that UCX_TLS and UCX_NET_DEVICES allow it ({library.settings_shown() or 'not set'})."
                 f" {library.memory_lock_advice()}"
-            )
+            ).strip()
+            if self.refusal is not None:
+                self.wire.send([self.refusal(text)])
+            raise ConfigError(text)
 
     def _tell(self, rdma: bool) -> None:
         """Once for each choice that UCX makes, what it is."""

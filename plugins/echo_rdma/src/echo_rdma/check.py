@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -25,15 +24,6 @@ __all__ = ["main"]
 
 SECONDS = 2.0
 SAMPLES = {"20 bytes": (1 << 12, 5), "28 KiB": (64, 7 << 10), "1 MiB": (8, 1 << 18)}  # batch size, float32 numbers of a sample
-
-
-def cards() -> list[str]:
-    """The machine's RDMA devices, with the state of their ports."""
-    found = []
-    for device in sorted(Path("/sys/class/infiniband").glob("*")):
-        states = [(port / "state").read_text().split(":")[-1].strip() for port in sorted(device.glob("ports/*"))]
-        found.append(f"{device.name} ({', '.join(states)})")
-    return found
 
 
 def work(address: str, numbers: int, token: str) -> None:
@@ -77,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         path, version = library.ucx()
         print(f"UCX        {'.'.join(map(str, version))}, {path}")
         print(f"settings   {library.settings_shown() or 'no UCX_* variable is set'}")
-        print(f"cards      {', '.join(cards()) or 'none (/sys/class/infiniband is empty): UCX will take shared memory or TCP'}")
+        print(f"cards      {', '.join(library.cards()) or 'none (/sys/class/infiniband is empty): UCX will take shared memory or TCP'}")
         print(f"memory     {library.memory_lock_advice() or 'enough may be locked'}")
         lanes = ""
         for name in SAMPLES:

@@ -16,7 +16,7 @@ from echo_core.errors import ConfigError, ForkError
 
 from . import _ucx
 
-__all__ = ["LIBRARY", "OLDEST", "context", "memory_lock_advice", "settings_shown", "ucx"]
+__all__ = ["LIBRARY", "OLDEST", "cards", "context", "memory_lock_advice", "settings_shown", "ucx"]
 
 log = logging.getLogger("echo")
 
@@ -74,13 +74,28 @@ def _find() -> tuple[str, tuple[int, int, int]]:
 
 
 def _candidates() -> Iterator[str]:
-    """The one this process has already, else the system's, which knows its devices, else the wheel's."""
+    """The one this process has already; else the system's, which knows its network cards, and the wheel's: first the wheel's where there is no
+    card, because a system's may be too old for shared memory. Only one can be tried for good: a second finds the first one's parts."""
     maps = Path("/proc/self/maps").read_text()
     yield from dict.fromkeys(re.findall(r"/\S*libucp\.so\S*", maps))
-    yield "libucp.so.0"
+    system, wheel = "libucp.so.0", _of_wheel()
+    yield from filter(None, (system, wheel) if cards() else (wheel, system))
+
+
+def _of_wheel() -> str:
     spec = importlib.util.find_spec("libucx")
-    if spec is not None and spec.submodule_search_locations:
-        yield str(Path(spec.submodule_search_locations[0]) / "lib" / "libucp.so.0")  # finds the others beside it
+    if spec is None or not spec.submodule_search_locations:
+        return ""
+    return str(Path(spec.submodule_search_locations[0]) / "lib" / "libucp.so.0")  # finds the others beside it
+
+
+def cards() -> list[str]:
+    """The machine's RDMA devices, with the state of their ports."""
+    found = []
+    for device in sorted(Path("/sys/class/infiniband").glob("*")):
+        states = [(port / "state").read_text().split(":")[-1].strip() for port in sorted(device.glob("ports/*"))]
+        found.append(f"{device.name} ({', '.join(states)})")
+    return found
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from echo_core.channel.link import Link
 from echo_core.channel.listener import ChannelListener
 from echo_core.channel.served import ServedClient
 from echo_core.errors import ProtocolError
+from echo_core.handshake import ServerHandshake
 from echo_core.wire import Header
 
 from . import _ucx
@@ -36,6 +37,10 @@ class RdmaServed(ServedClient):
     _intake_of_samples: _ucx.Intake | None = None
     _settled = {"inserted": 0, "duplicates": 0, "bytes": 0, "messages": 0, "direct": 0}  # replaced, never changed
     _before = 0  # samples of the session from earlier connections
+
+    def __init__(self, listener: RdmaListener, channel: RdmaChannel) -> None:
+        super().__init__(listener, channel)
+        channel.refusal = lambda text: ServerHandshake(listener.sink.spec, (), listener.sink.incarnation).refuse("rdma", text)
 
     def _read(self, link: Link) -> None:
         if self.peer.role != "worker":

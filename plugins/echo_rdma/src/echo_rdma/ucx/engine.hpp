@@ -314,280 +314,33 @@ class Engine {
         engine->changed_ = true;
     }
 
-    // ---------------------------------------------------------------------------------------------------------- what arrives
-
+    // What arrives: arrival.hpp.
     struct Rendezvous { // of a piece of the stream
         std::shared_ptr<Peer> peer;
         uint64_t index;
         Piece piece;
         Engine *engine;
     };
+    static ucp::status on_message(void *argument, const void *header, size_t header_length, void *data, size_t length, const ucp::MessageParam *param);
+    Peer *sender(const ucp::MessageParam *param);
+    void late(Peer &peer, const void *header);
+    void small(Peer &peer, const Head &head, std::string &broken);
+    ucp::status stream(Peer &peer, const Head &head, void *data, size_t length, uint64_t attributes, std::string &broken);
+    bool begin_rendezvous();
+    static void on_piece(void *request, ucp::status status, size_t, void *argument);
+    static void finish(Rendezvous *wanted, ucp::status status);
 
-    static ucp::status on_message(void *argument, const void *header, size_t header_length, void *data, size_t length, const ucp::MessageParam *param) {
-        auto *engine = static_cast<Engine *>(argument);
-        Peer *peer = engine->sender(param);
-        if (peer == nullptr || peer->stage != Stage::OPEN) {
-            if (peer != nullptr && peer->stage == Stage::LEAVING && header_length == sizeof(Head)) engine->late(*peer, header);
-            return ucp::OK;
-        }
-        Head head;
-        if (header_length != sizeof head) {
-            engine->give_up(*peer, "it sent a message of another protocol");
-            return ucp::OK;
-        }
-        memcpy(&head, header, sizeof head);
-        peer->heard = engine->now_;
-        peer->bytes_in += length + sizeof head;
-        std::string broken;
-        ucp::status answer = ucp::OK;
-        if (head.kind == STREAM)
-            answer = engine->stream(*peer, head, data, length, param->attributes, broken);
-        else if (head.kind == SAMPLES || head.kind == PART || head.kind == ACK) {
-            if (peer->flow)
-                answer = peer->flow->message(*peer, head, data, length, param->attributes, broken);
-            else
-                broken = "it sent samples before its handshake was done";
-        } else
-            engine->small(*peer, head, broken);
-        if (!broken.empty()) engine->give_up(*peer, "it broke the protocol: " + broken);
-        return answer;
-    }
-
-    Peer *sender(const ucp::MessageParam *param) {
-        if ((param->attributes & param->REPLY_EP) == 0) return listener_ == nullptr && peers_.size() == 1 ? peers_[0].get() : nullptr;
-        auto found = by_endpoint_.find(param->reply);
-        return found == by_endpoint_.end() ? nullptr : found->second;
-    }
-
-    // A peer that is leaving still answers END, and hears the answer to its own.
-    void late(Peer &peer, const void *header) {
-        Head head;
-        memcpy(&head, header, sizeof head);
-        if (head.kind == ENDED) peer.leave_until = 0;
-        if (head.kind == END && !peer.failed) post(peer, Head{.kind = ENDED});
-        changed_ = true;
-    }
-
-    void small(Peer &peer, const Head &head, std::string &broken) {
-        if (head.kind == CREDIT)
-            peer.inbox.credit(head.number);
-        else if (head.kind == END) {
-            peer.end_received = true;
-            peer.end_at = head.number;
-            changed_ = true;
-        } else if (head.kind != BEAT && head.kind != ENDED)
-            broken = "a message of unknown kind " + std::to_string(head.kind);
-    }
-
-    ucp::status stream(Peer &peer, const Head &head, void *data, size_t length, uint64_t attributes, std::string &broken) {
-        if (length > PIECE_BYTES) {
-            broken = "a piece of " + std::to_string(length) + " bytes";
-            return ucp::OK;
-        }
-        Piece piece{allocate(length), length, (head.flags & WHOLE) != 0};
-        if (!piece.data) {
-            broken = "no memory for what it sent";
-            return ucp::OK;
-        }
-        if (attributes & ucp::MessageParam::RENDEZVOUS) {
-            auto self = std::find_if(peers_.begin(), peers_.end(), [&](auto &p) { return p.get() == &peer; });
-            waiting_.push_back({data, new Rendezvous{*self, head.number, std::move(piece), this}});
-            return ucp::INPROGRESS;
-        }
-        memcpy(piece.data.get(), data, length);
-        if (!peer.inbox.arrived(head.number, std::move(piece))) broken = "more than it was allowed to send";
-        return ucp::OK;
-    }
-
-    // Rendezvous are begun outside of the callback that announces them.
-    bool begin_rendezvous() {
-        bool any = !waiting_.empty();
-        while (!waiting_.empty()) {
-            auto [descriptor, wanted] = waiting_.front();
-            waiting_.pop_front();
-            ucp::RequestParam param{};
-            param.mask = param.CALLBACK | param.USER_DATA;
-            param.callback.receive = &Engine::on_piece;
-            param.user_data = wanted;
-            wanted->peer->in_flight++;
-            void *answer = ucx_.am_recv_data_nbx(worker_, descriptor, wanted->piece.data.get(), wanted->piece.size, &param);
-            if (!ucp::pending(answer)) finish(wanted, ucp::status_of(answer));
-        }
-        return any;
-    }
-
-    static void on_piece(void *request, ucp::status status, size_t, void *argument) {
-        finish(static_cast<Rendezvous *>(argument), status);
-        library().request_free(request);
-    }
-
-    static void finish(Rendezvous *wanted, ucp::status status) {
-        wanted->peer->in_flight--;
-        wanted->engine->changed_ = true;
-        if (status != ucp::OK)
-            wanted->engine->give_up(*wanted->peer, text_of(status));
-        else if (!wanted->peer->inbox.arrived(wanted->index, std::move(wanted->piece)))
-            wanted->engine->give_up(*wanted->peer, "it broke the protocol: more than it was allowed to send");
-        delete wanted;
-    }
-
-    // ------------------------------------------------------------------------------------------------------------ the thread
-
-    void run() {
-        pthread_setname_np(pthread_self(), "echo-rdma");
-        int64_t busy_at = clock_ns();
-        while (true) {
-            while (visitors_.load(std::memory_order_relaxed) > 0) sched_yield(); // the lock is not fair
-            std::unique_lock hold(lock_);
-            now_ = clock_ns();
-            bool worked = progress();
-            quiet_ = !worked;
-            worked |= turn();
-            if (stopping_ && peers_.empty()) return;
-            if (worked) {
-                busy_at = now_;
-                continue;
-            }
-            if (now_ - busy_at < times_.spin) {
-                hold.unlock();
-                sched_yield();
-                continue;
-            }
-            sleeping_.store(true, std::memory_order_relaxed); // SLEEP: whoever leaves work from here on rings
-            bool ready = false;
-            for (auto &peer : peers_)
-                if (peer->flow && !peer->flow->sleeps(*peer, bell_)) ready = true;
-            if (ready || ucx_.worker_arm(worker_) != ucp::OK) {
-                sleeping_.store(false, std::memory_order_relaxed);
-                continue;
-            }
-            int64_t until = next_look();
-            hold.unlock();
-            pollfd fds[2] = {{ucx_fd_, POLLIN, 0}, {bell_, POLLIN, 0}};
-            poll(fds, 2, int(std::clamp<int64_t>((until - now_) / 1'000'000 + 1, 1, 60'000)));
-            sleeping_.store(false, std::memory_order_relaxed);
-            uint64_t rings;
-            (void)!read(bell_, &rings, sizeof rings);
-            busy_at = clock_ns();
-        }
-    }
-
-    bool progress() {
-        unsigned events = 0;
-        for (int i = 0; i < 16; i++) {
-            unsigned some = ucx_.worker_progress(worker_);
-            events += some;
-            if (some == 0) break;
-        }
-        return events > 0;
-    }
-
-    bool turn() {
-        bool worked = begin_rendezvous();
-        for (size_t i = 0; i < peers_.size(); i++) {
-            Peer &peer = *peers_[i];
-            if (peer.flow && peer.stage == Stage::OPEN && !peer.failed) worked |= peer.flow->turn(peer);
-        }
-        if (now_ >= look_at_ || changed_) {
-            worked |= changed_;
-            changed_ = false;
-            take_requests();
-            for (size_t i = 0; i < peers_.size();) {
-                look_after(*peers_[i]);
-                if (peers_[i]->stage == Stage::GONE && peers_[i]->released)
-                    peers_.erase(peers_.begin() + i);
-                else
-                    i++;
-            }
-            look_at_ = next_look();
-        }
-        return worked;
-    }
-
-    int64_t next_look() const {
-        int64_t at = now_ + times_.beat / 4;
-        for (auto &peer : peers_)
-            if (peer->flow && peer->stage == Stage::OPEN && peer->flow->hurries()) at = std::min(at, now_ + 2'000'000);
-        for (auto &peer : peers_)
-            if (peer->stage == Stage::LEAVING) at = std::min(at, std::max(peer->leave_until, now_ + 1'000'000));
-        return at;
-    }
-
-    void take_requests() {
-        while (!requests_.empty()) {
-            auto *request = requests_.front();
-            requests_.pop_front();
-            ucp::ConnRequestAttr attr{};
-            attr.mask = attr.CLIENT_ADDR;
-            bool known = ucx_.conn_request_query(request, &attr) == ucp::OK;
-            ucp::EndpointParams params{};
-            params.mask = params.CONN_REQUEST;
-            params.request = request;
-            try {
-                auto peer = open(params, false);
-                if (known) peer->address = text_of(reinterpret_cast<sockaddr *>(&attr.client));
-                std::lock_guard hold(accept_lock_);
-                accepted_.push_back(peer);
-                accept_changed_.notify_all();
-            } catch (const std::exception &) {
-                // It gave up meanwhile; UCX has freed the request.
-            }
-        }
-    }
-
-    static std::string text_of(const sockaddr *address) {
-        char host[INET6_ADDRSTRLEN] = "?";
-        bool six = address->sa_family == AF_INET6;
-        auto *v4 = reinterpret_cast<const sockaddr_in *>(address);
-        auto *v6 = reinterpret_cast<const sockaddr_in6 *>(address);
-        inet_ntop(address->sa_family, six ? static_cast<const void *>(&v6->sin6_addr) : &v4->sin_addr, host, sizeof host);
-        std::string port = std::to_string(ntohs(six ? v6->sin6_port : v4->sin_port));
-        return six ? "[" + std::string(host) + "]:" + port : host + (":" + port);
-    }
+    // The thread: loop.hpp.
+    void run();
+    bool progress();
+    bool turn();
+    int64_t next_look() const;
+    void take_requests();
+    static std::string text_of(const sockaddr *address);
     static std::string text_of(ucp::status status) { return echo_rdma::text_of(status); }
-
-    // Heartbeats, time-outs, and one step towards the end of what ends.
-    void look_after(Peer &peer) {
-        if (peer.stage == Stage::OPEN) {
-            if (peer.end_received && !peer.end_answered && peer.inbox.ends(peer.end_at)) {
-                peer.end_answered = true;
-                if (!peer.failed) post(peer, Head{.kind = ENDED});
-            }
-            if (!peer.failed && now_ - peer.heard > times_.silence) {
-                char text[100];
-                snprintf(text, sizeof text, "it has given no sign of life for %.3g s", double(times_.silence) / 1e9);
-                peer.fail(text);
-            }
-            if (!peer.failed && now_ - peer.said >= times_.beat) post(peer, Head{.kind = BEAT});
-        }
-        if ((peer.stage == Stage::LEAVING && (peer.failed || now_ >= peer.leave_until)) || (peer.stage == Stage::OPEN && peer.failed))
-            begin_close(peer);
-        if (peer.stage == Stage::CLOSING && peer.close_request == nullptr && peer.in_flight == 0) {
-            peer.stage = Stage::GONE;
-            peer.flow.reset();
-        }
-    }
-
-    void begin_close(Peer &peer) {
-        peer.stage = Stage::CLOSING;
-        peer.inbox.stop("the connection is closed");
-        if (peer.flow) peer.flow->lost(peer);
-        ucp::RequestParam param{};
-        param.mask = param.FLAGS | param.CALLBACK | param.USER_DATA;
-        param.flags = param.CLOSE_FORCE; // END has made sure of what matters
-        param.callback.send = &Engine::on_closed;
-        param.user_data = &peer;
-        by_endpoint_.erase(peer.ep);
-        void *answer = ucx_.ep_close_nbx(peer.ep, &param);
-        peer.ep = nullptr;
-        peer.close_request = ucp::pending(answer) ? answer : nullptr;
-        changed_ = true;
-    }
-
-    static void on_closed(void *request, ucp::status, void *argument) {
-        static_cast<Peer *>(argument)->close_request = nullptr;
-        library().request_free(request);
-    }
+    void look_after(Peer &peer);
+    void begin_close(Peer &peer);
+    static void on_closed(void *request, ucp::status, void *argument);
 
     const Library &ucx_ = library();
     const Times times_;
@@ -611,3 +364,6 @@ class Engine {
 };
 
 } // namespace echo_rdma
+
+#include "arrival.hpp"
+#include "loop.hpp"

@@ -1,0 +1,108 @@
+"""The tests of echo_rdma over real verbs, without RDMA hardware: a Debian kernel with SoftRoCE (rdma_rxe) in an emulated machine.
+
+    python tools/rdma_vm [PYTEST ARGUMENTS]
+
+Made of Debian's packages, once, in build/rdma_vm: qemu, a kernel with its modules, the system's UCX, which has verbs. The machine sees this
+one's file system read-only, with a layer in memory over it; it boots in about ten seconds. What it measures means nothing. Needs Debian, and
+root to install packages that are missing.
+"""
+
+from __future__ import annotations
+
+import gzip
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+OUT = ROOT / "build" / "rdma_vm"
+PACKAGES = ["qemu-system-x86", "busybox-static", "kmod", "cpio", "iproute2", "ibverbs-providers", "librdmacm1", "libucx0", "ucx-utils"]
+MODULES = ["virtio_pci", "9pnet_virtio", "9p", "virtio_net", "crc32c_generic", "crc32_generic", "overlay", "ib_uverbs", "rdma_ucm", "rdma_rxe"]
+LANES = {"UCX_TLS": "rc_verbs", "UCX_NET_DEVICES": "rxe0:1", "ECHO_RDMA_HOST": "10.0.2.15", "ECHO_RDMA_LANES": "rc_verbs"}
+
+
+def run(*command: str, **options: object) -> str:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, **options).stdout  # type: ignore[call-overload,no-any-return]
+
+
+def missing() -> list[str]:
+    known = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${Status}\n", *PACKAGES], capture_output=True, text=True, check=False).stdout
+    there = {line.split()[0] for line in known.splitlines() if line.endswith("install ok installed")}
+    return [name for name in PACKAGES if name not in there]
+
+
+def build() -> None:
+    """The kernel and its first file system."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    if wanted := missing():
+        run("apt-get", "update", "-qq")
+        run("apt-get", "install", "-y", "-q", "--no-install-recommends", *wanted)
+    kernel = OUT / "kernel"
+    if not kernel.exists():
+        depends = run("apt-cache", "depends", "linux-image-amd64")
+        package = next(line.split()[-1] for line in depends.splitlines() if "Depends:" in line)
+        run("apt-get", "download", package, cwd=OUT)
+        (archive,) = OUT.glob(f"{package}_*.deb")
+        run("dpkg", "-x", str(archive), str(kernel))
+    (modules,) = (kernel / "lib" / "modules").iterdir()
+    run("depmod", "-b", str(kernel), modules.name)
+    first = OUT / "first"
+    shutil.rmtree(first, ignore_errors=True)
+    for name in ("bin", "proc", "sys", "dev", "root", "modules"):
+        (first / name).mkdir(parents=True)
+    shutil.copy(shutil.which("busybox") or "/bin/busybox", first / "bin" / "busybox")
+    shutil.copy(HERE / "init", first / "init")
+    order = in_order(modules)
+    for path in order:
+        shutil.copy(modules / path, first / "modules")
+    (first / "modules" / "order").write_text("\n".join(Path(path).name for path in order) + "\n")
+    names = "\n".join(str(path.relative_to(first)) for path in sorted(first.rglob("*"))) + "\n"
+    archive_bytes = subprocess.run(["cpio", "-o", "-H", "newc", "--quiet"], input=names.encode(), stdout=subprocess.PIPE, cwd=first, check=True).stdout
+    (OUT / "initramfs.gz").write_bytes(gzip.compress(archive_bytes, 1))
+
+
+def in_order(modules: Path) -> list[str]:
+    """The modules and what they need, each after what it needs."""
+    needs = {}
+    for line in (modules / "modules.dep").read_text().splitlines():
+        path, _, others = line.partition(":")
+        needs[path] = others.split()
+    by_name = {Path(path).name.partition(".")[0].replace("-", "_"): path for path in needs}
+    order: list[str] = []
+    for name in MODULES:
+        if (path := by_name.get(name)) is not None:  # others are built into the kernel
+            order += [one for one in [*reversed(needs[path]), path] if one not in order]
+    return order
+
+
+def main() -> int:
+    build()
+    guest = OUT / "guest"
+    shutil.copy(HERE / "guest", guest)
+    tests = sys.argv[1:] or ["plugins/echo_rdma/tests/test_contract.py::TestOverVerbs", "plugins/echo_rdma/tests/test_deaths.py"]
+    values = {**LANES, "ECHO_ROOT": str(ROOT), "ECHO_PYTHON": sys.executable}
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
+    lines.append(f"ECHO_TESTS=({' '.join(map(shlex.quote, tests))})")
+    (OUT / "environment").write_text("\n".join(lines) + "\n")
+    (linux,) = (OUT / "kernel" / "boot").glob("vmlinuz-*")
+    command = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "3072", "-nographic", "-no-reboot"]
+    command += ["-kernel", str(linux), "-initrd", str(OUT / "initramfs.gz")]
+    command += ["-append", f"console=ttyS0 quiet panic=-1 rdinit=/init mitigations=off no_timer_check guest={guest}"]
+    command += ["-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap", "-device", "virtio-9p-pci,fsdev=host,mount_tag=host"]
+    command += ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace") as machine:
+        status = 1
+        assert machine.stdout is not None
+        for line in machine.stdout:
+            if line.startswith("GUEST_STATUS"):
+                status = int(line.split()[1])
+            else:
+                print(line, end="", flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
