@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import subprocess
 import sys
 import textwrap
-import threading
-import time
-from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, distribution
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-
-@pytest.fixture(autouse=True)
-def no_settings_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the environment nor the token file of whoever runs the tests reaches them."""
-    for name in os.environ:
-        if name.startswith("ECHO_") and name != "ECHO_SOAK_SECONDS":
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    """A test ends its threads and processes."""
-    before = set(threading.enumerate())
-    yield
-    deadline = time.monotonic() + 5
-    while True:
-        threads = [t for t in threading.enumerate() if t not in before]
-        children = multiprocessing.active_children()
-        if not threads and not children:
-            return
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.02)
-    for child in children:
-        child.kill()
-    pytest.fail(f"left behind: {[*threads, *children]}")
+from echo_core.testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind, skip_what_is_missing  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -51,19 +21,7 @@ def soak_seconds() -> float:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        for marker in item.iter_markers("needs"):
-            missing = [name for name in marker.args if not _installed(name)]
-            if missing:
-                item.add_marker(pytest.mark.skip(reason=f"not installed: {', '.join(missing)}"))
-
-
-def _installed(name: str) -> bool:
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True
+    skip_what_is_missing(items)
 
 
 @pytest.fixture

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import pytest
 
+from echo_core.testing.fixtures import no_settings_of_the_user  # noqa: F401
 
-@pytest.fixture(autouse=True)
-def no_settings_of_the_user(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith("ECHO_"):
-            monkeypatch.delenv(name)
-    # One authority for all tests of a session: making one takes a moment.
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config"))
+
+@pytest.fixture
+def config_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One authority for all tests of a session: making one takes a moment."""
+    return tmp_path_factory.getbasetemp() / "config"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from echo_core.testing import Capabilities, TransportContract
+from echo_core.testing import Capabilities, TlsContract, TransportContract
 from echo_grpc.transport import GrpcsTransport, GrpcTransport
 
 
@@ -18,9 +16,10 @@ class TestGrpc(TransportContract):
 
 
 class TestGrpcs(TestGrpc):
-    @pytest.fixture(autouse=True)
-    def _own_authority(self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config"))
+    def transport(self, **options: Any) -> GrpcsTransport:
+        return GrpcsTransport(port=0, **options)
 
+
+class TestCertificates(TlsContract):
     def transport(self, **options: Any) -> GrpcsTransport:
         return GrpcsTransport(port=0, **options)

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-
-@pytest.fixture(autouse=True)
-def no_settings_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the environment nor the token file of whoever runs the tests reaches them."""
-    for name in os.environ:
-        if name.startswith("ECHO_") and name != "ECHO_SOAK_SECONDS":
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+from echo_core.testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    """A test ends its threads, and leaves no file in memory."""
-    threads = set(threading.enumerate())
+def no_file_left() -> Iterator[None]:
+    """A test leaves no file in memory."""
     yield
-    until = time.monotonic() + 5
-    while set(threading.enumerate()) - threads and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not set(threading.enumerate()) - threads
     assert not [name for name in os.listdir("/dev/shm") if "echo" in name]
 
 

@@ -7,11 +7,9 @@ import gc
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ import pytest
 from echo_core import Server
 from echo_core.handshake import ClientHandshake
 from echo_core.security import find_token
+from echo_core.testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
 from echo_core.wire import HEADER_BYTES, Header, Kind, frame, pack_header, parse_header
 from echo_tcp.transport import TcpTransport
 
@@ -27,25 +26,15 @@ PATIENCE = 20.0  # seconds until a test that waits for something gives up
 
 
 @pytest.fixture(autouse=True)
-def no_settings_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the environment nor the token file of whoever runs the tests reaches them."""
-    for name in os.environ:
-        if name.startswith("ECHO_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    """A test ends its threads and closes its descriptors."""
-    threads, descriptors = set(threading.enumerate()), _descriptors()
+def no_descriptors_left() -> Iterator[None]:
+    """A test closes its descriptors."""
+    before = _descriptors()
     yield
     until = time.monotonic() + 5
-    while (set(threading.enumerate()) - threads or _descriptors() > descriptors) and time.monotonic() < until:
+    while _descriptors() > before and time.monotonic() < until:
         time.sleep(0.02)
         gc.collect()  # a traceback in a cycle may hold a closed listener
-    assert not set(threading.enumerate()) - threads
-    assert _descriptors() <= descriptors
+    assert _descriptors() <= before
 
 
 def _descriptors() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +27,10 @@ class TestTcp6(TestTcp):
 
 
 class TestTcps(TransportContract):
-    @pytest.fixture(autouse=True)
-    def _own_authority(self, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config"))
+    @pytest.fixture
+    def config_home(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """One authority for all: making one takes a moment."""
+        return tmp_path_factory.getbasetemp() / "config"
 
     def transport(self, **options: Any) -> TcpsTransport:
         return TcpsTransport(port=0, **options)

@@ -33,8 +33,9 @@ contract of `echo_core.transport` and `echo_core.sampler`, and not negotiable.
 
 The tests are real: several processes, forks, signals, cut links, restarts. They take about a
 minute and leave nothing behind. `echo_core.testing.samples` (samples that tell whether they
-arrived) and `echo_core.testing.processes` (forks, Ctrl-C, calls that must come back) are good for
-a plugin's own tests too.
+arrived), `echo_core.testing.processes` (forks, Ctrl-C, calls that must come back) and
+`echo_core.testing.fixtures` (no settings of the user, nothing left behind) are good for a plugin's
+own tests too; a transport with TLS inherits `TlsContract` as well.
 """
 
 from __future__ import annotations
@@ -46,19 +47,21 @@ from typing import TYPE_CHECKING, Any
 if "pytest" in sys.modules:
     # So that a failed `assert` in here shows its values. Other processes of a test import only
     # `echo_core.testing.workers`, and start without pytest.
-    parts = ("clauses", "native_door", "processes", "rig", "sampler", "samples", "transport")
+    parts = ("clauses", "native_door", "processes", "rig", "sampler", "samples", "tls", "transport")
     sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{part}" for part in parts))
 
 if TYPE_CHECKING:
     from .capabilities import Capabilities
     from .sampler import SamplerContract
+    from .tls import TlsContract
     from .transport import TransportContract
 
-__all__ = ["Capabilities", "SamplerContract", "TransportContract"]
+__all__ = ["Capabilities", "SamplerContract", "TlsContract", "TransportContract"]
 
 _HOME = {
     "Capabilities": "capabilities",
     "SamplerContract": "sampler",
+    "TlsContract": "tls",
     "TransportContract": "transport",
 }
 
