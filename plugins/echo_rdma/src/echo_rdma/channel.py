@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -29,6 +30,12 @@ LINGER_SECONDS = 1.0  # for what was sent to be taken by a peer that reads slowl
 
 def is_rdma(lane: str) -> bool:
     return lane.partition("/")[0].split("_")[0] in RDMA
+
+
+def allowed_lanes() -> tuple[str, ...]:
+    """For UCX before 1.14, which does not name the lanes of an endpoint: what UCX_TLS leaves it, where that is RDMA and nothing else."""
+    allowed = [name for name in os.environ.get("UCX_TLS", "").split(",") if name]
+    return tuple(allowed) if all(map(is_rdma, allowed)) else ()
 
 
 class RdmaChannel(Channel):
@@ -65,7 +72,7 @@ class RdmaChannel(Channel):
         return piece
 
     def _look_at_lanes(self) -> None:
-        self.lanes = tuple(dict.fromkeys(self.wire.lanes()))
+        self.lanes = tuple(dict.fromkeys(self.wire.lanes())) or allowed_lanes()
         rdma = any(map(is_rdma, self.lanes))
         if self.lanes not in _told and not (self._require_rdma and not rdma):
             _told.add(self.lanes)

@@ -168,7 +168,7 @@ class Engine {
         attr.transports = {entries, 32, sizeof(entries[0])};
         if (ucx_.ep_query(peer.ep, &attr) != ucp::OK) return "";
         std::string text;
-        for (unsigned i = 0; i < std::min(attr.transports.count, 32u); i++)
+        for (unsigned i = 0; i < std::min(attr.transports.count, 32u) && entries[i].transport != nullptr; i++) // none before UCX 1.14
             text += (i ? "," : "") + std::string(entries[i].transport) + "/" + entries[i].device;
         return text;
     }
