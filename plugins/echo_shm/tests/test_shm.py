@@ -230,3 +230,29 @@ def test_the_memory_of_weights_can_only_be_read_by_who_is_given_it() -> None:
     with pytest.raises(PermissionError):
         os.pwrite(board.fd, b"x", 0)
     board.close()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking with threads is the point
+@pytest.mark.parametrize("kind", ["name", "path"])
+def test_a_forked_child_does_not_hold_the_address(kind: str, tmp_path: Path) -> None:
+    """Data loaders that a learner forked may outlive it, and hold copies of what was open."""
+    address = f"shm://fork-{os.getpid()}" if kind == "name" else f"shm://{tmp_path}/learner.sock"
+    first = Server(example(), 2, address).start()
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(write)
+        os.read(read, 1)
+        first.close()  # nothing of the next learner's
+        os.read(read, 1)
+        os._exit(0)
+    os.close(read)
+    try:
+        first.close()
+        with Server(example(), 2, address) as second:
+            os.write(write, b"1")
+            with Client(address, example(), timeout=20) as client:
+                client.send_batch(stacked(0, 0, 2))
+                assert second.sample(timeout=20).batch["number"].tolist() == [0, 1]
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)

@@ -14,6 +14,7 @@ import os
 import socket
 import stat
 import struct
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -166,6 +167,12 @@ class UnixAcceptor(Acceptor):
         except BaseException:
             self._sock.close()
             raise
+        _acceptors.add(self)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: this is the parent's, and so is its place in the file system."""
+        self._inode = 0
+        self._sock.close()
 
     def _bind(self, where: str, other_users: bool) -> None:
         if where.startswith("\0"):
@@ -215,3 +222,15 @@ class UnixAcceptor(Acceptor):
                 if os.stat(self._path).st_ino == self._inode:
                     os.unlink(self._path)
         self._sock.close()
+
+
+_acceptors: weakref.WeakSet[UnixAcceptor] = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    """A name is taken for as long as any copy of its socket is open, and a learner's data loaders may outlive it."""
+    for acceptor in list(_acceptors):
+        acceptor.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)
