@@ -131,6 +131,8 @@ class Client:
             ConnectionClosedError: the learner is gone for longer than `timeout`, or the client is closed.
             UnknownTableError: `table` is none of `tables`.
         """
+        if table is None and priority is None and policy_version is None and not self._labelled:
+            return self._connection.send(sample, timeout)  # what most do, at the least cost
         sender = self._labels(table, priority is not None or policy_version is not None)
         if sender is not None:
             sender.send(sample, timeout, priority, policy_version)

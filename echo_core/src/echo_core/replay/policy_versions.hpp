@@ -36,7 +36,7 @@ public:
     void publish(uint64_t version) { __atomic_store_n(&newest_, version, __ATOMIC_RELAXED); }
     // A version above the newest is somebody's mistake, and lags behind nothing.
     uint64_t lag(uint64_t version) const { return version < newest() ? newest() - version : 0; }
-    bool stale(uint64_t version) const { return lag(version) > limits_.max_lag; }
+    bool stale(uint64_t version, uint64_t newest) const { return version < newest && newest - version > limits_.max_lag; }
     double weight(uint64_t version) const { return std::pow(limits_.weight, double(lag(version))); }
 
     void insert(uint32_t row, uint64_t version) {
@@ -57,9 +57,9 @@ public:
         (next_[row] == kNone ? rows.last : previous_[next_[row]]) = previous_[row];
         if (--rows.count == 0) by_version_.erase(at);
     }
-    // The row that lags furthest, of these the oldest, if it lags too far; kNone otherwise.
-    uint32_t stalest() const {
-        if (by_version_.empty() || !stale(by_version_.begin()->first)) return kNone;
+    // The row that lags furthest, of these the oldest, if it lags too far behind `newest`; kNone otherwise.
+    uint32_t stalest(uint64_t newest) const {
+        if (by_version_.empty() || !stale(by_version_.begin()->first, newest)) return kNone;
         return by_version_.begin()->second.first;
     }
     // (version, rows of it), oldest version first.

@@ -265,7 +265,7 @@ private:
     static void tell(const echo_sampler *sampler, const uint32_t *rows, const double *priorities, size_t n);
     // An item goes that nobody gathers for the last time.
     void drop(uint32_t row);
-    uint64_t drop_stale(uint64_t most);
+    uint64_t drop_stale(uint64_t newest, uint64_t most);
     void expire_loans();
     bool victim(uint32_t *row);
     void evict(const uint32_t *rows, uint32_t n);

@@ -133,7 +133,7 @@ inline void Table::commit_locked(const echo_run &run, const double *priorities, 
         refused_priority_ = priority;
         drop(row), ++refused_;
     }
-    if (versions_.kept()) drop_stale(UINT64_MAX);
+    if (versions_.kept()) drop_stale(versions_.newest(), UINT64_MAX);
 }
 
 inline void Table::tell(const echo_sampler *sampler, const uint32_t *rows, const double *priorities, size_t n) {
@@ -151,23 +151,21 @@ inline void Table::drop(uint32_t row) {
     arrivals_.erase(row);
 }
 
-inline uint64_t Table::drop_stale(uint64_t most) {
+inline uint64_t Table::drop_stale(uint64_t newest, uint64_t most) {
     uint64_t dropped = 0;
-    for (uint32_t row; dropped < most && (row = versions_.stalest()) != PolicyVersions::kNone; ++dropped) drop(row);
+    for (uint32_t row; dropped < most && (row = versions_.stalest(newest)) != PolicyVersions::kNone; ++dropped) drop(row);
     stale_ += dropped;
     return dropped;
 }
 
 inline void Table::set_policy_version(uint64_t version) {
     constexpr uint64_t kChunk = 4096;  // writers and learners get their turn in between
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        versions_.publish(version);
-    }
-    while (versions_.kept()) {
+    for (bool more = true; more;) {
         std::unique_lock<std::mutex> lock(mutex_);
         resumed_.wait(lock, [this] { return !paused_; });
-        if (drop_stale(kChunk) < kChunk) break;
+        more = versions_.kept() && drop_stale(version, kChunk) == kChunk;
+        // Seen only once nothing lags too far behind it: whoever reads it and then draws is given no such row.
+        if (!more) versions_.publish(version);
     }
     after_space();
 }

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from echo_core.transport import Peer
 from echo_core.wire import MAX_NUMBER, REPLY, Kind, frame, pack_error, pack_reply, parse_request
 
 from ._learner import ADDED, CONTROL, LOST, RECEIPT, NativeLearner
+from .loops import Loops
 from .pending import Pending
 from .sockets import free, name_of, unpaced
 
@@ -51,16 +52,14 @@ OUT_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 class Control:
     """Serves the listening sockets `listening` until `stop`.
 
-    `natives` are the loops of each table by its name; those of "" serve who names none, or the first. `add` makes those of a name that is
-    not among them yet.
+    `natives` are the loops of each table by its name; those of "" serve who names none, or the first.
     `greeting` is what a client of the original protocol is told first; None speaks protocol 2.
     """
 
     def __init__(
         self,
         listening: Iterable[socket.socket],
-        natives: Mapping[str, NativeLearner],
-        add: Callable[[str], NativeLearner],
+        natives: Loops,
         sink: Sink,
         tokens: Callable[[], Sequence[bytes]],
         options: TcpListenOptions,
@@ -68,7 +67,7 @@ class Control:
     ) -> None:
         self.counts = {"connections_total": 0, "refused": 0, "protocol_errors": 0}
         self._listening = list(listening)
-        self._natives, self._add_native = natives, add
+        self._natives = natives
         self._sink = sink
         self._tokens = tokens
         self._options = options
@@ -304,7 +303,7 @@ class Control:
         # The first table's loops serve those who name none, too.
         table = "" if hello["table"] == next(iter(self._sink.tables), "") else hello["table"]
         if table not in self._natives:
-            native = self._add_native(table)
+            native = self._natives.add(table)
             self._selector.register(native.fileno(), selectors.EVENT_READ, partial(self._report, table))
         client, base = bytes.fromhex(hello["client"]), hello["base"]
         if peer.role != "worker":

@@ -14,6 +14,7 @@ from echo_core.transport import Listener, Peer
 from ._learner import NativeLearner
 from .control import Control
 from .echo1 import greeting
+from .loops import Loops
 from .sockets import listen_on
 
 if TYPE_CHECKING:
@@ -40,18 +41,13 @@ class TcpListener(Listener):
         sockets, port = listen_on(options.host, options.port, options.receive_buffer)
         try:
             self.address = Address("tcp", options.host, port)
-            # One for each table: a full one never delays those who write into another.
-            self._natives: dict[str, NativeLearner] = {}
-            self._weights: PackedWeights | None = None
-            self._publishing = threading.Lock()  # versions reach every one of them in order
-
-            def make(name: str) -> NativeLearner:
-                return NativeLearner(sink.table(name).native, options.num_threads, options.staging_bytes)
-
-            self._make = make
-            for name in ("", *list(sink.tables)[1:]):
-                self._natives[name] = self._make(name)
-            self._control = Control(sockets, self._natives, self._add, sink, tokens, options, hello)
+            self._natives = Loops(
+                lambda name: NativeLearner(
+                    sink.table(name).native, options.num_threads, options.staging_bytes
+                ),
+                ("", *list(sink.tables)[1:]),
+            )
+            self._control = Control(sockets, self._natives, sink, tokens, options, hello)
         except BaseException:
             for sock in sockets:
                 sock.close()
@@ -62,20 +58,8 @@ class TcpListener(Listener):
         if sink.weights is not None:
             self.publish(sink.weights)
 
-    def _add(self, name: str) -> NativeLearner:
-        """Loops for a table as nobody has named it before: for connections that carry labels."""
-        native = self._make(name)
-        with self._publishing:
-            self._natives[name] = native
-            if self._weights is not None:
-                native.publish(self._weights.version, self._weights.meta, self._weights.payload)
-        return native
-
     def publish(self, weights: PackedWeights) -> None:
-        with self._publishing:
-            self._weights = weights
-            for native in self._natives.values():
-                native.publish(weights.version, weights.meta, weights.payload)
+        self._natives.publish(weights)
 
     def peers(self) -> list[Peer]:
         peers = self._control.peers()

@@ -1,0 +1,44 @@
+"""The native loops of a listener, by what clients call their tables in the handshake."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from ._learner import NativeLearner
+
+if TYPE_CHECKING:
+    from echo_core.weights import PackedWeights
+
+__all__ = ["Loops"]
+
+
+class Loops(dict[str, NativeLearner]):
+    """Loops for each table, so that a full one never delays those who write into another; more of them as clients name more.
+
+    Refers neither to the listener nor to its control thread, which both hold it: a closed listener is freed at once.
+    """
+
+    def __init__(self, make: Callable[[str], NativeLearner], names: Iterable[str]) -> None:
+        super().__init__()
+        self._make = make
+        self._lock = threading.Lock()  # versions reach every one of them in order
+        self._weights: PackedWeights | None = None
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> NativeLearner:
+        """Loops for a name that is not among them yet."""
+        native = self._make(name)
+        with self._lock:
+            self[name] = native
+            if self._weights is not None:
+                native.publish(self._weights.version, self._weights.meta, self._weights.payload)
+        return native
+
+    def publish(self, weights: PackedWeights) -> None:
+        with self._lock:
+            self._weights = weights
+            for native in self.values():
+                native.publish(weights.version, weights.meta, weights.payload)
