@@ -25,6 +25,7 @@ struct Batch {
     float *weights;
     uint32_t *rows, *generations;  // while the batch is gathered
     std::vector<uint32_t> ending;  // rows of which this batch has the last use
+    std::vector<uint32_t> torn;    // places in the batch whose rows were overwritten while they were gathered
 };
 
 class Batches {

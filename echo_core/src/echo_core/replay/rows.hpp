@@ -124,6 +124,11 @@ public:
         }
     }
 
+    // A single row into place i of a batch.
+    void copy(uint32_t row, size_t i, char *const *to) const {
+        for (uint32_t leaf = 0; leaf < leaves(); ++leaf) copy_racing(to[leaf] + i * bytes_[leaf], at(leaf, row), bytes_[leaf]);
+    }
+
     // Rows first..first+n become what from[leaf] + i * leaf_bytes has. Packed ones only.
     void scatter(uint64_t first, size_t n, const char *const *from) const {
         for (uint32_t leaf = 0; leaf < leaves(); ++leaf) {

@@ -112,6 +112,8 @@ public:
     Answer admit(Batch *batch, uint32_t first, uint32_t n, bool counted);
     // Copy the drawn rows into the batch; how many of them were overwritten meanwhile. Without the GIL.
     uint32_t gather(Batch *batch);
+    // The same for those alone that were, drawn anew meanwhile: what was whole stays, whoever overwrites its row later.
+    uint32_t mend(Batch *batch);
     bool overwritten(const Batch *batch, uint32_t i) const { return !whole(batch, i); }
     // draw() and gather() until every row is whole. Native samplers only.
     Answer sample(Batch *batch);
@@ -283,8 +285,20 @@ private:
         rows_.gather(batch->rows, batch->n, batch->leaf.data());
         for (uint64_t i = 0; versions_.kept() && i < batch->n; ++i) batch->versions[i] = versions_.of(batch->rows[i]);
     }
-    // copy_rows(), and again if items were changed in place meanwhile: those keep their generations.
-    void copy_steady(Batch *batch);
+    void copy_torn(Batch *batch) const {
+        for (uint32_t i : batch->torn) {
+            rows_.copy(batch->rows[i], i, batch->leaf.data());
+            if (versions_.kept()) batch->versions[i] = versions_.of(batch->rows[i]);
+        }
+    }
+    // Calls copy(), and again if items were changed in place meanwhile: those keep their generations.
+    template <class Copy>
+    void copy_steady(Copy copy);
+    void count_redrawn(uint64_t torn) {
+        if (torn == 0) return;
+        std::lock_guard<std::mutex> lock(mutex_);
+        redrawn_ += torn;
+    }
     bool whole(const Batch *batch, uint32_t i) const {
         return !ECHO_VERIFY_GENERATIONS || generations_.of(batch->rows[i]) == batch->generations[i];
     }

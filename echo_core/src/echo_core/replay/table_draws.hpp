@@ -77,45 +77,62 @@ inline Answer Table::admit(Batch *batch, uint32_t first, uint32_t n, bool counte
     return kDrawn;
 }
 
-inline void Table::copy_steady(Batch *batch) {
+template <class Copy>
+inline void Table::copy_steady(Copy copy) {
     for (int turn = 0; turn < kPolite; ++turn) {
         const uint64_t before = rewrites_.load(std::memory_order_acquire);  // SYNC rewrite
-        copy_rows(batch);
+        copy();
         std::atomic_thread_fence(std::memory_order_acquire);  // SYNC generation, SYNC rewrite
         if ((before & 1) == 0 && rewrites_.load(std::memory_order_relaxed) == before) return;
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    copy_rows(batch);
+    copy();
 }
 
 inline uint32_t Table::gather(Batch *batch) {
-    copy_steady(batch);
-    uint32_t torn = 0;
-    for (uint32_t i = 0; i < batch->n; ++i) torn += !whole(batch, i);
-    if (torn) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        redrawn_ += torn;
-    }
-    return torn;
+    copy_steady([&] { copy_rows(batch); });
+    batch->torn.clear();
+    for (uint32_t i = 0; i < batch->n; ++i)
+        if (!whole(batch, i)) batch->torn.push_back(i);
+    count_redrawn(batch->torn.size());
+    return uint32_t(batch->torn.size());
+}
+
+inline uint32_t Table::mend(Batch *batch) {
+    copy_steady([&] { copy_torn(batch); });
+    size_t kept = 0;
+    for (uint32_t i : batch->torn)
+        if (!whole(batch, i)) batch->torn[kept++] = i;
+    batch->torn.resize(kept);
+    count_redrawn(kept);
+    return uint32_t(kept);
 }
 
 inline Answer Table::sample(Batch *batch) {
+    // Samplers that give every item once per batch draw all of it again. Items in their last use cannot be overwritten, so that none is lost
+    // by that.
+    const bool all = !max_times_ && !replacement_;
     Answer answer = draw(batch);
-    for (int turn = 0; answer == kDrawn && gather(batch) != 0; ++turn) {
+    uint32_t torn = answer == kDrawn ? gather(batch) : 0;
+    for (int turn = 0; answer == kDrawn && torn != 0; ++turn) {
         std::unique_lock<std::mutex> lock(mutex_);
         resumed_.wait(lock, [this] { return !paused_; });
-        // Samplers that give every item once per batch draw all of it again. Items in their last use cannot be overwritten, so that none
-        // is lost by that.
-        const bool all = !max_times_ && (!replacement_ || turn >= kPolite);
-        if (all) answer = draw_locked(batch, 0, uint32_t(batch->n));
-        for (uint32_t i = 0; answer == kDrawn && i < batch->n; ++i) {
-            if (!all && whole(batch, i)) continue;
-            if (!all) answer = draw_locked(batch, i, 1);
-            label(batch, i);
+        if (all) {
+            answer = draw_locked(batch, 0, uint32_t(batch->n));
+            for (uint32_t i = 0; answer == kDrawn && i < batch->n; ++i) label(batch, i);
         }
-        if (turn < kPolite || answer != kDrawn) continue;
-        copy_rows(batch);  // writers wait: none can claim, and what was drawn is committed
-        break;
+        for (size_t k = 0; !all && answer == kDrawn && k < batch->torn.size(); ++k) {
+            answer = draw_locked(batch, batch->torn[k], 1);
+            label(batch, batch->torn[k]);
+        }
+        if (answer != kDrawn) break;
+        if (turn >= kPolite) {  // writers wait: none can claim, and what was drawn is committed
+            if (all) copy_rows(batch);
+            else copy_torn(batch);
+            break;
+        }
+        lock.unlock();
+        torn = all ? gather(batch) : mend(batch);
     }
     if (answer == kNothing) {
         // What was drawn is gone (deleted, or sampled as often as it may be) and nothing is left to draw instead: the batch was none.

@@ -84,7 +84,7 @@ inline void Table::find(const uint64_t *keys, size_t n, Batch *batch, uint8_t *h
 }
 
 inline void Table::gather_known(Batch *batch, uint8_t *here) {
-    copy_steady(batch);
+    copy_steady([&] { copy_rows(batch); });
     for (uint32_t i = 0; i < batch->n; ++i) here[i] = here[i] && whole(batch, i);
 }
 
