@@ -24,6 +24,7 @@ __all__ = ["RdmaAcceptor", "RdmaChannel", "dial"]
 log = logging.getLogger("echo")
 
 RDMA = ("rc", "dc", "ud")  # how the names of transports on InfiniBand and RoCE begin
+NAMES_LANES = (1, 15)  # asking an older one ends the process
 _told: set[tuple[str, ...]] = set()
 LINGER_SECONDS = 1.0  # for what was sent to be taken by a peer that reads slowly, after shutdown
 
@@ -33,7 +34,7 @@ def is_rdma(lane: str) -> bool:
 
 
 def allowed_lanes() -> tuple[str, ...]:
-    """For UCX before 1.14, which does not name the lanes of an endpoint: what UCX_TLS leaves it, where that is RDMA and nothing else."""
+    """For UCX that cannot be asked for the lanes of an endpoint: what UCX_TLS leaves it, where that is RDMA and nothing else."""
     allowed = [name for name in os.environ.get("UCX_TLS", "").split(",") if name]
     return tuple(allowed) if all(map(is_rdma, allowed)) else ()
 
@@ -72,7 +73,7 @@ class RdmaChannel(Channel):
         return piece
 
     def _look_at_lanes(self) -> None:
-        self.lanes = tuple(dict.fromkeys(self.wire.lanes())) or allowed_lanes()
+        self.lanes = tuple(dict.fromkeys(self.wire.lanes())) if library.ucx()[1] >= NAMES_LANES else allowed_lanes()
         rdma = any(map(is_rdma, self.lanes))
         if self.lanes not in _told and not (self._require_rdma and not rdma):
             _told.add(self.lanes)
