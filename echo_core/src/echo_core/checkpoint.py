@@ -25,9 +25,12 @@ import optree
 
 from .dtypes import dtype_from_json, dtype_to_json
 from .errors import CheckpointError
+from .step_checkpoint import identity, load_steps, save_steps
+from .step_table import SPAN, StepTable
 
 if TYPE_CHECKING:
     from .replay_table import ReplayTable
+    from .spec import Spec
 
 __all__ = ["load", "save"]
 
@@ -111,6 +114,7 @@ def _identity(table: ReplayTable) -> dict[str, Any]:
         "max_times_sampled": table.max_times_sampled,
         "sampler": _plugin(table.sampler),
         "remover": None if table.remover is None else _plugin(table.remover),
+        **(identity(table) if isinstance(table, StepTable) else {}),
     }
 
 
@@ -132,6 +136,11 @@ def _compare(folder: Path, table: ReplayTable, described: dict[str, Any]) -> Non
         raise CheckpointError(f"{folder}: table {table.name!r} has another {what}: {detail}; restore with the same, or start afresh")
 
 
+def _stored(table: ReplayTable) -> Spec:
+    """What an item's row is: with steps under it only where they begin."""
+    return SPAN if isinstance(table, StepTable) else table.spec
+
+
 def _save_table(folder: Path, index: int, table: ReplayTable) -> dict[str, Any]:
     snapshot = table.snapshot()
     files: dict[str, Any] = {}
@@ -143,6 +152,8 @@ def _save_table(folder: Path, index: int, table: ReplayTable) -> dict[str, Any]:
     gone = _save_items(folder, index, table, snapshot, files)
     files["gone"] = _save_array(folder / f"{index}.gone", gone)
     figures = {"inserts": snapshot["inserts"], "samples": snapshot["samples"], "random": snapshot["random"]}
+    if isinstance(table, StepTable):
+        figures["first"] = save_steps(folder, index, table, snapshot["below"], files, _save_array, _entry, CHUNK_BYTES)
     return {"name": table.name, "identity": _identity(table), **figures, "files": files}
 
 
@@ -151,7 +162,7 @@ def _save_items(
 ) -> np.ndarray:
     """The items' bytes, leaf by leaf, oldest first; the rows that were overwritten meanwhile."""
     keys, rows = snapshot["keys"], snapshot["rows"]
-    leaves = table.spec.leaves
+    leaves = _stored(table).leaves
     paths = [folder / f"{index}.leaf.{i}" for i in range(len(leaves))]
     handles = [open(path, "wb") for path in paths]  # noqa: SIM115  (closed below, all of them)
     crcs, kept, gone = [0] * len(leaves), 0, [np.empty(0, np.uint32)]
@@ -187,7 +198,10 @@ def _load_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> 
         snapshot[column] = _load_array(folder, files, column)
     for part in ("sampler", "remover"):
         snapshot[part] = {name.partition("/")[2]: _load_array(folder, files, name) for name in files if name.startswith(f"{part}/")}
-    leaves = [_load_array(folder, files, f"leaf/{i}") for i in range(len(table.spec.leaves))]
+    leaves = [_load_array(folder, files, f"leaf/{i}") for i in range(len(_stored(table).leaves))]
+    if isinstance(table, StepTable):
+        load_steps(table, snapshot, leaves[0], described["first"], lambda name: _load_array(folder, files, name))
+        return
     table.restore_snapshot(snapshot, leaves, _load_array(folder, files, "gone"))
 
 

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from . import plugins, security
 from .address import Address
 from .errors import ConfigError
+from .remote_steps import remote_table
 from .remote_table import OtherTables, RemoteSample, RemoteTable
 from .spec import Spec
+from .step_layout import StepSample
+from .steps import Steps, StepStreams, new_client_id
 from .weights import Weights
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ class Client:
 
     Args:
         address: where the learner listens, such as `"tcp://learner:5555"` (or an `Address`); the scheme selects the transport.
-        example: a pytree like the server's: one sample.
+        example: a pytree like the server's: one sample. Of a table of steps `Steps(example)`.
         name: how people see this worker; None is host:pid.
         timeout: default of every wait in seconds, and for how long an unreachable learner is tried again.
         token: the shared secret; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file. It is not pickled.
@@ -56,7 +59,7 @@ class Client:
         **options: Any,
     ) -> None:
         self.address = Address.parse(address)
-        self.spec = Spec.from_example(example)
+        self.spec = example.wire if isinstance(example, Steps) else Spec.from_example(example)
         self._pickled = (type(self), str(self.address), example, {"name": name, "timeout": timeout, "auth": auth, **options})
         if table is not None:
             self._pickled[3]["table"] = options["table"] = table
@@ -70,12 +73,19 @@ class Client:
             return transport.connect(address, spec, name=name or "", timeout=timeout, token=secret, **options | more)
 
         self._table, self._timeout = table, timeout
-        self._connection = connection = connect(self.spec)
+        self._streams: StepStreams | None = None
+        if isinstance(example, Steps):
+            client_id = str(options.get("client_id") or new_client_id())
+            self._connection = connection = connect(self.spec, client_id=client_id)  # type: ignore[arg-type]
+            self._streams = StepStreams(example, connection.send, connection.send_batch, client_id)
+        else:
+            self._connection = connection = connect(self.spec)
         self._others = OtherTables(connect, tables or {})
         if not tables:
             # Bound once: one more Python call per sample would cost a third of a send.
-            self.send = connection.send  # type: ignore[method-assign]
-            self.send_batch = connection.send_batch  # type: ignore[method-assign]
+            sender: Any = self._streams or connection
+            self.send = sender.send  # type: ignore[method-assign]
+            self.send_batch = sender.send_batch  # type: ignore[method-assign]
 
     @classmethod
     def from_config(cls, source: Any, example: Any = None, /, **overrides: Any) -> Client:
@@ -93,8 +103,11 @@ class Client:
 
     # ---- experience up ----------------------------------------------------------------------------------------------------
 
-    def send(self, sample: Any, timeout: float | None = None, *, table: str | None = None) -> None:
+    def send(self, sample: Any, timeout: float | None = None, *, table: str | None = None, **step: Any) -> None:
         """Take over one sample; its arrays may be changed at once. It is sent now if the link is idle, with others if it is busy.
+
+        To a table of steps (`Steps(example)`) the sample is a step, and `end` and `stream` say where its episode stands: see
+        `StepStreams.send`.
 
         Raises:
             SpecError: it does not match, naming the leaf; nothing was taken.
@@ -102,11 +115,30 @@ class Client:
             ConnectionClosedError: the learner is gone for longer than `timeout`, or the client is closed.
             UnknownTableError: `table` is none of `tables`.
         """
-        (self._connection if table is None or table == self._table else self._others.connection(table)).send(sample, timeout)
+        self._sender(table).send(sample, timeout, **step)
 
-    def send_batch(self, samples: Any, timeout: float | None = None, *, table: str | None = None) -> None:
-        """Take over N samples at once: the same pytree with leaves of shape `(N, *leaf.shape)`. Raises as `send`."""
-        (self._connection if table is None or table == self._table else self._others.connection(table)).send_batch(samples, timeout)
+    def send_batch(self, samples: Any, timeout: float | None = None, *, table: str | None = None, **steps: Any) -> None:
+        """Take over N samples at once: the same pytree with leaves of shape `(N, *leaf.shape)`. Raises as `send`.
+
+        To a table of steps these are one step of each of N environments, or with `stream` N of one: see `StepStreams.send_batch`.
+        """
+        self._sender(table).send_batch(samples, timeout, **steps)
+
+    def end_episode(
+        self, end: str = "truncated", timeout: float | None = None, *, table: str | None = None, stream: int = 0
+    ) -> None:
+        """The episode of a table of steps ended with the step that was sent last: see `StepStreams.end_episode`.
+
+        Raises:
+            ConfigError: the table is none of steps. ValueError: no such end. As `send`.
+        """
+        sender = self._sender(table)
+        if not isinstance(sender, StepStreams):
+            raise ConfigError("only tables of steps have episodes: give the client Steps(example) as the table's example")
+        sender.end_episode(end, timeout, stream=stream)
+
+    def _sender(self, table: str | None) -> Any:
+        return self._streams or self._connection if table is None or table == self._table else self._others.sender(table)
 
     def reserve(self, timeout: float | None = None) -> Any:
         """A slot of the learner's store to be filled in place, without any copy; for transports that share its memory.
@@ -119,8 +151,11 @@ class Client:
 
         Raises:
             EchoError: this transport shares no memory (naming those that do), or too many slots are reserved.
+            ConfigError: the table is one of steps, which come in order.
             EchoTimeoutError: the store stayed full. ConnectionClosedError, ClosedError: as `send`.
         """
+        if self._streams is not None:
+            raise ConfigError("reserved slots have no order, and steps need one: use send()")
         return self._connection.reserve(timeout)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -141,19 +176,20 @@ class Client:
         Raises:
             UnknownTableError: neither this client's table nor one of its `tables`.
         """
+        request = self._connection.request
         if name is None or name == self._table:
-            return RemoteTable(self._connection.request, self.spec, self._table, self._timeout)
-        return RemoteTable(self._connection.request, self._others.spec(name), name, self._timeout)
+            return remote_table(request, self.spec, self._table, self._timeout, None if self._streams is None else self._streams.step)
+        return remote_table(request, self._others.spec(name), name, self._timeout, self._others.step(name))
 
     def sample(
         self, n: int, timeout: float | None = None, *, table: str | None = None, beta: float | None = None
-    ) -> RemoteSample:
+    ) -> RemoteSample | StepSample:
         """Draw n items of a replay table, for a learner in another process than the server's; see `RemoteTable.sample`."""
         return self.table(table).sample(n, timeout, beta)
 
     def dataset_iter(
         self, n: int, *, timeout: float | None = None, table: str | None = None, beta: float | None = None, prefetch: int = 2
-    ) -> Iterator[RemoteSample]:
+    ) -> Iterator[RemoteSample | StepSample]:
         """Batches of n, `prefetch` of them on the way while one is worked on; ends when the server is closed."""
         return self.table(table).batches(n, timeout, beta, prefetch)
 

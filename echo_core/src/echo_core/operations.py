@@ -14,6 +14,7 @@ import numpy as np
 
 from .errors import EchoError, EchoTimeoutError, ProtocolError
 from .security import needs
+from .step_table import StepTable
 from .wire import MAX_CONTROL_BYTES
 
 if TYPE_CHECKING:
@@ -27,13 +28,14 @@ __all__ = ["MAX_KEYS", "OPERATIONS", "Operation", "join", "max_rows", "split"]
 Operation = Callable[["Server", "Peer", dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
 
 ROOM = 4096  # bytes of a message that are left for its JSON
-MAX_KEYS = (MAX_CONTROL_BYTES - ROOM) // 16  # keys with their priorities in one message
+MAX_BYTES = MAX_CONTROL_BYTES - ROOM
+MAX_KEYS = MAX_BYTES // 16  # keys with their priorities in one message
 DRAWN = 16  # bytes of an item's key (u64) and probability (f64)
 
 
 def max_rows(spec: Spec) -> int:
     """The most items that fit into one answer."""
-    return (MAX_CONTROL_BYTES - ROOM) // max(1, spec.sample_bytes + DRAWN)
+    return MAX_BYTES // max(1, spec.sample_bytes + DRAWN)
 
 
 def split(blob: bytes, *parts: tuple[Any, tuple[int, ...]]) -> list[np.ndarray]:
@@ -88,7 +90,8 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     import optree
 
     table = _table(server, body)
-    n = _count(body, max_rows(table.spec))
+    layout = table.layout if isinstance(table, StepTable) else None
+    n = _count(body, max_rows(table.spec) if layout is None else MAX_BYTES // (layout.item_bytes + DRAWN))
     beta = body.get("beta")
     try:
         sample = table.sample(n, 0, beta)
@@ -96,7 +99,7 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
         return {"wait": str(error)}, b""
     if sample is None:
         return {"closed": True}, b""
-    leaves = optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
+    leaves = layout.to_leaves(sample) if layout else optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
     info = sample.info
     figures = {"store_size": info.store_size, "inserted": info.inserted, "sampled": info.sampled, "redrawn": info.redrawn}
     figures["beta"] = table.beta if beta is None else beta
@@ -106,6 +109,8 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
 def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
     """Items with their priorities, now; the answer is their keys."""
     table = _table(server, body)
+    if isinstance(table, StepTable):
+        raise EchoError(f"table {table.name!r} takes steps: give the client Steps(example) and use send()")
     n = _count(body, max_rows(table.spec))
     shapes = [(leaf.dtype, (n, *leaf.shape)) for leaf in table.spec.leaves]
     given = [(np.float64, (n,))] if body.get("priorities") else []
@@ -120,6 +125,14 @@ def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     return {}, join(keys)
 
 
+def _layout(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    """What the items of a table of steps are."""
+    table = _table(server, body)
+    if not isinstance(table, StepTable):
+        raise EchoError(f"table {table.name!r} is none of steps; give the client the example itself, not Steps(example)")
+    return table.layout.to_json(), b""
+
+
 def _specs(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
     return {name: table.spec.to_json() for name, table in server.tables.items()}, b""
 
@@ -130,6 +143,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "tables": needs("write", "read")(_specs),
     "update_priorities": needs("read")(_update_priorities),
     "delete": needs("admin")(_delete),
+    "layout": needs("write", "read")(_layout),
     "sample": needs("read")(_sample),
     "insert": needs("write")(_insert),
 }

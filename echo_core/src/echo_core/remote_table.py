@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,8 +16,10 @@ from .errors import ClosedError, EchoTimeoutError, UnknownTableError
 from .operations import MAX_KEYS, join, max_rows, split
 from .sampler import Keys, check_keys, check_priorities
 from .spec import Spec
+from .steps import Steps, StepStreams, new_client_id
 
 if TYPE_CHECKING:
+    from .leaf import LeafSpec
     from .transport import Connection
 
 __all__ = ["OtherTables", "RemoteInfo", "RemoteSample", "RemoteTable"]
@@ -114,9 +116,16 @@ class RemoteTable:
         Raises:
             EchoTimeoutError: the rate limiter let no such batch out in time. ClosedError: the server is closed.
         """
+        arrays, info, beta = self._draw(n, timeout, beta, max_rows(self._spec), self._spec.leaves)
+        keys, probabilities, *leaves = arrays
+        return RemoteSample(self._spec.treedef.unflatten(leaves), info, keys, probabilities, weights_of(probabilities, beta))
+
+    def _draw(
+        self, n: int, timeout: float | None, beta: float | None, step: int, wanted: Sequence[LeafSpec]
+    ) -> tuple[list[np.ndarray], RemoteInfo, float]:
+        """Keys, probabilities and leaves of n items, at most `step` of them in a message; figures; beta."""
         parts = []
-        step = max_rows(self._spec)
-        shapes = [(leaf.dtype, leaf.shape) for leaf in self._spec.leaves]
+        shapes = [(leaf.dtype, leaf.shape) for leaf in wanted]
         for start in range(0, n, step):
             k = min(step, n - start)
             body, blob = self._until_there("sample", k, b"", timeout, {} if beta is None else {"beta": beta})
@@ -124,14 +133,14 @@ class RemoteTable:
                 raise ClosedError("sample(): the server is closed")
             parts.append(split(blob, (np.uint64, (k,)), (np.float64, (k,)), *((d, (k, *s)) for d, s in shapes)))
             figures = body
-        keys, probabilities, *leaves = parts[0] if len(parts) == 1 else [np.concatenate(rows) for rows in zip(*parts)]
-        w = 1.0 / probabilities
+        arrays = parts[0] if len(parts) == 1 else [np.concatenate(rows) for rows in zip(*parts)]
+        w = 1.0 / arrays[1]
         info = RemoteInfo(
             self._name,
             *(int(figures[key]) for key in ("store_size", "inserted", "sampled", "redrawn")),
             float(w.sum() ** 2 / np.square(w).sum()),
         )
-        return RemoteSample(self._spec.treedef.unflatten(leaves), info, keys, probabilities, _weights(probabilities, figures["beta"]))
+        return arrays, info, figures["beta"]
 
     def batches(self, n: int, timeout: float | None, beta: float | None, prefetch: int) -> Iterator[RemoteSample]:
         """Batches of n, `prefetch` of them fetched ahead by a thread of its own; ends when the server is closed."""
@@ -175,8 +184,12 @@ class OtherTables:
 
     def __init__(self, connect: Callable[..., Connection], examples: Mapping[str, Any]) -> None:
         self._connect = connect
-        self._specs = {name: Spec.from_example(example) for name, example in examples.items()}
+        self._steps = {name: example for name, example in examples.items() if isinstance(example, Steps)}
+        self._specs = {
+            name: self._steps[name].wire if name in self._steps else Spec.from_example(example) for name, example in examples.items()
+        }
         self._connections: dict[str, Connection] = {}
+        self._streams: dict[str, StepStreams] = {}
         self._lock = threading.Lock()
 
     def spec(self, name: str) -> Spec:
@@ -193,8 +206,22 @@ class OtherTables:
             with self._lock:
                 connection = self._connections.get(name)
                 if connection is None:
-                    connection = self._connections[name] = self._connect(self.spec(name), table=name, client_id="")
+                    steps = self._steps.get(name)
+                    client_id = "" if steps is None else new_client_id()
+                    connection = self._connect(self.spec(name), table=name, client_id=client_id)
+                    if steps is not None:
+                        self._streams[name] = StepStreams(steps, connection.send, connection.send_batch, client_id)
+                    self._connections[name] = connection
         return connection
+
+    def sender(self, name: str) -> Connection | StepStreams:
+        """What `send` to this table means."""
+        connection = self.connection(name)
+        return self._streams.get(name, connection)
+
+    def step(self, name: str) -> Spec | None:
+        """The spec of a step, where the table is one of steps."""
+        return self._steps[name].step if name in self._steps else None
 
     def open(self) -> list[Connection]:
         return list(self._connections.values())
@@ -211,7 +238,7 @@ class OtherTables:
             raise errors[0]
 
 
-def _weights(probabilities: np.ndarray, beta: float) -> np.ndarray:
+def weights_of(probabilities: np.ndarray, beta: float) -> np.ndarray:
     """As `ReplayTable` weighs a batch: (1 / (N p))^beta, the largest 1."""
     return ((probabilities.min() / probabilities) ** beta).astype(np.float32)
 

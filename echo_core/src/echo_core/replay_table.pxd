@@ -53,7 +53,7 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
 
     cdef cppclass Table:
         Table(const vector[uint64_t]&, uint64_t, uint64_t, const Limits&, uint32_t, const echo_sampler*, cbool, const echo_sampler*,
-              bitgen_t*, int) except +
+              bitgen_t*, int, const vector[uint64_t]&) except +
         void retain()
         void release()
         int claim(uint32_t, echo_run*)
@@ -121,6 +121,7 @@ cdef class ReplayTable:
     cdef readonly int max_times_sampled
     cdef object lock, capsules
     cdef vector[Change] log
+    cdef vector[uint64_t] more  # bytes of the leaves that a follower fills in a batch (step_table.pyx)
     cdef object __weakref__
 
     cdef Table* opened(self) except NULL

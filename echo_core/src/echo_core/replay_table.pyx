@@ -244,7 +244,7 @@ cdef class ReplayTable:
         self.forks = forks
         self.table = new Table(
             sizes, capacity, batch_size, limits, max_times_sampled, self.native_sampler, bool(sampler.replacement), removing,
-            <bitgen_t*>PyCapsule_GetPointer(generator, "BitGenerator"), descriptor)
+            <bitgen_t*>PyCapsule_GetPointer(generator, "BitGenerator"), descriptor, self.more)
         self.door = open_door(self.table)
 
     def __dealloc__(self):
@@ -747,11 +747,14 @@ cdef class ReplayTable:
                     "batch": batch,
                     "inserts": counters["inserts"], "samples": counters["samples"], "random": self.rng.bit_generator.state,
                     "keys": keys.copy(), "rows": rows.copy(), "generations": arrays[0], "high": arrays[1], "times": arrays[2],
-                    "sampler": self.sampler.state(),
+                    "sampler": self.sampler.state(), "below": self.below(rows),
                     "remover": {} if self.remover is None or self.remover is self.sampler else self.remover.state(),
                 }
             finally:
                 self.table.resume()
+
+    def below(self, rows):
+        """What a table has under its items, while it is paused: see `StepTable`."""
 
     def restore_snapshot(self, snapshot, leaves, gone) -> None:
         """Become what `snapshot()` told of; only of a new table.
@@ -775,7 +778,7 @@ cdef class ReplayTable:
             with nogil:
                 self.table.pause()
             try:
-                for leaf in range(self.leaves):
+                for leaf in range(self.table.leaf_count()):
                     size = self.table.leaf_bytes(leaf)
                     if size == 0 or n == 0:
                         continue

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import plugins
 from .errors import ConfigError
+from .items import FrameStack, Items
 from .rate_limiters import MinSize, RateLimiter
 from .replay_table import ReplayTable
 from .sampler import Sampler
 from .spec import Spec
+from .step_layout import Layout
+from .step_table import StepTable
+from .steps import Steps
 
 __all__ = ["Table", "make_sampler"]
 
@@ -26,7 +30,7 @@ class Table:
     Args:
         name: what workers call it in `send(sample, table=name)`.
         example: a pytree of numpy arrays: one sample of this table.
-        capacity: items it holds at most.
+        capacity: items it holds at most; with `items`, steps.
         sampler: which items make the next batch: a sampler's name, `{"type": name, ...}`, or a `Sampler` of the same capacity.
         remover: which item goes when it is full: "fifo" (the oldest), or a sampler whose next draw goes. The name of a
             sampler that `evicts` itself, such as "hot_cold" for both: that one decides.
@@ -36,6 +40,8 @@ class Table:
         beta: exponent of importance weights, from 0 to 1; None takes the sampler's `beta` option, or 0.4.
         seed: of the table's generator of random numbers; None draws one.
         storage: path of a new file to keep the items in, for tables larger than memory; it is unlinked when made, and its space reserved.
+        items: None, or what items are where `example` is one step of an episode and workers send `Steps`: `Sequences(...)`, `NStep(...)`.
+        stack: `FrameStack(4, leaf="obs")`, or several of them: leaves whose last values are stacked when they are sampled.
 
     Raises:
         ConfigError: something does not fit together, naming the table.
@@ -55,17 +61,31 @@ class Table:
         beta: float | None = None,
         seed: int | None = None,
         storage: str | os.PathLike[str] | None = None,
+        items: Items | None = None,
+        stack: FrameStack | Sequence[FrameStack] | None = None,
     ) -> None:
         if not isinstance(name, str) or not 1 <= len(name) <= NAME_LIMIT or not name.isprintable():
             raise ConfigError(f"a table's name must be printable text of 1 to {NAME_LIMIT} characters, not {name!r}")
         self.name = name
-        self.spec = Spec.from_example(example)
+        self.spec = example.step if isinstance(example, Steps) else Spec.from_example(example)
         self.capacity = _whole(name, "capacity", capacity, 1, MAX_CAPACITY)
         if max_bytes is not None:
             rows = _whole(name, "max_bytes", max_bytes, 1, 1 << 62) // max(1, self.spec.sample_bytes)
             if rows < 1:
                 raise ConfigError(f"table {name!r}: max_bytes {max_bytes} is less than one item of {self.spec.sample_bytes} bytes")
             self.capacity = min(self.capacity, rows)
+        self.layout: Layout | None = None
+        self.steps = 0
+        if items is not None:
+            self.layout, self.steps = _layout(name, self.spec, items, stack), self.capacity
+            if self.steps < self.layout.lookback + self.layout.forward:
+                raise ConfigError(
+                    f"table {name!r}: capacity={self.steps} steps are fewer than the {self.layout.lookback + self.layout.forward} of one item; "
+                    f"raise capacity"
+                )
+            self.capacity = min(items.most(self.steps), MAX_CAPACITY)
+        elif stack is not None:
+            raise ConfigError(f"table {name!r}: stack={stack!r} needs steps that follow each other; give the table items=NStep(...) or Sequences(...)")
         self.limiter = MinSize(1) if rate_limiter is None else rate_limiter
         if not isinstance(self.limiter, RateLimiter):
             raise ConfigError(f"table {name!r}: rate_limiter must be a RateLimiter such as MinSize(1), not {rate_limiter!r}")
@@ -118,9 +138,10 @@ class Table:
             if self.storage is not None:
                 descriptor = os.open(self.storage, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 os.unlink(self.storage)
-            return ReplayTable(
+            kind, what = (ReplayTable, (self.spec,)) if self.layout is None else (StepTable, (self.layout, self.steps))
+            return kind(
                 self.name,
-                self.spec,
+                *what,
                 self.capacity,
                 batch_size,
                 sampler,
@@ -157,6 +178,13 @@ def make_sampler(choice: Sampler | str | Mapping[str, Any], host: plugins.Plugin
             raise ConfigError(f"sampler {name!r} is given capacity {options['capacity']}, its table {capacity}; leave the sampler's out")
         options["capacity"] = capacity
     return host.sampler_class(name)(**options)
+
+
+def _layout(table: str, spec: Spec, items: Items, stack: FrameStack | Sequence[FrameStack] | None) -> Layout:
+    try:
+        return Layout(spec, items, stack)
+    except ConfigError as error:
+        raise ConfigError(f"table {table!r}: {error}") from error
 
 
 def _whole(table: str, what: str, value: Any, least: int, most: int) -> int:

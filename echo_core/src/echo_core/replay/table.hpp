@@ -33,6 +33,7 @@
 #include "../include/echo_sampler.h"
 #include "arrivals.hpp"
 #include "batches.hpp"
+#include "follower.hpp"
 #include "limiter.hpp"
 #include "rows.hpp"
 
@@ -61,10 +62,12 @@ public:
     static constexpr uint64_t kMaxCapacity = (1u << 31) - 1;
 
     // sampler: NULL for one of Python's. remover: NULL evicts the oldest, the sampler itself evicts its victims(). They, and `random`, must outlive the table. fd: see Rows.
+    // more: bytes of further leaves of an item in a batch, which a follower fills.
     Table(const std::vector<uint64_t> &leaf_bytes, uint64_t capacity, uint64_t batch_size, const Limits &limits, uint32_t max_times_sampled,
-          const echo_sampler *sampler, bool replacement, const echo_sampler *remover, bitgen_t *random, int fd)
+          const echo_sampler *sampler, bool replacement, const echo_sampler *remover, bitgen_t *random, int fd,
+          const std::vector<uint64_t> &more = {})
         : capacity_(uint32_t(capacity)), batch_size_(batch_size), max_times_(max_times_sampled), replacement_(replacement), sampler_(sampler),
-          remover_(remover == sampler ? nullptr : remover), victims_(remover && remover == sampler), random_(random), rows_(leaf_bytes, capacity, fd), batches_(leaf_bytes), arrivals_(uint32_t(capacity)),
+          remover_(remover == sampler ? nullptr : remover), victims_(remover && remover == sampler), random_(random), rows_(leaf_bytes, capacity, fd), batches_(joined(leaf_bytes, more)), arrivals_(uint32_t(capacity)),
           limiter_(limits), row_bits_(capacity <= kWide ? 16 : 32) {
         for (uint64_t bytes : leaf_bytes) sample_bytes_ += bytes;
         generation_ = std::make_unique<std::atomic<uint32_t>[]>(capacity);
@@ -201,7 +204,11 @@ public:
     std::atomic<uint64_t> queue_depth_max{0};
     Histogram copy, ingest_round, queue_dwell;
 
+    // Before the first insert; it must outlive the last batch that is drawn.
+    void follow(const Follower *follower) { follower_ = follower; }
+
 private:
+    friend class Steps;  // the table of steps under this table of items: one lock of its own, then this one's
     static constexpr uint64_t kWide = 1u << 16;  // up to here generations have 32 bits more, so that tiny tables do not run out of keys
     static constexpr int kPolite = 8;            // gathers that may find overwritten rows before writers are made to wait for one
 
@@ -265,6 +272,11 @@ private:
     }
     void copy_rows(Batch *batch) const {
         rows_.gather(batch->rows, batch->n, batch->leaf.data());
+        if (follower_) follower_->gather(batch);
+    }
+    static std::vector<uint64_t> joined(std::vector<uint64_t> bytes, const std::vector<uint64_t> &more) {
+        bytes.insert(bytes.end(), more.begin(), more.end());
+        return bytes;
     }
     // copy_rows(), and again if items were changed in place meanwhile: those keep their generations.
     void copy_steady(Batch *batch);
@@ -281,6 +293,7 @@ private:
     const echo_sampler *const sampler_, *const remover_;
     const bool victims_;  // the sampler says what goes
     bitgen_t *const random_;
+    const Follower *follower_ = nullptr;
     Rows rows_;
     Batches batches_;
     std::unique_ptr<std::atomic<uint32_t>[]> generation_;
@@ -339,10 +352,10 @@ inline void Table::evict(const uint32_t *rows, uint32_t n) {
 
 inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
     if (closed_.load(std::memory_order_relaxed)) return ECHO_CLOSED;
-    if (paused_ || held_) return ++push_blocked_, ECHO_FULL;
+    if (paused_ || (held_ && !follower_)) return ++push_blocked_, ECHO_FULL;
     const uint32_t most = std::min<uint32_t>(wanted, desks_ ? std::min<uint32_t>(capacity_, kDeskRows) : capacity_);
     if (desks_ && free_desks_.empty()) return ++push_blocked_, ECHO_FULL;
-    const uint32_t allowed = uint32_t(limiter_.room(most, size_));
+    const uint32_t allowed = follower_ ? most : uint32_t(limiter_.room(most, size_));  // steps were let in already: see steps.hpp
     uint32_t first = 0, n = allowed ? arrivals_.take(allowed, &first) : 0;
     if (n == 0 && allowed) {
         uint32_t row;
