@@ -11,14 +11,16 @@ The mark is a leaf of its own in front of the user's, so that every transport ca
 
 from __future__ import annotations
 
+import math
 import secrets
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from .errors import SpecError
+from .errors import EchoTimeoutError, SpecError
 from .spec import Spec
 
 __all__ = ["ENDS", "StepStreams", "Steps", "new_client_id"]
@@ -72,17 +74,8 @@ def client_number(client_id: str) -> int:
     return int(client_id[:12], 16)
 
 
-class _Stream:
-    """One environment's steps. `lock` keeps several threads from sending in it at once: they would mix two episodes."""
-
-    def __init__(self, number: int) -> None:
-        self.lock = threading.Lock()
-        self.mark = np.array([number, 0], np.uint64)
-        self.sent = 0
-
-
 class StepStreams:
-    """The streams of one connection: what `Client.send` is for a table of steps.
+    """The streams of one connection: what `Client.send` is for a table of steps. Thread-safe.
 
     Args:
         steps: the table's example.
@@ -93,8 +86,10 @@ class StepStreams:
     def __init__(self, steps: Steps, send: Callable[..., Any], send_batch: Callable[..., Any], client_id: str) -> None:
         self._send, self._send_batch = send, send_batch
         self.step = steps.step
-        self._client = client_number(client_id)
-        self._streams: dict[int, _Stream] = {}
+        self._client = client_number(client_id) << 16
+        self._lock = threading.Lock()  # a step's number is its own only once the step is taken
+        self._mark = np.zeros(2, np.uint64)
+        self._sent = np.zeros(16, np.uint64)  # steps of each stream
         self._nothing: Any = None
 
     def send(self, step: Any, timeout: float | None = None, *, end: str | None = None, stream: int = 0) -> None:
@@ -109,7 +104,7 @@ class StepStreams:
         Raises:
             ValueError: no such end or stream; nothing was taken. As `Client.send`.
         """
-        self._put(step, _ends(end), timeout, stream)
+        self._put(step, _flags(end), timeout, stream)
 
     def end_episode(self, end: str = "truncated", timeout: float | None = None, *, stream: int = 0) -> None:
         """The stream's episode ended with the step that was sent last; without an open episode nothing happens.
@@ -124,12 +119,15 @@ class StepStreams:
             self._nothing = _zeros(self.step)
         self._put(self._nothing, ENDS[end] | NOTE, timeout, stream)
 
-    def _put(self, step: Any, flags: int, timeout: float | None, number: int) -> None:
-        stream = self._stream(number)
-        with stream.lock:
-            stream.mark[1] = stream.sent << 8 | flags
-            self._send({"echo": stream.mark, "step": step}, timeout)
-            stream.sent += 1
+    def _put(self, step: Any, flags: int, timeout: float | None, stream: int) -> None:
+        self._enter(timeout)
+        try:
+            at = self._count(stream)
+            _PACK.pack_into(self._mark, 0, self._client | stream, at << 8 | flags)
+            self._send({"echo": self._mark, "step": step}, timeout)
+            self._sent[stream] = at + 1
+        finally:
+            self._lock.release()
 
     def send_batch(
         self, steps: Any, timeout: float | None = None, *, ends: Any = None, stream: int | None = None, streams: Any = None
@@ -145,44 +143,50 @@ class StepStreams:
             ValueError: as `send`; nothing was taken.
         """
         n = self.step.flattener.check_batch(steps)
-        flags = [0] * n if ends is None else [_ends(end) for end in ends]
-        if len(flags) != n:
+        flags: Any = 0 if ends is None else np.array([_flags(end) for end in ends], np.uint64)
+        if ends is not None and len(flags) != n:
             raise ValueError(f"{n} steps need {n} ends, not {len(flags)}")
-        if stream is not None:
-            if streams is not None:
-                raise ValueError("give either stream, for N steps of one environment, or streams, for one step of each of N")
-            numbers = [stream] * n
-        else:
-            numbers = list(range(n)) if streams is None else [int(number) for number in streams]
-            if len(numbers) != n or len(set(numbers)) != n:
-                raise ValueError(f"streams must be {n} numbers, none twice, not {numbers!r:.200}; N steps of one need stream=")
-        chosen = {number: self._stream(number) for number in numbers}
-        marks = np.empty((n, 2), np.uint64)
-        sent: dict[int, int] = {}
-        for held in (order := [chosen[number] for number in sorted(chosen)]):
-            held.lock.acquire()
+        if stream is not None and streams is not None:
+            raise ValueError("give either stream, for N steps of one environment, or streams, for one step of each of N")
+        if n == 0:
+            return
+        numbers: Any = np.arange(n) if streams is None else np.asarray(streams)
+        if streams is not None and (numbers.shape != (n,) or len(np.unique(numbers)) != n):
+            raise ValueError(f"streams must be {n} numbers, none twice, not {streams!r:.200}; N steps of one need stream=")
+        self._enter(timeout)
         try:
-            for i, number in enumerate(numbers):
-                at = sent.get(number, chosen[number].sent)
-                marks[i, 0], marks[i, 1] = chosen[number].mark[0], at << 8 | flags[i]
-                sent[number] = at + 1
+            marks = np.empty((n, 2), np.uint64)
+            if stream is not None:
+                at = self._count(stream) + np.arange(n, dtype=np.uint64)
+                numbers = stream
+            else:
+                for number in (numbers.min(), numbers.max()):
+                    self._count(number)
+                at = self._sent[numbers]
+            marks[:, 0] = np.uint64(self._client) | np.asarray(numbers, np.uint64)
+            marks[:, 1] = at << np.uint64(8) | np.uint64(flags)
             self._send_batch({"echo": marks, "step": steps}, timeout)
-            for number, at in sent.items():
-                chosen[number].sent = at
+            self._sent[numbers] = at[-1] + np.uint64(1) if stream is not None else at + np.uint64(1)
         finally:
-            for held in order:
-                held.lock.release()
+            self._lock.release()
 
-    def _stream(self, number: int) -> _Stream:
-        stream = self._streams.get(number)
-        if stream is None:
-            if isinstance(number, bool) or not hasattr(type(number), "__index__") or not 0 <= number < MOST_STREAMS:
-                raise ValueError(f"stream must be a whole number from 0 to {MOST_STREAMS - 1}, not {number!r}")
-            stream = self._streams.setdefault(int(number), _Stream(self._client << 16 | int(number)))
-        return stream
+    def _enter(self, timeout: float | None) -> None:
+        if not self._lock.acquire(False) and not self._lock.acquire(timeout=-1 if timeout is None or timeout == math.inf else timeout):
+            raise EchoTimeoutError(f"send() waited {timeout:g} s for another thread's send of this client; give each thread its own client")
+
+    def _count(self, stream: Any) -> int:
+        """Steps sent of a stream so far."""
+        if not hasattr(type(stream), "__index__") or isinstance(stream, bool) or not 0 <= stream < MOST_STREAMS:
+            raise ValueError(f"stream must be a whole number from 0 to {MOST_STREAMS - 1}, not {stream!r}")
+        if stream >= len(self._sent):
+            self._sent = np.concatenate([self._sent, np.zeros(int(stream) + 1, np.uint64)])
+        return int(self._sent[stream])
 
 
-def _ends(end: Any) -> int:
+_PACK = struct.Struct("=QQ")
+
+
+def _flags(end: Any) -> int:
     flags = ENDS.get(end) if end is None or isinstance(end, str) else None
     if flags is None:
         raise ValueError(f"end must be None, 'terminated', 'truncated' or 'boundary', not {end!r}")

@@ -169,6 +169,7 @@ private:
     std::unordered_map<uint64_t, uint32_t> open_;  // their places
     std::vector<Made> made_;
     std::vector<uint64_t> anchors_;
+    std::vector<uint32_t> gone_;
     std::deque<Made> backlog_;  // items that the table has no row for yet
     uint64_t steps_ = 0, episodes_ = 0, truncated_ = 0;
 };
@@ -201,10 +202,19 @@ inline uint32_t Steps::free_rows(uint32_t wanted) {
     if (room == 0) return 0;
     uint32_t n = uint32_t(std::min<int64_t>({int64_t(wanted), room, int64_t(capacity_ - tail_ % capacity_)}));
     while (capacity_ - (tail_ - head_) < n && evict(head_)) ++head_;
+    if (!gone_.empty()) {
+        items_->forget(gone_.data(), gone_.size());
+        for (uint32_t row : gone_) {
+            items_->advance(row, std::memory_order_relaxed);
+            items_->arrivals_.erase(row);
+        }
+        items_->evicted_ += gone_.size();
+        gone_.clear();
+    }
     return uint32_t(std::min<uint64_t>(n, capacity_ - (tail_ - head_)));
 }
 
-// The step goes, and every item that has it. False when it cannot yet: it is being written, or an item is gathered for the last time.
+// The step goes, and every item that has it, into `gone_`. False when it cannot yet: it is being written, or an item is gathered for the last time.
 // With the table's mutex.
 inline bool Steps::evict(uint64_t number) {
     const uint8_t was = state(number);
@@ -218,10 +228,7 @@ inline bool Steps::evict(uint64_t number) {
             row = items_->row_of(step->key);
             if (items_->live(row) && items_->key_of(row) == step->key) {
                 if (items_->leaving(row)) return false;
-                items_->forget(&row, 1);
-                items_->advance(row, std::memory_order_relaxed);
-                items_->arrivals_.erase(row);
-                ++items_->evicted_;
+                gone_.push_back(row);
             }
             step->key = Link::kNoKey;
         }
