@@ -145,7 +145,7 @@ operations = st.lists(
         st.tuples(st.just("burst"), clients, st.integers(0, 2), st.integers(1, 12)),
         st.tuples(st.just("note"), clients, st.integers(0, 2), st.sampled_from([1, 2])),
         st.tuples(st.just("kill"), clients, st.just(0), st.just(0)),
-        st.tuples(st.just("restart"), st.just(0), st.just(0), st.just(0)),
+        st.tuples(st.just("restart"), st.just(0), st.just(0), st.integers(0, 4)),
     ),
     max_size=60,
 )
@@ -208,7 +208,7 @@ class Workers:
                 np.testing.assert_array_equal(sample.batch["reward"][i], shows["reward"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(items=st.one_of(sequences, transitions), stack=stacks, spare=st.integers(0, 25), operations=operations)
 def test_every_item_shows_what_the_model_shows(
     items: Any, stack: FrameStack, spare: int, operations: Any, tmp_path_factory: pytest.TempPathFactory
@@ -226,7 +226,7 @@ def test_every_item_shows_what_the_model_shows(
             workers.put(client, stream, [NOTE | number])
         elif what == "kill":
             assert workers.table.end_streams(workers.ids[client]) == workers.model.kill(client)
-        else:
+        elif number == 0:  # seldom: what is written is forced onto the disk
             folder = tmp_path_factory.mktemp("checkpoint")
             before = workers.table.keys()
             workers.server.checkpoint(folder)

@@ -48,6 +48,7 @@ _HOME = {
     "SecurityError": "errors",
     "Sequences": "items",
     "Server": "server",
+    "Slices": "items",
     "Spec": "spec",
     "SpecError": "errors",
     "Stack": "rate_limiters",

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from .errors import ConfigError, did_you_mean
 from .spec import Spec
 
-__all__ = ["FrameStack", "Items", "NStep", "Sequences", "items_from_json", "stacks_of"]
+__all__ = ["FrameStack", "Items", "NStep", "Sequences", "Slices", "items_from_json", "stacks_of"]
 
 MOST_STEPS = 1 << 16  # of one item, with what lies before its anchor
 
@@ -126,6 +126,45 @@ class NStep(Items):
 
 
 @dataclass(frozen=True)
+class Slices(Items):
+    """Slices of episodes, chosen when they are sampled: any `length` consecutive steps of one episode, unfinished ones included.
+
+    Items are episodes, as long as they have a step with which a slice can begin: they have the keys and priorities. A batch looks like that
+    of `Sequences` without burn-in. `probabilities` are those of slices.
+
+    Attributes:
+        length: steps of a slice.
+        by: "steps" makes every slice equally likely (the table's sampler has to be "uniform"); "episodes" draws an episode by the table's
+            sampler, whichever it is, and then one of its slices.
+        pad: slices may begin with the last steps of an episode, too, and are padded; False gives only whole ones, and none of episodes
+            shorter than `length`.
+    """
+
+    kind: ClassVar[str] = "slices"
+    length: int
+    by: str = "steps"
+    pad: bool = False
+
+    def __post_init__(self) -> None:
+        _whole("Slices", "length", self.length, 1, MOST_STEPS)
+        if self.by not in ("steps", "episodes"):
+            raise ConfigError(f"Slices: by must be 'steps' or 'episodes', not {self.by!r}")
+        if not isinstance(self.pad, bool):
+            raise ConfigError(f"Slices: pad must be True or False, not {self.pad!r}")
+
+    @property
+    def window(self) -> int:
+        """Steps of one item in a batch."""
+        return self.length
+
+    def cut(self) -> tuple[int, int, int]:
+        return 0, self.length, 1
+
+    def most(self, steps: int) -> int:
+        return steps if self.pad else steps // self.length + 1
+
+
+@dataclass(frozen=True)
 class FrameStack:
     """The last `n` steps' values of one leaf as one value, the oldest first: shape `(n, *leaf.shape)` instead of `leaf.shape`.
 
@@ -148,7 +187,7 @@ class FrameStack:
             raise ConfigError(f"FrameStack: fill must be 'first' or 'zeros', not {self.fill!r}")
 
 
-KINDS: dict[str, type[Items]] = {kind.kind: kind for kind in (Sequences, NStep)}
+KINDS: dict[str, type[Items]] = {kind.kind: kind for kind in (Sequences, NStep, Slices)}
 
 
 def items_from_json(value: dict[str, Any]) -> Items:

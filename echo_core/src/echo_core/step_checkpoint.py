@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "identity", "load_steps", "save_steps"]
 
-COLUMNS = ("figures", "states", "links", "streams", "backlog")
+COLUMNS = ("figures", "states", "links", "streams", "backlog", "runs")
 
 
 def identity(table: StepTable) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import optree
 
 from .errors import ConfigError
-from .items import MOST_STEPS, FrameStack, Items, NStep, Sequences, items_from_json, leaf_index, stacks_of
+from .items import MOST_STEPS, FrameStack, Items, NStep, Sequences, Slices, items_from_json, leaf_index, stacks_of
 from .leaf import LeafSpec
 from .spec import Spec
 
@@ -81,7 +81,7 @@ class Layout:
 
     def __init__(self, spec: Spec, items: Items, stack: FrameStack | Sequence[FrameStack] | None = None) -> None:
         if not isinstance(items, Items):
-            raise ConfigError(f"items must be Sequences(...) or NStep(...), not {items!r}")
+            raise ConfigError(f"items must be Sequences(...), NStep(...) or Slices(...), not {items!r}")
         self.spec, self.items = spec, items
         stacks = stacks_of(spec, stack)
         self.stacks = [stacks[leaf.path].n if leaf.path in stacks else 1 for leaf in spec.leaves]
@@ -105,7 +105,7 @@ class Layout:
                 {"a_returns": np.zeros(reward.shape, reward.dtype), "b_discounts": np.float32(0), "c_terminated": np.bool_(0)}
             )
         else:
-            assert isinstance(items, Sequences)
+            assert isinstance(items, (Sequences, Slices))
             self.batch = self._shaped((items.window,))
             self.figures = Spec.from_example({"a_mask": np.zeros(items.window, np.bool_), "b_ends": np.zeros(items.window, np.uint8)})
         self.parts = [part for part in (self.batch, self.next, self.figures) if part is not None]

@@ -10,7 +10,7 @@ from echo_core.ring cimport echo_run
 cdef extern from "replay/steps.hpp" namespace "echo::replay" nogil:
     cdef struct Cut:
         uint32_t lookback, forward, period
-        cbool pad, transitions
+        cbool pad, transitions, slices, by_steps
 
     cdef struct View:
         uint32_t burn_in
@@ -19,6 +19,7 @@ cdef extern from "replay/steps.hpp" namespace "echo::replay" nogil:
         int32_t reward
         cbool wide
         double gamma
+        uint32_t spans
 
     cdef struct StepCounters:
         uint64_t steps, held, streams, episodes, truncated, backlog
@@ -35,6 +36,7 @@ cdef extern from "replay/steps.hpp" namespace "echo::replay" nogil:
         vector[Link] links
         vector[uint64_t] streams
         vector[Made] backlog
+        vector[uint64_t] runs
 
     cdef cppclass Steps:
         Steps(const vector[uint64_t]&, uint64_t, const Cut&, const View&, Table*, int) except +

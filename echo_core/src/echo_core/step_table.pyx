@@ -17,7 +17,7 @@ from echo_core.sample cimport Sample
 from echo_core.waits cimport deadline_of, first_sleep, next_sleep, slice_of
 
 from echo_core.errors import ClosedError, EchoError, EchoTimeoutError
-from echo_core.items import NStep
+from echo_core.items import NStep, Slices
 from echo_core.spec import Spec
 from echo_core.steps import Steps as StepExample, StepStreams, client_number, new_client_id, wire_spec
 from echo_core.waits import available_memory
@@ -60,9 +60,14 @@ cdef class StepTable(ReplayTable):
                 f"capacity, or give the table a storage path")
         for leaf in layout.leaves:
             self.more.push_back(leaf.nbytes)
+        view.spans = 0
+        if isinstance(layout.items, Slices):
+            view.spans = 1 + len(layout.leaves)
+            self.more.push_back(16)
         ReplayTable.__init__(self, name, SPAN, capacity, batch_size, sampler, remover, limiter, max_times_sampled, seed, beta, -1)
         cut.lookback, cut.forward, cut.period = layout.lookback, layout.forward, layout.period
         cut.transitions, cut.pad = isinstance(layout.items, NStep), getattr(layout.items, "pad", False)
+        cut.slices, cut.by_steps = isinstance(layout.items, Slices), getattr(layout.items, "by", None) == "steps"
         view.burn_in = getattr(layout.items, "burn_in", 0)
         for stack in layout.stacks:
             view.stack.push_back(stack)
@@ -213,6 +218,7 @@ cdef class StepTable(ReplayTable):
         return {
             "spans": spans, "figures": figures, "states": _bytes_of(image.states.data(), image.states.size()),
             "links": _bytes_of(image.links.data(), image.links.size() * 16).view(np.uint64),
+            "runs": _bytes_of(image.runs.data(), image.runs.size() * 8).view(np.uint64),
             "streams": _bytes_of(image.streams.data(), image.streams.size() * 8).view(np.uint64),
             "backlog": _bytes_of(image.backlog.data(), image.backlog.size() * 24).view(np.uint64),
         }
@@ -258,13 +264,16 @@ cdef class StepTable(ReplayTable):
             raise ValueError("the steps' columns do not belong together")
         image.states.resize(count)
         image.links.resize(count)
+        image.runs.resize(len(snapshot["runs"]))
         image.streams.resize(len(snapshot["streams"]))
         image.backlog.resize(len(snapshot["backlog"]) // 3)
         _bytes_to(snapshot["states"], image.states.data())
         _bytes_to(snapshot["links"], image.links.data())
+        _bytes_to(snapshot["runs"], image.runs.data())
         _bytes_to(snapshot["streams"], image.streams.data())
         _bytes_to(snapshot["backlog"], image.backlog.data())
-        kept = spans[:, 0] >= begin
+        # Items are spans that begin with a step; of slices they are episodes, and what is left of these is found out below.
+        kept = np.ones(len(spans), np.bool_) if isinstance(self.layout.items, Slices) else spans[:, 0] >= begin
         ReplayTable.restore_snapshot(self, snapshot, [np.ascontiguousarray(spans[kept])], snapshot["rows"][~kept])
         for i in range(len(leaves)):
             if leaves[i].nbytes:

@@ -88,7 +88,7 @@ class StepStreams:
         self.step = steps.step
         self._client = client_number(client_id) << 16
         self._lock = threading.Lock()  # a step's number is its own only once the step is taken
-        self._mark = np.zeros(2, np.uint64)
+        self._mark: Any = np.zeros(2, np.uint64)
         self._sent = np.zeros(16, np.uint64)  # steps of each stream
         self._nothing: Any = None
 

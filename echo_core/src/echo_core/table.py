@@ -8,7 +8,7 @@ from typing import Any
 
 from . import plugins
 from .errors import ConfigError
-from .items import FrameStack, Items
+from .items import FrameStack, Items, Slices
 from .rate_limiters import MinSize, RateLimiter
 from .replay_table import ReplayTable
 from .sampler import Sampler
@@ -21,6 +21,7 @@ __all__ = ["Table", "make_sampler"]
 
 MAX_CAPACITY = (1 << 31) - 1
 NAME_LIMIT = 64
+EVENLY = "uniform"  # the sampler whose draws `Slices(by="steps")` makes for it: it has no preferences of its own
 OLDEST = "fifo"  # the remover that tables have themselves: the oldest goes, and no sampler needs to be installed for it
 
 
@@ -40,7 +41,8 @@ class Table:
         beta: exponent of importance weights, from 0 to 1; None takes the sampler's `beta` option, or 0.4.
         seed: of the table's generator of random numbers; None draws one.
         storage: path of a new file to keep the items in, for tables larger than memory; it is unlinked when made, and its space reserved.
-        items: None, or what items are where `example` is one step of an episode and workers send `Steps`: `Sequences(...)`, `NStep(...)`.
+        items: None, or what items are where `example` is one step of an episode and workers send `Steps`: `Sequences(...)`, `NStep(...)`
+            or `Slices(...)`.
         stack: `FrameStack(4, leaf="obs")`, or several of them: leaves whose last values are stacked when they are sampled.
 
     Raises:
@@ -78,20 +80,23 @@ class Table:
         self.steps = 0
         if items is not None:
             self.layout, self.steps = _layout(name, self.spec, items, stack), self.capacity
-            if self.steps < self.layout.lookback + self.layout.forward:
-                raise ConfigError(
-                    f"table {name!r}: capacity={self.steps} steps are fewer than the {self.layout.lookback + self.layout.forward} of one item; "
-                    f"raise capacity"
-                )
+            needed = self.layout.lookback + self.layout.forward
+            if self.steps < needed:
+                raise ConfigError(f"table {name!r}: capacity={self.steps} steps are fewer than the {needed} of one item; raise capacity")
             self.capacity = min(items.most(self.steps), MAX_CAPACITY)
         elif stack is not None:
-            raise ConfigError(f"table {name!r}: stack={stack!r} needs steps that follow each other; give the table items=NStep(...) or Sequences(...)")
+            raise ConfigError(f"table {name!r}: stack={stack!r} needs steps that follow each other; give the table items=NStep(...)")
         self.limiter = MinSize(1) if rate_limiter is None else rate_limiter
         if not isinstance(self.limiter, RateLimiter):
             raise ConfigError(f"table {name!r}: rate_limiter must be a RateLimiter such as MinSize(1), not {rate_limiter!r}")
         if max_times_sampled is None:
             max_times_sampled = 1 if self.limiter.once else 0
         self.max_times_sampled = _whole(name, "max_times_sampled", max_times_sampled, 0, (1 << 31) - 1)
+        if isinstance(items, Slices) and items.by == "steps" and (self.max_times_sampled or _name_of(sampler) != EVENLY):
+            raise ConfigError(
+                f"table {name!r}: Slices(by='steps') makes every slice equally likely, which needs sampler={EVENLY!r} and no "
+                f"max_times_sampled; or take Slices(by='episodes')"
+            )
         if beta is not None and not 0 <= beta <= 1:
             raise ConfigError(f"table {name!r}: beta must be from 0 to 1, not {beta!r}")
         self.sampler, self.remover, self.beta, self.seed, self.storage = sampler, remover, beta, seed, storage
@@ -99,9 +104,7 @@ class Table:
     @property
     def sampler_name(self) -> str | None:
         """The sampler's plugin, None where it was given as an object."""
-        if isinstance(self.sampler, Mapping):
-            return self.sampler.get("type")
-        return self.sampler if isinstance(self.sampler, str) else None
+        return _name_of(self.sampler)
 
     def make(self, batch_size: int, host: plugins.PluginHost | None = None) -> ReplayTable:
         """The table itself, for batches of `batch_size`.
@@ -178,6 +181,10 @@ def make_sampler(choice: Sampler | str | Mapping[str, Any], host: plugins.Plugin
             raise ConfigError(f"sampler {name!r} is given capacity {options['capacity']}, its table {capacity}; leave the sampler's out")
         options["capacity"] = capacity
     return host.sampler_class(name)(**options)
+
+
+def _name_of(sampler: Sampler | str | Mapping[str, Any]) -> str | None:
+    return sampler.get("type") if isinstance(sampler, Mapping) else sampler if isinstance(sampler, str) else None
 
 
 def _layout(table: str, spec: Spec, items: Items, stack: FrameStack | Sequence[FrameStack] | None) -> Layout:

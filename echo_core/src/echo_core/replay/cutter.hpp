@@ -17,6 +17,8 @@ struct Cut {
     uint32_t period;    // from one anchor to the next
     bool pad;           // windows that the episode's end cuts short are items too
     bool transitions;   // an item is a transition from its anchor to its last step
+    bool slices;        // nothing is cut: items are episodes, and `forward` steps of one are chosen when it is sampled
+    bool by_steps;      // of slices: every step that can begin one is equally likely
     uint32_t width() const { return lookback + forward; }
 };
 
@@ -39,6 +41,10 @@ class Episode {
 public:
     // The next step lies under `number`; at most one window becomes whole by that.
     void add(const Cut &cut, uint64_t number, std::vector<Made> *made) {
+        if (cut.slices) {
+            last_ = number, ++count_;
+            return;
+        }
         if (recent_.empty()) recent_.resize(cut.width());
         recent_[count_++ % cut.width()] = number;
         last_ = number;
@@ -48,7 +54,9 @@ public:
     }
     void end(const Cut &cut, Ends how, std::vector<Made> *made) {
         if (count_ == 0) return;
-        if (cut.transitions) {
+        if (cut.slices) {
+            // nothing was cut
+        } else if (cut.transitions) {
             // Where the end is not the environment's own, the last step is only what the others lead to.
             const uint64_t anchors = how == kTerminated ? count_ : count_ - 1;
             for (; next_ < anchors; ++next_) make(cut, uint32_t(count_ - next_), how == kTerminated, made);
@@ -64,14 +72,16 @@ public:
     // The numbers that are still needed, oldest first; for checkpoints.
     std::vector<uint64_t> recent(const Cut &cut) const {
         std::vector<uint64_t> numbers;
+        if (cut.slices) return {last_};
         for (uint64_t i = count_ - std::min<uint64_t>(count_, cut.width()); i < count_; ++i) numbers.push_back(recent_[i % cut.width()]);
         return numbers;
     }
     void restore(const Cut &cut, uint64_t count, uint64_t next, const uint64_t *numbers) {
+        count_ = count, next_ = next, last_ = numbers[0];
+        if (cut.slices) return;
         recent_.assign(cut.width(), 0);
         const uint64_t from = count - std::min<uint64_t>(count, cut.width());
         for (uint64_t i = from; i < count; ++i) recent_[i % cut.width()] = last_ = numbers[i - from];
-        count_ = count, next_ = next;
     }
 
 private:

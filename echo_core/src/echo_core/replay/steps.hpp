@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "cutter.hpp"
+#include "slices.hpp"
 #include "table.hpp"
 #include "windows.hpp"
 
@@ -34,8 +35,9 @@ struct StepsImage {
     uint64_t head, tail, steps, episodes, truncated;
     std::vector<uint8_t> states;    // of the steps from head to tail
     std::vector<Link> links;
-    std::vector<uint64_t> streams;  // one after another: id, next word, steps, next anchor, how many numbers follow, these numbers
+    std::vector<uint64_t> streams;  // one after another: id, next word, run, steps, next anchor, how many numbers follow, these
     std::vector<Made> backlog;
+    std::vector<uint64_t> runs;  // of slices, one after another: id, steps gone, whether it is closed (1) and retired (2)
 };
 
 class Steps final : public Follower {
@@ -43,7 +45,7 @@ public:
     // leaf_bytes: of a step, its mark first. items: the table of items, whose batches have the leaves that `view` fills.
     Steps(const std::vector<uint64_t> &leaf_bytes, uint64_t capacity, const Cut &cut, const View &view, Table *items, int fd)
         : capacity_(uint32_t(capacity)), cut_(cut), rows_(leaf_bytes, capacity, fd, false), items_(items),
-          windows_(rows_, capacity_, cut, view) {
+          windows_(rows_, capacity_, cut, view), slices_(cut.lookback, cut.forward, cut.pad, cut.by_steps ? items->capacity() : 0) {
         for (uint64_t bytes : leaf_bytes) sample_bytes_ += bytes;
         state_ = std::make_unique<std::atomic<uint8_t>[]>(capacity);
         for (uint64_t row = 0; row < capacity; ++row) state_[row].store(kFree, std::memory_order_relaxed);
@@ -82,6 +84,11 @@ public:
 
     // ---- learners ------------------------------------------------------------------------------------------------------------
     void gather(Batch *batch) const override { windows_.gather(batch); }
+    void choose(Batch *batch, uint32_t i, bitgen_t *random) override;
+    bool whole(const Batch *batch, uint32_t i) const override {
+        // An episode's item outlives its oldest steps: the slice itself has to be looked at.
+        return !cut_.slices || windows_.span(batch, i).first >= oldest_.load(std::memory_order_relaxed);  // SYNC generation
+    }
 
     // ---- checkpoints: see steps_image.hpp --------------------------------------------------------------------------------------
     // While the table of items is paused.
@@ -108,7 +115,7 @@ public:
     bool closed() const { return items_->closed(); }
     StepCounters counters() {
         std::lock_guard<std::mutex> lock(mutex_);
-        return {steps_, tail_ - head_, open_.size(), episodes_, truncated_, backlog_.size()};
+        return {steps_, tail_ - head_, open_.size(), episodes_, truncated_, backlog_.size() + waiting_.size()};
     }
     uint64_t capacity() const { return capacity_; }
     uint64_t batch_size() const { return items_->batch_size(); }
@@ -123,6 +130,7 @@ private:
 
     struct Stream {
         uint64_t id = 0, next_word = 0;
+        uint32_t run = 0;  // of slices
         Episode episode;
     };
 
@@ -136,12 +144,22 @@ private:
     bool can_claim();
     uint32_t free_rows(uint32_t wanted);
     bool evict(uint64_t number);
+    void remove_gone();
+    void restore_runs(const StepsImage &image);
+    bool erode(uint64_t number, uint8_t was);
     void commit_locked(const echo_run &run);
     void accept(uint64_t number);
     void end(uint32_t slot, Ends how);
     void insert_items();
+    void insert_runs();
+    bool idle() const { return backlog_.empty() && waiting_.empty(); }
+    bool holds(uint64_t key) const {
+        const uint32_t row = items_->row_of(key);
+        return row < items_->capacity_ && items_->live(row) && items_->key_of(row) == key;
+    }
     void forget_stream(uint32_t slot) {
         open_.erase(streams_[slot].id);
+        if (cut_.slices) slices_.close(streams_[slot].run);
         streams_[slot] = Stream{};
         free_streams_.push_back(slot);
     }
@@ -170,6 +188,9 @@ private:
     std::vector<Made> made_;
     std::vector<uint64_t> anchors_;
     std::vector<uint32_t> gone_;
+    Slices slices_;                    // with the table's mutex, not with this one
+    std::vector<uint32_t> waiting_;    // runs that are to become items
+    std::atomic<uint64_t> oldest_{0};  // head_, for those who hold no lock
     std::deque<Made> backlog_;  // items that the table has no row for yet
     uint64_t steps_ = 0, episodes_ = 0, truncated_ = 0;
 };
@@ -180,7 +201,7 @@ inline int Steps::claim(uint32_t wanted, echo_run *out) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed()) return ECHO_CLOSED;
     insert_items();
-    const uint32_t n = backlog_.empty() ? free_rows(std::min({wanted, kMost, capacity_})) : 0;
+    const uint32_t n = idle() ? free_rows(std::min({wanted, kMost, capacity_})) : 0;
     if (n == 0) {
         std::lock_guard<std::mutex> items(items_->mutex_);
         ++items_->push_blocked_;
@@ -202,16 +223,21 @@ inline uint32_t Steps::free_rows(uint32_t wanted) {
     if (room == 0) return 0;
     uint32_t n = uint32_t(std::min<int64_t>({int64_t(wanted), room, int64_t(capacity_ - tail_ % capacity_)}));
     while (capacity_ - (tail_ - head_) < n && evict(head_)) ++head_;
-    if (!gone_.empty()) {
-        items_->forget(gone_.data(), gone_.size());
-        for (uint32_t row : gone_) {
-            items_->advance(row, std::memory_order_relaxed);
-            items_->arrivals_.erase(row);
-        }
-        items_->evicted_ += gone_.size();
-        gone_.clear();
-    }
+    oldest_.store(head_, std::memory_order_relaxed);  // SYNC generation
+    remove_gone();
     return uint32_t(std::min<uint64_t>(n, capacity_ - (tail_ - head_)));
+}
+
+// Removes the items in the rows `gone_`. With the table's mutex.
+inline void Steps::remove_gone() {
+    if (gone_.empty()) return;
+    items_->forget(gone_.data(), gone_.size());
+    for (uint32_t row : gone_) {
+        items_->advance(row, std::memory_order_relaxed);
+        items_->arrivals_.erase(row);
+    }
+    items_->evicted_ += gone_.size();
+    gone_.clear();
 }
 
 // The step goes, and every item that has it, into `gone_`. False when it cannot yet: it is being written, or an item is gathered for the last time.
@@ -220,6 +246,7 @@ inline bool Steps::evict(uint64_t number) {
     const uint8_t was = state(number);
     if (was == kWriting) return false;
     if (was == kHole) return true;
+    if (cut_.slices) return erode(number, was);
     uint64_t at = number;
     for (uint32_t i = 0; i <= cut_.lookback; ++i) {
         Link *const step = link(at);
@@ -242,11 +269,30 @@ inline bool Steps::evict(uint64_t number) {
     return true;
 }
 
+// The same of an episode whose slices are items.
+inline bool Steps::erode(uint64_t number, uint8_t was) {
+    const Link *const step = link(number);
+    Slices::Run &run = slices_.run(step->key);
+    const bool listed = run.key != Slices::kNoKey;
+    if (listed && holds(run.key) && items_->leaving(run.row)) return false;
+    if (listed && !holds(run.key)) slices_.unlisted(run, true);
+    const bool last = step->next == kNone;
+    if (last && ends_of(was) == kGoesOn) forget_stream(step->stream);
+    slices_.erode(uint32_t(step->key), last ? 0 : number_of(step->next));
+    if (run.key != Slices::kNoKey && slices_.starts(run) == 0) {
+        gone_.push_back(run.row);
+        slices_.unlisted(run, false);
+    }
+    slices_.tidy(uint32_t(step->key));
+    set_state(number, kFree);
+    return true;
+}
+
 inline bool Steps::can_claim() {
     if (closed()) return true;
     std::lock_guard<std::mutex> lock(mutex_);
     insert_items();
-    return backlog_.empty() && free_rows(1) > 0;
+    return idle() && free_rows(1) > 0;
 }
 
 inline void Steps::commit(const echo_run &run) {
@@ -259,7 +305,11 @@ inline void Steps::commit(const echo_run &run) {
 
 inline void Steps::commit_locked(const echo_run &run) {
     const uint64_t first = number_of(run.slot);
-    for (uint32_t i = 0; i < run.count; ++i) accept(first + i);
+    {
+        std::unique_lock<std::mutex> items(items_->mutex_, std::defer_lock);
+        if (cut_.slices) items.lock();
+        for (uint32_t i = 0; i < run.count; ++i) accept(first + i);
+    }
     insert_items();
 }
 
@@ -292,6 +342,7 @@ inline void Steps::accept(uint64_t number) {
         slot = free_streams_.back();
         free_streams_.pop_back();
         streams_[slot].id = mark.stream;
+        if (cut_.slices) streams_[slot].run = slices_.open();
         open_.emplace(mark.stream, slot);
     } else {
         __atomic_store_n(&link(streams_[slot].episode.last())->next, uint32_t(number % capacity_), __ATOMIC_RELAXED);
@@ -299,6 +350,15 @@ inline void Steps::accept(uint64_t number) {
     Stream &stream = streams_[slot];
     link(number)->set(slot);
     set_state(number, live_state(kGoesOn));
+    if (cut_.slices) {
+        Slices::Run &run = slices_.run(stream.run);
+        link(number)->key = stream.run;
+        slices_.add(stream.run, number);
+        if (run.key == Slices::kNoKey && !run.retired && !run.waiting && slices_.starts(run) > 0) {
+            run.waiting = true;
+            waiting_.push_back(stream.run);
+        }
+    }
     stream.next_word = (mark.word >> 8) + 1;
     stream.episode.add(cut_, number, &made_);
     ++steps_;
@@ -321,7 +381,10 @@ inline size_t Steps::end_streams(uint64_t client) {
         for (const auto &[id, slot] : open_)
             if (id >> 16 == client) gone.emplace_back(id, slot);
         std::sort(gone.begin(), gone.end());  // the same every time
+        std::unique_lock<std::mutex> items(items_->mutex_, std::defer_lock);
+        if (cut_.slices) items.lock();
         for (const auto &[id, slot] : gone) end(slot, kTruncated);
+        if (items) items.unlock();
         insert_items();
     }
     if (!gone.empty()) items_->after_insert();
@@ -331,6 +394,7 @@ inline size_t Steps::end_streams(uint64_t client) {
 // What was cut becomes items. The table may have no row just now (its oldest item is being gathered for the last time): then they wait, and
 // writers with them.
 inline void Steps::insert_items() {
+    if (cut_.slices) return insert_runs();
     backlog_.insert(backlog_.end(), made_.begin(), made_.end());
     made_.clear();
     if (backlog_.empty()) return;
@@ -355,6 +419,54 @@ inline void Steps::insert_items() {
         for (uint32_t i = run.count; i-- > kept;) items_->arrivals_.erase(run.slot + i);
         items_->limiter_.pending -= run.count - kept;
     }
+}
+
+// Episodes that have a slice now become items; their rows say which run they are.
+inline void Steps::insert_runs() {
+    if (waiting_.empty()) return;
+    std::lock_guard<std::mutex> lock(items_->mutex_);
+    if (items_->detached_) return waiting_.clear();
+    while (!waiting_.empty()) {
+        const uint32_t id = waiting_.back();
+        if (Slices::Run &run = slices_.run(id); run.waiting && slices_.starts(run) > 0) {
+            echo_run item;
+            if (items_->claim_locked(1, &item) != ECHO_OK) return;
+            const Span span{id, 0, 0, 0, 0};
+            copy_racing_out(items_->rows_.at(0, item.slot), reinterpret_cast<const char *>(&span), sizeof span);
+            items_->commit_locked(item, nullptr);
+            slices_.listed(id, items_->key_of(item.slot), item.slot);
+        }
+        slices_.run(id).waiting = false;
+        waiting_.pop_back();
+    }
+}
+
+// ---- learners ----------------------------------------------------------------------------------------------------------------
+
+inline void Steps::choose(Batch *batch, uint32_t i, bitgen_t *random) {
+    if (!cut_.slices) return;
+    double probability = batch->probabilities[i];
+    uint64_t u = 0;
+    bool chosen = false;
+    while (random && cut_.by_steps && slices_.weights().total() > 0 && !chosen) {
+        const uint64_t total = slices_.weights().total();
+        u = std::min(uint64_t(random->next_double(random->state) * double(total)), total - 1);
+        batch->rows[i] = slices_.weights().find(&u);
+        probability = 1.0 / double(total);
+        Slices::Run &run = slices_.run(slices_.owner(batch->rows[i]));
+        chosen = run.key != Slices::kNoKey && holds(run.key) && run.row == batch->rows[i];
+        if (!chosen) slices_.unlisted(run, true);  // it was deleted by its key
+    }
+    const Slices::Run &run = slices_.run(reinterpret_cast<const Span *>(items_->rows_.at(0, batch->rows[i]))->first);
+    const uint64_t starts = slices_.starts(run);
+    if (random && !chosen) {
+        u = std::min(uint64_t(random->next_double(random->state) * double(starts)), starts - 1);
+        probability /= double(starts);
+    }
+    if (random) batch->probabilities[i] = probability;
+    const auto link_of = [this](uint64_t number) { return link(number); };
+    const auto number_at = [this](uint32_t row) { return number_of(row); };
+    windows_.span(batch, i) = slices_.slice(run, u, cut_.forward, link_of, number_at);
 }
 
 }  // namespace echo::replay

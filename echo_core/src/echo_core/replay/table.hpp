@@ -205,7 +205,7 @@ public:
     Histogram copy, ingest_round, queue_dwell;
 
     // Before the first insert; it must outlive the last batch that is drawn.
-    void follow(const Follower *follower) { follower_ = follower; }
+    void follow(Follower *follower) { follower_ = follower; }
 
 private:
     friend class Steps;  // the table of steps under this table of items: one lock of its own, then this one's
@@ -267,6 +267,7 @@ private:
     Answer draw_locked(Batch *batch, uint32_t first, uint32_t n);
     bool use(Batch *batch, uint32_t row);
     void label(Batch *batch, uint32_t i) {
+        if (follower_) follower_->choose(batch, i, random_);
         batch->keys[i] = key_of(batch->rows[i]);
         batch->generations[i] = generation_[batch->rows[i]].load(std::memory_order_relaxed);
     }
@@ -281,7 +282,8 @@ private:
     // copy_rows(), and again if items were changed in place meanwhile: those keep their generations.
     void copy_steady(Batch *batch);
     bool whole(const Batch *batch, uint32_t i) const {
-        return !ECHO_VERIFY_GENERATIONS || generation_[batch->rows[i]].load(std::memory_order_relaxed) == batch->generations[i];
+        return !ECHO_VERIFY_GENERATIONS || (generation_[batch->rows[i]].load(std::memory_order_relaxed) == batch->generations[i] &&
+                                            (!follower_ || follower_->whole(batch, i)));
     }
     void after_insert();
     void after_space();
@@ -293,7 +295,7 @@ private:
     const echo_sampler *const sampler_, *const remover_;
     const bool victims_;  // the sampler says what goes
     bitgen_t *const random_;
-    const Follower *follower_ = nullptr;
+    Follower *follower_ = nullptr;
     Rows rows_;
     Batches batches_;
     std::unique_ptr<std::atomic<uint32_t>[]> generation_;
@@ -730,6 +732,7 @@ inline void Table::find(const uint64_t *keys, size_t n, Batch *batch, uint8_t *h
         uint32_t row;
         here[i] = holds(keys[i], &row);
         batch->rows[i] = here[i] ? row : 0;
+        if (follower_ && here[i]) follower_->choose(batch, uint32_t(i), nullptr);
         batch->keys[i] = keys[i];
         batch->generations[i] = generation_[batch->rows[i]].load(std::memory_order_relaxed);
     }

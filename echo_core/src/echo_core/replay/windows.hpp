@@ -46,6 +46,7 @@ struct View {
     int32_t reward;               // transitions: the leaf to sum, without the mark; -1: windows
     bool wide;                    // it is float64, not float32
     double gamma;
+    uint32_t spans;  // which leaf of a batch has the items' spans
 };
 
 class Windows {
@@ -62,6 +63,9 @@ public:
         if (view_.reward >= 0) transitions(batch, places);
         else windows(batch, places);
     }
+
+    const Span &span(const Batch *batch, uint32_t i) const { return span(const_cast<Batch *>(batch), i); }
+    Span &span(Batch *batch, uint32_t i) const { return reinterpret_cast<Span *>(batch->leaf[view_.spans])[i]; }
 
     const std::atomic<uint8_t> *states = nullptr;
 
@@ -85,7 +89,7 @@ private:
     // All chains are followed together, one step of each at a time: their cache misses overlap. What is torn stays within bounds.
     void find(const Batch *batch, Places *places) const {
         const uint64_t n = batch->n;
-        const Span *spans = reinterpret_cast<const Span *>(batch->leaf[0]);
+        const Span *spans = reinterpret_cast<const Span *>(batch->leaf[view_.spans]);
         std::fill_n(places->rows, n * places->width, kNone);
         std::vector<uint32_t> at(n);
         uint32_t longest = 0;
