@@ -23,6 +23,7 @@ from echo_core import (
     SampleToInsertRatio,
     Sequences,
     Server,
+    Slices,
     Steps,
     Table,
 )
@@ -419,7 +420,30 @@ def test_clients_of_tables_of_steps() -> None:
             copy.close()
         with pytest.raises(SpecError, match="echo"):
             Client(server.address, STEP)
-        large = Table("large", {"frame": np.zeros(1 << 18, np.uint8)}, capacity=8, items=Sequences(5), sampler="uniform")
-        far = Server(tables=[large], batch_size=1, transport="tcp://127.0.0.1:0")
-        with far, Client(far.address, Steps(large.spec)) as client, pytest.raises(ConfigError, match="a message carries"):
-            client.sample(1)
+
+
+@pytest.mark.needs("echo-tcp")
+def test_items_larger_than_a_message() -> None:
+    example = {"frame": np.zeros((512, 512), np.uint8), "number": np.int64(0)}
+    tables = [
+        Table("windows", example, capacity=12, items=Sequences(5, period=2), sampler="prioritized", rate_limiter=MinSize(2)),
+        Table("slices", example, capacity=8, items=Slices(5), sampler="uniform"),
+    ]
+    server = Server(tables=tables, batch_size=1, transport="tcp://127.0.0.1:0")
+    with server, Client(server.start().address, Steps(example), tables={"slices": Steps(example)}) as client:
+        for i in range(12):
+            client.send({"frame": np.full((512, 512), i, np.uint8), "number": np.int64(i)}, end="terminated" if i == 11 else None)
+        client.wait()
+        sample = client.sample(3, timeout=30)
+        assert sample.batch["frame"].shape == (3, 5, 512, 512) and sample.weights.max() == 1
+        np.testing.assert_array_equal(sample.batch["frame"], np.broadcast_to(sample.batch["number"][..., None, None], (3, 5, 512, 512)))
+        assert (np.diff(sample.batch["number"], axis=1)[sample.mask[:, 1:]] == 1).all()
+        assert client.update_priorities(sample.keys, np.ones(3)) == 0
+        gone = server.table().keys()[0]
+        server.table().delete([gone])
+        assert client.request("item", {"n": 8, "key": int(gone), "leaf": 1, "start": 0})[0] == {"gone": True}
+        for wrong in ({"leaf": 9}, {"start": 33}, {"key": -1}, {"start": "0"}, {"n": 0}):
+            with pytest.raises(EchoError):
+                client.request("item", {"n": 8, "key": 1, "leaf": 1, "start": 0, **wrong})
+        with pytest.raises(ConfigError, match="a message carries"):
+            client.sample(1, table="slices")

@@ -91,7 +91,8 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
 
     table = _table(server, body)
     layout = table.layout if isinstance(table, StepTable) else None
-    n = _count(body, max_rows(table.spec) if layout is None else MAX_BYTES // (layout.item_bytes + DRAWN))
+    keys_only = layout is not None and body.get("keys_only") is True
+    n = _count(body, max_rows(table.spec) if layout is None else MAX_KEYS if keys_only else MAX_BYTES // (layout.item_bytes + DRAWN))
     beta = body.get("beta")
     try:
         sample = table.sample(n, 0, beta)
@@ -99,11 +100,27 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
         return {"wait": str(error)}, b""
     if sample is None:
         return {"closed": True}, b""
-    leaves = layout.to_leaves(sample) if layout else optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
+    leaves = [] if keys_only else layout.to_leaves(sample) if layout else optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
     info = sample.info
     figures = {"store_size": info.store_size, "inserted": info.inserted, "sampled": info.sampled, "redrawn": info.redrawn}
     figures["beta"] = table.beta if beta is None else beta
     return figures, join(sample.keys, sample.probabilities, *leaves)
+
+
+def _item(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    """Part of one leaf of an item over steps that is larger than a message: `n` bytes from `start` on."""
+    table = _table(server, body)
+    n = _count(body, MAX_BYTES)
+    key, leaf, start = (body.get(name) for name in ("key", "leaf", "start"))
+    if not isinstance(table, StepTable) or type(key) is not int or type(leaf) is not int or type(start) is not int:
+        raise EchoError("item needs a table of steps, and whole numbers as key, leaf and start")
+    if not (0 <= key < 1 << 64 and 0 <= leaf < len(table.layout.leaves) and 0 <= start <= table.layout.leaves[leaf].nbytes - n):
+        raise EchoError(f"no {n} bytes from {start} on of leaf {leaf} of an item {key}")
+    sample, here = table.peek(np.array([key], np.uint64))
+    if not here[0]:
+        return {"gone": True}, b""
+    data = np.ascontiguousarray(table.layout.to_leaves(sample)[leaf]).reshape(-1).view(np.uint8)
+    return {}, data[start : start + n].tobytes()
 
 
 def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
@@ -145,5 +162,6 @@ OPERATIONS: Mapping[str, Operation] = {
     "delete": needs("admin")(_delete),
     "layout": needs("write", "read")(_layout),
     "sample": needs("read")(_sample),
+    "item": needs("read")(_item),
     "insert": needs("write")(_insert),
 }

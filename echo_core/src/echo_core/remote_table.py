@@ -121,14 +121,14 @@ class RemoteTable:
         return RemoteSample(self._spec.treedef.unflatten(leaves), info, keys, probabilities, weights_of(probabilities, beta))
 
     def _draw(
-        self, n: int, timeout: float | None, beta: float | None, step: int, wanted: Sequence[LeafSpec]
+        self, n: int, timeout: float | None, beta: float | None, step: int, wanted: Sequence[LeafSpec], **more: Any
     ) -> tuple[list[np.ndarray], RemoteInfo, float]:
         """Keys, probabilities and leaves of n items, at most `step` of them in a message; figures; beta."""
         parts = []
         shapes = [(leaf.dtype, leaf.shape) for leaf in wanted]
         for start in range(0, n, step):
             k = min(step, n - start)
-            body, blob = self._until_there("sample", k, b"", timeout, {} if beta is None else {"beta": beta})
+            body, blob = self._until_there("sample", k, b"", timeout, {**more, **({} if beta is None else {"beta": beta})})
             if body.get("closed"):
                 raise ClosedError("sample(): the server is closed")
             parts.append(split(blob, (np.uint64, (k,)), (np.float64, (k,)), *((d, (k, *s)) for d, s in shapes)))
