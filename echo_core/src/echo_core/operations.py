@@ -87,8 +87,6 @@ def _delete(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
 
 def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
     """One batch, if there is one now: a server answers requests one after another, and must not wait in one."""
-    import optree
-
     table = _table(server, body)
     layout = table.layout if isinstance(table, StepTable) else None
     keys_only = layout is not None and body.get("keys_only") is True
@@ -100,11 +98,19 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
         return {"wait": str(error)}, b""
     if sample is None:
         return {"closed": True}, b""
-    leaves = [] if keys_only else layout.to_leaves(sample) if layout else optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
+    leaves = [] if keys_only else _leaves(table, sample)
     info = sample.info
     figures = {"store_size": info.store_size, "inserted": info.inserted, "sampled": info.sampled, "redrawn": info.redrawn}
     figures["beta"] = table.beta if beta is None else beta
     return figures, join(sample.keys, sample.probabilities, *leaves)
+
+
+def _leaves(table: ReplayTable, sample: Any) -> list[np.ndarray]:
+    if isinstance(table, StepTable):
+        return table.layout.to_leaves(sample)
+    import optree
+
+    return optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
 
 
 def _item(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:

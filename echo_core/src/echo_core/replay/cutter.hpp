@@ -45,8 +45,9 @@ public:
             last_ = number, ++count_;
             return;
         }
-        if (recent_.empty()) recent_.resize(cut.width());
-        recent_[count_++ % cut.width()] = number;
+        // It grows with the episode: many short ones may be open at once.
+        if (const uint64_t at = count_++ % cut.width(); at < recent_.size()) recent_[at] = number;
+        else recent_.push_back(number);
         last_ = number;
         if (count_ != next_ + cut.forward) return;
         make(cut, cut.forward, 0, made);
