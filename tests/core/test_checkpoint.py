@@ -288,7 +288,7 @@ def other_array(name: str, array: np.ndarray) -> Callable[[Path, dict], None]:
         (other_array("stored", np.zeros(50, np.uint32)), "stored"),
         (other_array("loaned", np.array([199], np.uint32)), "loaned"),
         (other_array("versions", np.zeros(3, np.uint64)), r"versions are uint64\[3\]"),
-        (other_array("leaf/0", np.zeros(3, np.int64)), "leaf/0"),
+        (other_array("leaf/0", np.zeros(3, np.float32)), "leaf/0"),
         (lambda folder, table: table["files"]["rows"].update(file="../../secret"), "secret"),
         (lambda folder, table: table["files"]["rows"].update(crc32="0"), "crc32"),
         (lambda folder, table: table["files"].pop("rows"), "rows"),
