@@ -25,6 +25,8 @@ import numpy as np
 from . import table_state
 from .dtypes import dtype_from_json, dtype_to_json
 from .errors import CheckpointError
+from .step_checkpoint import identity, load_steps, save_steps
+from .step_table import StepTable
 
 if TYPE_CHECKING:
     from .replay_table import ReplayTable
@@ -116,6 +118,7 @@ def _identity(table: ReplayTable) -> dict[str, Any]:
         "lease": table.lease_timeout is not None,
         "sampler": _plugin(table.sampler),
         "remover": None if table.remover is None else _plugin(table.remover),
+        **(identity(table) if isinstance(table, StepTable) else {}),
     }
 
 
@@ -150,16 +153,20 @@ def _save_table(folder: Path, index: int, table: ReplayTable) -> dict[str, Any]:
     for part in ("sampler", "remover"):
         for key, array in snapshot[part].items():
             files[f"{part}/{key}"] = _save_array(folder / f"{index}.{part}.{len(files)}", np.asarray(array))
-    return {"name": table.name, "identity": _identity(table), **{name: snapshot[name] for name in FIGURES}, "files": files}
+    more = {}
+    if isinstance(table, StepTable):
+        table.flush()
+        more["first"] = save_steps(folder, index, table, snapshot["below"], files, _save_array, _entry, CHUNK_BYTES)
+    return {"name": table.name, "identity": _identity(table), **{name: snapshot[name] for name in FIGURES}, **more, "files": files}
 
 
 def _save_items(folder: Path, index: int, table: ReplayTable, rows: np.ndarray, files: dict[str, Any]) -> np.ndarray:
     """The bytes of the items in `rows`; the rows in the order in which they were written."""
-    leaves = table.spec.leaves
+    leaves = table.rows_spec.leaves
     paths = [folder / f"{index}.leaf.{i}" for i in range(len(leaves))]
     handles = [open(path, "wb") for path in paths]  # noqa: SIM115  (closed below, all of them)
     crcs, stored = [0] * len(leaves), [np.empty(0, np.uint32)]
-    step = max(1, CHUNK_BYTES // max(1, table.spec.sample_bytes))
+    step = max(1, CHUNK_BYTES // max(1, table.rows_spec.sample_bytes))
     try:
         for written, arrays in table_state.copies(table, rows, step):
             stored.append(written)
@@ -186,10 +193,12 @@ def _load_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> 
             snapshot[column] = _load_array(folder, files, column)
         for part in ("sampler", "remover"):
             snapshot[part] = {name.partition("/")[2]: _load_array(folder, files, name) for name in files if name.startswith(f"{part}/")}
-        leaves = [_load_array(folder, files, f"leaf/{i}") for i in range(len(table.spec.leaves))]
+        leaves = [_load_array(folder, files, f"leaf/{i}") for i in range(len(table.rows_spec.leaves))]
         stored = _load_array(folder, files, "stored")
         _check(table, snapshot, stored, leaves)
         table_state.restore(table, snapshot, stored, leaves)
+        if isinstance(table, StepTable):
+            load_steps(table, described["first"], stored, leaves[0], lambda name: _load_array(folder, files, name))
     except CheckpointError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -212,7 +221,7 @@ def _check(table: ReplayTable, snapshot: dict[str, Any], stored: np.ndarray, lea
         raise ValueError("stored are not the rows in another order")
     if len(np.unique(loaned)) != len(loaned) or not np.isin(loaned, rows).all():
         raise ValueError("loaned are not some of the rows")
-    for i, (leaf, array) in enumerate(zip(table.spec.leaves, leaves)):
+    for i, (leaf, array) in enumerate(zip(table.rows_spec.leaves, leaves)):
         if array.dtype != leaf.dtype or array.shape != (len(stored), *leaf.shape):
             raise ValueError(f"leaf/{i} is {array.dtype}{list(array.shape)}, not {leaf.dtype}{[len(stored), *leaf.shape]}")
     for name in ("inserts", "samples", "policy_version"):

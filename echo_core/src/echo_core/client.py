@@ -10,8 +10,10 @@ from . import mixture, plugins, security
 from .address import Address
 from .errors import ConfigError
 from .labels import SUFFIX, Held, LabelledConnection, UnlabelledError, labelled
-from .remote_table import OtherTables, RemoteSample, RemoteTable
+from .remote_steps import remote_table
+from .remote_table import OtherTables, RemoteSample
 from .spec import Spec
+from .steps import Steps, StepStreams, new_client_id
 from .weights import Weights
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ class Client:
 
     Args:
         address: where the learner listens, such as `"tcp://learner:5555"` (or an `Address`); the scheme selects the transport.
-        example: a pytree like the server's: one sample.
+        example: a pytree like the server's: one sample. Of a table of steps `Steps(example)`.
         name: how people see this worker; None is host:pid. To the server the second one of a name is `name#2`.
         timeout: default of every wait in seconds, and for how long an unreachable learner is tried again.
         token: the shared secret; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file. It is not pickled.
@@ -63,7 +65,7 @@ class Client:
         **options: Any,
     ) -> None:
         self.address = Address.parse(address)
-        self.spec = Spec.from_example(example)
+        self.spec = example.wire if isinstance(example, Steps) else Spec.from_example(example)
         self._pickled = (type(self), str(self.address), example, {"name": name, "timeout": timeout, "auth": auth, **options})
         if table is not None:
             self._pickled[3]["table"] = options["table"] = table
@@ -78,13 +80,21 @@ class Client:
 
         self._table, self._timeout = table, timeout
         self._held = Held()
-        self._connection, labelled_from_start = _connection(connect, self.spec)
+        self._streams: StepStreams | None = None
+        if isinstance(example, Steps):
+            client_id, labelled_from_start = str(options.get("client_id") or new_client_id()), False
+            self._connection = connect(self.spec, client_id=client_id)  # type: ignore[arg-type]
+            self._streams = StepStreams(example, self._connection.send, self._connection.send_batch, client_id)
+        else:
+            self._connection, labelled_from_start = _connection(connect, self.spec)
         self._others = OtherTables(connect, tables or {})
         self._labelled: dict[str | None, LabelledConnection] = {}  # by table, made when labels are first sent
         self._labelling = threading.Lock()
         self._connect = connect
         if labelled_from_start:
             self._labelled[None] = LabelledConnection(self._connection, self.spec, self._held)
+        elif not tables and self._streams is not None:
+            self.send, self.send_batch = self._streams.send, self._streams.send_batch  # type: ignore[method-assign,assignment]
         elif not tables and table is None:
             # Bound once: one more Python call per sample would cost a third of a send.
             self.send = self._connection.send  # type: ignore[method-assign,assignment]
@@ -114,6 +124,7 @@ class Client:
         table: str | None = None,
         priority: float | None = None,
         policy_version: int | None = None,
+        **step: Any,
     ) -> None:
         """Take over one sample; its arrays may be changed at once. It is sent now if the link is idle, with others if it is busy.
 
@@ -123,6 +134,7 @@ class Client:
             table: one of `tables`; None is the client's own. The other labels need a client that was given `table` or `tables`.
             priority: of the new item, finite and not negative; None lets the table's sampler choose.
             policy_version: of the policy that made it; None is the attribute `policy_version`.
+            **step: `end` and `stream`, to a table of steps: see `StepStreams.send`.
 
         Raises:
             ValueError: the priority is negative, NaN or infinite, or no version can be; nothing was taken.
@@ -131,8 +143,14 @@ class Client:
             ConnectionClosedError: the learner is gone for longer than `timeout`, or the client is closed.
             UnknownTableError: `table` is none of `tables`.
         """
-        if table is None and priority is None and policy_version is None and not self._labelled:
+        if table is None and priority is None and policy_version is None and not step and self._streams is None and not self._labelled:
             return self._connection.send(sample, timeout)  # what most do, at the least cost
+        if (streams := self._steps(table)) is not None:
+            if priority is not None or policy_version is not None:
+                raise ConfigError("steps have neither priority nor policy version; items get priorities by update_priorities()")
+            return streams.send(sample, timeout, **step)
+        if step:
+            raise ConfigError(f"{', '.join(step)} belong to tables of steps: give the client Steps(example) as the table's example")
         sender = self._labels(table, priority is not None or policy_version is not None)
         if sender is not None:
             sender.send(sample, timeout, priority, policy_version)
@@ -147,14 +165,38 @@ class Client:
         table: str | None = None,
         priorities: Any = None,
         policy_version: int | None = None,
+        **steps: Any,
     ) -> None:
         """Take over N samples at once: the same pytree with leaves of shape `(N, *leaf.shape)`, priorities of shape (N,), one version for
         all of them. Raises as `send`, naming the sample whose priority is bad."""
+        if (streams := self._steps(table)) is not None:
+            if priorities is not None or policy_version is not None:
+                raise ConfigError("steps have neither priorities nor policy versions; items get priorities by update_priorities()")
+            return streams.send_batch(samples, timeout, **steps)
+        if steps:
+            raise ConfigError(f"{', '.join(steps)} belong to tables of steps: give the client Steps(example) as the table's example")
         sender = self._labels(table, priorities is not None or policy_version is not None)
         if sender is not None:
             sender.send_batch(samples, timeout, priorities, policy_version)
         else:
             (self._connection if table is None or table == self._table else self._others.connection(table)).send_batch(samples, timeout)
+
+    def end_episode(
+        self, end: str = "truncated", timeout: float | None = None, *, table: str | None = None, stream: int = 0
+    ) -> None:
+        """The episode of a table of steps ended with the step that was sent last: see `StepStreams.end_episode`.
+
+        Raises:
+            ConfigError: the table is none of steps. ValueError: no such end. As `send`.
+        """
+        streams = self._steps(table)
+        if streams is None:
+            raise ConfigError("only tables of steps have episodes: give the client Steps(example) as the table's example")
+        streams.end_episode(end, timeout, stream=stream)
+
+    def _steps(self, table: str | None) -> StepStreams | None:
+        """What sends to this table, where it is one of steps."""
+        return self._streams if table is None or table == self._table else self._others.streams(table)
 
     @property
     def policy_version(self) -> int | None:
@@ -200,6 +242,8 @@ class Client:
             EchoError: this transport shares no memory (naming those that do), or too many slots are reserved.
             EchoTimeoutError: the store stayed full. ConnectionClosedError, ClosedError: as `send`.
         """
+        if self._streams is not None:
+            raise ConfigError("reserved slots have no order, and steps need one: use send()")
         return self._connection.reserve(timeout)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -221,8 +265,9 @@ class Client:
             UnknownTableError: neither this client's table nor one of its `tables`.
         """
         if name is None or name == self._table:
-            return RemoteTable(self._connection.request, self.spec, self._table, self._timeout)
-        return RemoteTable(self._connection.request, self._others.spec(name), name, self._timeout)
+            step = None if self._streams is None else self._streams.step
+            return remote_table(self._connection.request, self.spec, self._table, self._timeout, step)
+        return remote_table(self._connection.request, self._others.spec(name), name, self._timeout, self._others.step(name))
 
     def sample(
         self, n: int, timeout: float | None = None, *, table: str | None = None, beta: float | None = None

@@ -1,4 +1,5 @@
 from libc.stdint cimport uint32_t, uint64_t
+from libcpp.vector cimport vector
 
 from echo_core.door cimport Door
 from echo_core.inlet cimport Inlet
@@ -18,6 +19,7 @@ cdef class KeyedTable(Inlet):
     cdef readonly Py_ssize_t batch_size
     cdef readonly int max_times_sampled
     cdef object lock, capsules
+    cdef vector[uint64_t] more  # bytes of the leaves that a follower fills in a batch (step_table.pyx)
     cdef object __weakref__
 
     cdef Table* opened(self) except NULL

@@ -104,7 +104,7 @@ cdef class KeyedTable(Inlet):
         self.forks = forks
         self.table = new Table(
             sizes, capacity, batch_size, limits, max_times_sampled, asked, bool(sampler.replacement), removing,
-            <bitgen_t*>PyCapsule_GetPointer(generator, "BitGenerator"), descriptor, lag_limits, lease_ns)
+            <bitgen_t*>PyCapsule_GetPointer(generator, "BitGenerator"), descriptor, lag_limits, lease_ns, self.more)
         self.door = open_door(self.table)
         if asked == NULL:
             self.told = tell(self.table, sampler, self.rng, self.lock)
@@ -124,6 +124,14 @@ cdef class KeyedTable(Inlet):
             if self.door_labelled == NULL:
                 self.door_labelled = open_labelled(self.table)
         return self.door_labelled
+
+    @property
+    def rows_spec(self):
+        """What its rows are, which differs from `spec` in a `StepTable`."""
+        return self.spec
+
+    def below(self, rows):
+        """What a table has under the items in `rows`, while it is paused: see `StepTable`."""
 
     cdef Table* opened(self) except NULL:
         if self.table == NULL:

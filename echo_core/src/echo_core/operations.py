@@ -14,6 +14,7 @@ import numpy as np
 
 from .errors import EchoError, EchoTimeoutError, ProtocolError
 from .security import needs
+from .step_table import StepTable
 from .tap import answer as _tap
 from .wire import MAX_CONTROL_BYTES
 
@@ -28,6 +29,7 @@ __all__ = ["MAX_KEYS", "OPERATIONS", "Operation", "join", "max_rows", "split"]
 Operation = Callable[["Server", "Peer", dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
 
 ROOM = 4096  # bytes of a message that are left for its JSON
+MAX_BYTES = MAX_CONTROL_BYTES - ROOM
 MAX_KEYS = (MAX_CONTROL_BYTES - ROOM) // 16  # keys with their priorities in one message
 DRAWN = 24  # bytes of an item's key (u64), probability (f64) and policy version (u64)
 
@@ -106,7 +108,9 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     import optree
 
     table = _table(server, body)
-    n = _count(body, max_rows(table.spec))
+    layout = table.layout if isinstance(table, StepTable) else None
+    keys_only = layout is not None and body.get("keys_only") is True
+    n = _count(body, max_rows(table.spec) if layout is None else MAX_KEYS if keys_only else MAX_BYTES // (layout.item_bytes + DRAWN))
     beta = body.get("beta")
     if beta is not None and type(beta) not in (int, float):
         raise EchoError(f"beta must be a number from 0 to 1, not {beta!r}")
@@ -116,7 +120,7 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
         return {"wait": str(error)}, b""
     if sample is None:
         return {"closed": True}, b""
-    leaves = optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
+    leaves = [] if keys_only else layout.to_leaves(sample) if layout else optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
     info = sample.info
     figures = {"store_size": info.store_size, "inserted": info.inserted, "sampled": info.sampled, "redrawn": info.redrawn}
     figures["beta"] = table.beta if beta is None else beta
@@ -126,9 +130,41 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     return figures, join(sample.keys, sample.probabilities, *leaves, info.policy_versions)
 
 
+def _item(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    """Part of one leaf of an item over steps that is larger than a message: `n` bytes from `start` on."""
+    table = _table(server, body)
+    n = _count(body, MAX_BYTES)
+    key, leaf, start = (body.get(name) for name in ("key", "leaf", "start"))
+    if not isinstance(table, StepTable) or type(key) is not int or type(leaf) is not int or type(start) is not int:
+        raise EchoError("item needs a table of steps, and whole numbers as key, leaf and start")
+    if not (0 <= key < 1 << 64 and 0 <= leaf < len(table.layout.leaves) and 0 <= start <= table.layout.leaves[leaf].nbytes - n):
+        raise EchoError(f"no {n} bytes from {start} on of leaf {leaf} of an item {key}")
+    sample, here = table.peek(np.array([key], np.uint64))
+    if not here[0]:
+        return {"gone": True}, b""
+    data = np.ascontiguousarray(table.layout.to_leaves(sample)[leaf]).reshape(-1).view(np.uint8)
+    return {}, data[start : start + n].tobytes()
+
+
+def _layout(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    """What the items of a table of steps are."""
+    table = _table(server, body)
+    if not isinstance(table, StepTable):
+        raise EchoError(f"table {table.name!r} is none of steps; give the client the example itself, not Steps(example)")
+    return table.layout.to_json(), b""
+
+
+def _samples(server: Server, body: dict[str, Any]) -> ReplayTable:
+    """A table whose items are samples themselves."""
+    table = _table(server, body)
+    if isinstance(table, StepTable):
+        raise EchoError(f"table {table.name!r} takes steps: give the client Steps(example) and use send()")
+    return table
+
+
 def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
     """Items with their priorities, now; the answer is their keys."""
-    table = _table(server, body)
+    table = _samples(server, body)
     n = _count(body, max_rows(table.spec))
     shapes = [(leaf.dtype, (n, *leaf.shape)) for leaf in table.spec.leaves]
     given = [(np.float64, (n,))] if body.get("priorities") else []
@@ -146,14 +182,14 @@ def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
 def _peek(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
     import optree
 
-    table = _table(server, body)
+    table = _samples(server, body)
     n = _count(body, max_rows(table.spec))
     batch, here = table.peek(split(blob, (np.uint64, (n,)))[0])
     return {}, join(here, *optree.tree_leaves(batch, namespace=table.spec.namespace))
 
 
 def _update_items(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
-    table = _table(server, body)
+    table = _samples(server, body)
     n = _count(body, MAX_KEYS)
     known = {leaf.path: leaf for leaf in table.spec.leaves}
     paths = body.get("leaves")
@@ -185,6 +221,8 @@ OPERATIONS: Mapping[str, Operation] = {
     "update_priorities": needs("read")(_of_clients(_update_priorities)),
     "delete": needs("admin")(_of_clients(_delete)),
     "sample": needs("read")(_of_clients(_sample)),
+    "layout": needs("write", "read")(_of_clients(_layout)),
+    "item": needs("read")(_of_clients(_item)),
     "peek": needs("read")(_of_clients(_peek)),
     "update_items": needs("read")(_of_clients(_update_items)),
     "top": needs("read")(_of_clients(_top)),

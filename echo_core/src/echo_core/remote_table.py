@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,8 +17,10 @@ from .labels import UnlabelledError, labelled
 from .operations import MAX_KEYS, join, max_rows, split
 from .sampler import Keys, check_keys, check_priorities
 from .spec import Spec
+from .steps import Steps, StepStreams, new_client_id
 
 if TYPE_CHECKING:
+    from .leaf import LeafSpec
     from .transport import Connection
 
 __all__ = ["OtherTables", "RemoteInfo", "RemoteSample", "RemoteTable"]
@@ -179,20 +181,30 @@ class RemoteTable:
         Raises:
             EchoTimeoutError: the rate limiter let no such batch out in time. ClosedError: the server is closed.
         """
+        (keys, probabilities, *leaves), info, figures = self._draw(n, timeout, beta, max_rows(self._spec), self._spec.leaves)
+        weights = weights_of(probabilities, figures["beta"])
+        if info.policy_versions is not None and figures["lag_weight"] != 1:
+            lags = np.maximum(info.policy_version - info.policy_versions.astype(np.int64), 0)
+            weights *= (float(figures["lag_weight"]) ** lags).astype(np.float32)
+        return RemoteSample(self._spec.flattener.unflatten(leaves), info, keys, probabilities, weights)
+
+    def _draw(
+        self, n: int, timeout: float | None, beta: float | None, step: int, wanted: Sequence[LeafSpec], **more: Any
+    ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
+        """Keys, probabilities and leaves of n items, at most `step` of them in a message; figures, of the table and of the draw."""
         parts = []
-        step = max_rows(self._spec)
-        shapes = [(leaf.dtype, leaf.shape) for leaf in self._spec.leaves]
+        shapes = [(leaf.dtype, leaf.shape) for leaf in wanted]
         for start in range(0, n, step):
             k = min(step, n - start)
-            body, blob = self._until_there("sample", k, b"", timeout, {} if beta is None else {"beta": beta})
+            body, blob = self._until_there("sample", k, b"", timeout, more | ({} if beta is None else {"beta": beta}))
             if body.get("closed"):
                 raise ClosedError("sample(): the server is closed")
             versions = [(np.uint64, (k,))] if body.get("versions") else []
             parts.append(split(blob, (np.uint64, (k,)), (np.float64, (k,)), *((d, (k, *s)) for d, s in shapes), *versions))
             figures = body
-        keys, probabilities, *leaves = parts[0] if len(parts) == 1 else [np.concatenate(rows) for rows in zip(*parts)]
-        made_by = leaves.pop() if figures.get("versions") else None
-        w = 1.0 / probabilities
+        arrays = list(parts[0]) if len(parts) == 1 else [np.concatenate(rows) for rows in zip(*parts)]
+        made_by = arrays.pop() if figures.get("versions") else None
+        w = 1.0 / arrays[1]
         info = RemoteInfo(
             table=self._name,
             store_size=int(figures["store_size"]),
@@ -203,11 +215,7 @@ class RemoteTable:
             policy_version=int(figures.get("policy_version", 0)),
             policy_versions=made_by,
         )
-        weights = _weights(probabilities, figures["beta"])
-        if made_by is not None and figures["lag_weight"] != 1:
-            lags = np.maximum(info.policy_version - made_by.astype(np.int64), 0)
-            weights *= (float(figures["lag_weight"]) ** lags).astype(np.float32)
-        return RemoteSample(self._spec.flattener.unflatten(leaves), info, keys, probabilities, weights)
+        return arrays, info, figures
 
     def batches(self, n: int, timeout: float | None, beta: float | None, prefetch: int) -> Iterator[RemoteSample]:
         """Batches of n, `prefetch` of them fetched ahead by a thread of its own; ends when the server is closed."""
@@ -251,7 +259,11 @@ class OtherTables:
 
     def __init__(self, connect: Callable[..., Connection], examples: Mapping[str, Any]) -> None:
         self._connect = connect
-        self._specs = {name: Spec.from_example(example) for name, example in examples.items()}
+        self._steps = {name: example for name, example in examples.items() if isinstance(example, Steps)}
+        self._specs = {
+            name: self._steps[name].wire if name in self._steps else Spec.from_example(example) for name, example in examples.items()
+        }
+        self._streams: dict[str, StepStreams] = {}
         self._connections: dict[str, Connection] = {}
         self._labelled: set[str] = set()
         self._lock = threading.Lock()
@@ -271,6 +283,12 @@ class OtherTables:
                 connection = self._connections.get(name)
                 if connection is None:
                     spec = self.spec(name)
+                    if name in self._steps:
+                        client_id = new_client_id()
+                        connection = self._connect(spec, table=name, client_id=client_id)
+                        self._streams[name] = StepStreams(self._steps[name], connection.send, connection.send_batch, client_id)
+                        self._connections[name] = connection
+                        return connection
                     try:
                         connection = self._connect(spec, table=name, client_id="")
                     except UnlabelledError:
@@ -278,6 +296,17 @@ class OtherTables:
                         self._labelled.add(name)
                     self._connections[name] = connection
         return connection
+
+    def streams(self, name: str | None) -> StepStreams | None:
+        """What sends to this table, where it is one of steps."""
+        if name is None or name not in self._steps:
+            return None
+        self.connection(name)
+        return self._streams[name]
+
+    def step(self, name: str) -> Spec | None:
+        """The spec of a step, where the table is one of steps."""
+        return self._steps[name].step if name in self._steps else None
 
     def labelled(self, name: str) -> bool:
         """Whether the connection carries labels, because its table keeps policy versions."""
@@ -307,7 +336,7 @@ def _parts(keys: Keys, most: int) -> Iterator[Keys]:
     return (keys[start : start + most] for start in range(0, keys.size, most))
 
 
-def _weights(probabilities: np.ndarray, beta: float) -> np.ndarray:
+def weights_of(probabilities: np.ndarray, beta: float) -> np.ndarray:
     """As `ReplayTable` weighs a batch: (1 / (N p))^beta, the largest 1."""
     weights: np.ndarray = ((probabilities.min() / probabilities) ** beta).astype(np.float32)
     return weights

@@ -77,7 +77,7 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
 
     cdef cppclass Table:
         Table(const vector[uint64_t]&, uint64_t, uint64_t, const Limits&, uint32_t, const echo_sampler*, cbool, const echo_sampler*,
-              bitgen_t*, int, const LagLimits&, int64_t) except +
+              bitgen_t*, int, const LagLimits&, int64_t, const vector[uint64_t]&) except +
         void retain()
         void release()
         int claim(uint32_t, echo_run*)

@@ -253,12 +253,15 @@ cdef class ReplayTable(KeyedTable):
         """PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the table's memory alive.
 
         labelled: with one leaf more, see labels.py."""
-        cdef Door* door = open_labelled(self.opened()) if labelled else open_door(self.opened())
+        cdef Door* door = self.new_door(labelled)
         try:
             return PyCapsule_New(door, "echo_core.store", release_capsule)
         except BaseException:
             door.release()
             raise
+
+    cdef Door* new_door(self, bint labelled) except NULL:
+        return open_labelled(self.opened()) if labelled else open_door(self.opened())
 
     def close(self) -> None:
         if self.table != NULL:

@@ -24,6 +24,7 @@ from .sample import Sample
 from .sampler import Sampler
 from .sink import Sink
 from .spec import Spec
+from .step_table import StepTable
 from .store import Store
 from .table import Table, make_sampler
 from .tap import Taps
@@ -363,6 +364,9 @@ class Server(Store):
         with self._lock:
             self._peers.pop(id(peer), None)
             self._count_workers(sum(p.role == "worker" for p in self._peers.values()))
+        for table in self.tables.values():
+            if isinstance(table, StepTable):
+                table.end_streams(peer.id)
         _log.log(logging.WARNING if reason else logging.INFO, "%s %s left%s", peer.role, peer.name, f": {reason}" if reason else "")
         plugins.notify(self._observers, "echo_peer_lost", peer=peer, reason=reason)
 

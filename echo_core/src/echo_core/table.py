@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import plugins
 from .errors import ConfigError
+from .items import FrameStack, Items, Slices
 from .lags import Lags
 from .rate_limiters import MinSize, RateLimiter
 from .replay_table import ReplayTable
 from .sampler import Sampler
 from .spec import Spec
+from .step_layout import Layout
+from .step_table import StepTable
+from .steps import Steps
 
 __all__ = ["Table", "make_sampler"]
 
 MAX_CAPACITY = (1 << 31) - 1
 NAME_LIMIT = 64
+EVENLY = "uniform"  # the sampler whose draws `Slices(by="steps")` makes for it: it has no preferences of its own
 OLDEST = "fifo"  # the remover that tables have themselves: the oldest goes, and no sampler needs to be installed for it
 
 
@@ -27,7 +32,7 @@ class Table:
     Args:
         name: what workers call it in `send(sample, table=name)`.
         example: a pytree of numpy arrays: one sample of this table.
-        capacity: items it holds at most.
+        capacity: items it holds at most; with `items`, steps.
         sampler: which items make the next batch: a sampler's name, `{"type": name, ...}`, or a `Sampler` of the same capacity.
         remover: which item goes when it is full: "fifo" (the oldest), or a sampler whose next draw goes. The name of a
             sampler that `evicts` itself, such as "hot_cold" for both: that one decides.
@@ -43,6 +48,9 @@ class Table:
         lag_weight: multiplies an item's importance weight for each version it lags behind; above 0, at most 1.
         lease_timeout: seconds in which a learner has to `ack` the keys it was given; what it has not is given out again. Of tables whose
             items are sampled once (`Queue`, `max_times_sampled=1`); None gives them away for good.
+        items: None, or what items are where `example` is one step of an episode and workers send `Steps`: `Sequences(...)`, `NStep(...)`
+            or `Slices(...)`. Such a table keeps no policy versions.
+        stack: `FrameStack(4, leaf="obs")`, or several of them: leaves whose last values are stacked when they are sampled.
 
     Raises:
         ConfigError: something does not fit together, naming the table.
@@ -66,23 +74,40 @@ class Table:
         max_policy_lag: int | None = None,
         lag_weight: float = 1.0,
         lease_timeout: float | None = None,
+        items: Items | None = None,
+        stack: FrameStack | Sequence[FrameStack] | None = None,
     ) -> None:
         if not isinstance(name, str) or not 1 <= len(name) <= NAME_LIMIT or not name.isprintable():
             raise ConfigError(f"a table's name must be printable text of 1 to {NAME_LIMIT} characters, not {name!r}")
         self.name = name
-        self.spec = Spec.from_example(example)
+        self.spec = example.step if isinstance(example, Steps) else Spec.from_example(example)
         self.capacity = _whole(name, "capacity", capacity, 1, MAX_CAPACITY)
         if max_bytes is not None:
             rows = _whole(name, "max_bytes", max_bytes, 1, 1 << 62) // max(1, self.spec.sample_bytes)
             if rows < 1:
                 raise ConfigError(f"table {name!r}: max_bytes {max_bytes} is less than one item of {self.spec.sample_bytes} bytes")
             self.capacity = min(self.capacity, rows)
+        self.layout: Layout | None = None
+        self.steps = 0
+        if items is not None:
+            self.layout, self.steps = _layout(name, self.spec, items, stack), self.capacity
+            needed = self.layout.lookback + self.layout.forward
+            if self.steps < needed:
+                raise ConfigError(f"table {name!r}: capacity={self.steps} steps are fewer than the {needed} of one item; raise capacity")
+            self.capacity = min(items.most(self.steps), MAX_CAPACITY)
+        elif stack is not None:
+            raise ConfigError(f"table {name!r}: stack={stack!r} needs steps that follow each other; give the table items=NStep(...)")
         self.limiter = MinSize(1) if rate_limiter is None else rate_limiter
         if not isinstance(self.limiter, RateLimiter):
             raise ConfigError(f"table {name!r}: rate_limiter must be a RateLimiter such as MinSize(1), not {rate_limiter!r}")
         if max_times_sampled is None:
             max_times_sampled = 1 if self.limiter.once else 0
         self.max_times_sampled = _whole(name, "max_times_sampled", max_times_sampled, 0, (1 << 31) - 1)
+        if isinstance(items, Slices) and items.by == "steps" and (self.max_times_sampled or _name_of(sampler) != EVENLY):
+            raise ConfigError(
+                f"table {name!r}: Slices(by='steps') makes every slice equally likely, which needs sampler={EVENLY!r} and no "
+                f"max_times_sampled; or take Slices(by='episodes')"
+            )
         if beta is not None and not 0 <= beta <= 1:
             raise ConfigError(f"table {name!r}: beta must be from 0 to 1, not {beta!r}")
         self.lags: Lags | None = None
@@ -92,6 +117,11 @@ class Table:
             raise ConfigError(f"table {name!r}: lag_weight must be above 0 and at most 1, not {lag_weight!r}")
         if policy_versions or max_policy_lag is not None or lag_weight != 1:
             self.lags = Lags(max_policy_lag, float(lag_weight))
+            if items is not None:
+                raise ConfigError(
+                    f"table {name!r}: items over steps keep no policy versions; make the version a leaf of the step, and leave out "
+                    f"policy_versions, max_policy_lag and lag_weight"
+                )
         if lease_timeout is not None:
             if isinstance(lease_timeout, bool) or not isinstance(lease_timeout, (int, float)) or not 1e-3 <= lease_timeout <= 1e9:
                 raise ConfigError(f"table {name!r}: lease_timeout must be a number of seconds from 0.001 to 1e9, not {lease_timeout!r}")
@@ -105,9 +135,7 @@ class Table:
     @property
     def sampler_name(self) -> str | None:
         """The sampler's plugin, None where it was given as an object."""
-        if isinstance(self.sampler, Mapping):
-            return self.sampler.get("type")
-        return self.sampler if isinstance(self.sampler, str) else None
+        return _name_of(self.sampler)
 
     def make(self, batch_size: int, host: plugins.PluginHost | None = None) -> ReplayTable:
         """The table itself, for batches of `batch_size`.
@@ -144,9 +172,10 @@ class Table:
             if self.storage is not None:
                 descriptor = os.open(self.storage, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 os.unlink(self.storage)
-            return ReplayTable(
+            kind, what = (ReplayTable, (self.spec,)) if self.layout is None else (StepTable, (self.layout, self.steps))
+            return kind(
                 self.name,
-                self.spec,
+                *what,
                 self.capacity,
                 batch_size,
                 sampler,
@@ -185,6 +214,17 @@ def make_sampler(choice: Sampler | str | Mapping[str, Any], host: plugins.Plugin
             raise ConfigError(f"sampler {name!r} is given capacity {options['capacity']}, its table {capacity}; leave the sampler's out")
         options["capacity"] = capacity
     return host.sampler_class(name)(**options)
+
+
+def _name_of(sampler: Sampler | str | Mapping[str, Any]) -> str | None:
+    return sampler.get("type") if isinstance(sampler, Mapping) else sampler if isinstance(sampler, str) else None
+
+
+def _layout(table: str, spec: Spec, items: Items, stack: FrameStack | Sequence[FrameStack] | None) -> Layout:
+    try:
+        return Layout(spec, items, stack)
+    except ConfigError as error:
+        raise ConfigError(f"table {table!r}: {error}") from error
 
 
 def _whole(table: str, what: str, value: Any, least: int, most: int) -> int:

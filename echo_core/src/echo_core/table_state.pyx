@@ -17,6 +17,7 @@ from libcpp.vector cimport vector
 
 from echo_core.drawn cimport BatchLease, lease_of
 from echo_core.keyed_table cimport KeyedTable
+from echo_core.pytree cimport Flattener
 from echo_core.replay_native cimport Batch, Bytes
 
 
@@ -55,7 +56,7 @@ def snapshot(KeyedTable table not None) -> dict:
                 "random": table.rng.bit_generator.state,
                 "keys": keys.copy(), "rows": rows, "loaned": loaned,
                 "generations": arrays[0], "high": arrays[1], "times": arrays[2], "versions": versions,
-                "sampler": table.sampler.state(),
+                "sampler": table.sampler.state(), "below": table.below(rows),
                 "remover": {} if table.remover is None or table.remover is table.sampler else table.remover.state(),
                 "paused": time.perf_counter() - began,
             }
@@ -87,7 +88,8 @@ def _unchanged(KeyedTable table, const uint32_t[::1] rows):
     out = copied
     if kept:
         memcpy(&out[0], batch.rows, kept * sizeof(uint32_t))
-    leaves = optree.tree_leaves(table.flattener.arrays(batch.leaf.data(), n, lease), namespace=table.spec.namespace)
+    cdef Flattener flattener = table.rows_spec.flattener
+    leaves = optree.tree_leaves(flattener.arrays(batch.leaf.data(), n, lease), namespace=table.spec.namespace)
     return copied, [leaf[:kept] for leaf in leaves]
 
 
@@ -101,13 +103,13 @@ def _put_aside(KeyedTable table):
         some = table.table.take_preserved(&rows, &data)
     if not some:
         return None
-    n, size = rows.size(), table.sample_bytes
+    n, size = rows.size(), table.rows_spec.sample_bytes
     records = np.empty((n, size), np.uint8)
     if size:
         to = records.reshape(-1)
         memcpy(&to[0], <const char*>data.get(), to.shape[0])
     leaves, at = [], 0
-    for leaf in table.spec.leaves:
+    for leaf in table.rows_spec.leaves:
         bytes_ = np.ascontiguousarray(records[:, at:at + leaf.nbytes]).reshape(-1)
         leaves.append(bytes_.view(leaf.dtype).reshape(n, *leaf.shape) if leaf.nbytes else np.empty((n, *leaf.shape), leaf.dtype))
         at += leaf.nbytes
@@ -138,7 +140,7 @@ def restore(KeyedTable table not None, snapshot, stored, leaves) -> None:
         with nogil:
             table.table.pause()
         try:
-            for leaf in range(table.leaves):
+            for leaf in range(table.table.leaf_count()):
                 size = table.table.leaf_bytes(leaf)
                 if size == 0 or n == 0:
                     continue

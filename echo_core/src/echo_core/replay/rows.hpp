@@ -57,8 +57,9 @@ public:
     }
 
     // fd: a file to map, whose space is reserved here, or -1 for memory. Throws std::bad_alloc, std::system_error (the disk is full).
-    Rows(const std::vector<uint64_t> &leaf_bytes, uint64_t rows, int fd)
-        : bytes_(leaf_bytes), record_(record_of(leaf_bytes)), mapped_(plan(leaf_bytes, rows, &offsets_)) {
+    // pack: false keeps an array for each leaf, however small the rows are.
+    Rows(const std::vector<uint64_t> &leaf_bytes, uint64_t rows, int fd, bool pack = true)
+        : bytes_(leaf_bytes), record_(pack ? record_of(leaf_bytes) : 0), mapped_(plan(leaf_bytes, rows, &offsets_)) {
         if (mapped_ == UINT64_MAX) throw std::bad_alloc();
         uint64_t end = 0;
         for (size_t leaf = 0; packed() && leaf < bytes_.size(); ++leaf) offsets_[leaf] = end, end += bytes_[leaf];

@@ -35,6 +35,7 @@
 #include "batches.hpp"
 #include "change_log.hpp"
 #include "desks.hpp"
+#include "follower.hpp"
 #include "generations.hpp"
 #include "incoming.hpp"
 #include "limiter.hpp"
@@ -64,13 +65,14 @@ public:
     static constexpr uint64_t kMaxCapacity = (1u << 31) - 1;
 
     // sampler: NULL for one of Python's. remover: NULL evicts the oldest, the sampler itself evicts its victims(). They, and `random`, must
-    // outlive the table. fd: see Rows. lease_ns: how long a learner has to acknowledge what it was given for the last time; 0: it need not.
+    // outlive the table. fd: see Rows. lease_ns: how long a learner has to acknowledge what it was given for the last time; 0: it need not. more: bytes
+    // of further leaves of an item in a batch, which a follower fills.
     Table(const std::vector<uint64_t> &leaf_bytes, uint64_t capacity, uint64_t batch_size, const Limits &limits, uint32_t max_times_sampled,
           const echo_sampler *sampler, bool replacement, const echo_sampler *remover, bitgen_t *random, int fd,
-          const LagLimits &lags = {}, int64_t lease_ns = 0)
+          const LagLimits &lags = {}, int64_t lease_ns = 0, const std::vector<uint64_t> &more = {})
         : capacity_(uint32_t(capacity)), batch_size_(batch_size), max_times_(max_times_sampled), replacement_(replacement), sampler_(sampler),
           remover_(remover == sampler ? nullptr : remover), victims_(remover && remover == sampler), random_(random),
-          rows_(leaf_bytes, capacity, fd), batches_(leaf_bytes), generations_(capacity_), desks_(rows_),
+          rows_(leaf_bytes, capacity, fd), batches_(joined(leaf_bytes, more)), generations_(capacity_), desks_(rows_),
           versions_(capacity_, lags), arrivals_(capacity_), limiter_(limits), log_(sampler ? 0 : capacity_), loans_(capacity_, lease_ns),
           preserved_(rows_, capacity_) {
         for (uint64_t bytes : leaf_bytes) sample_bytes_ += bytes;
@@ -242,7 +244,11 @@ public:
     std::atomic<uint64_t> queue_depth_max{0};
     Histogram copy, ingest_round, queue_dwell;
 
+    // Before the first insert; it must outlive the last batch that is drawn.
+    void follow(Follower *follower) { follower_ = follower; }
+
 private:
+    friend class Steps;  // the table of steps under this table of items: one lock of its own, then this one's
     static constexpr int kPolite = 8;  // gathers that may find overwritten rows before writers are made to wait for one
 
     bool leaving(uint32_t row) const { return max_times_ && times_[row] >= max_times_; }
@@ -278,12 +284,18 @@ private:
     Answer draw_locked(Batch *batch, uint32_t first, uint32_t n);
     bool use(Batch *batch, uint32_t row);
     void label(Batch *batch, uint32_t i) {
+        if (follower_) follower_->choose(batch, i, random_);
         batch->keys[i] = generations_.key_of(batch->rows[i]);
         batch->generations[i] = generations_.of(batch->rows[i]);
     }
     void copy_rows(Batch *batch) const {
         rows_.gather(batch->rows, batch->n, batch->leaf.data());
         for (uint64_t i = 0; versions_.kept() && i < batch->n; ++i) batch->versions[i] = versions_.of(batch->rows[i]);
+        if (follower_) follower_->gather(batch);
+    }
+    static std::vector<uint64_t> joined(std::vector<uint64_t> bytes, const std::vector<uint64_t> &more) {
+        bytes.insert(bytes.end(), more.begin(), more.end());
+        return bytes;
     }
     void copy_torn(Batch *batch) const {
         for (uint32_t i : batch->torn) {
@@ -300,7 +312,8 @@ private:
         redrawn_ += torn;
     }
     bool whole(const Batch *batch, uint32_t i) const {
-        return !ECHO_VERIFY_GENERATIONS || generations_.of(batch->rows[i]) == batch->generations[i];
+        return !ECHO_VERIFY_GENERATIONS ||
+               (generations_.of(batch->rows[i]) == batch->generations[i] && (!follower_ || follower_->whole(batch, i)));
     }
     void after_insert();
     void after_space();
@@ -312,6 +325,7 @@ private:
     const echo_sampler *const sampler_, *const remover_;
     const bool victims_;  // the sampler says what goes
     bitgen_t *const random_;
+    Follower *follower_ = nullptr;
     Rows rows_;
     Batches batches_;
     Generations generations_;

@@ -111,12 +111,14 @@ inline uint32_t Table::mend(Batch *batch) {
 inline Answer Table::sample(Batch *batch) {
     // Samplers that give every item once per batch draw all of it again. Items in their last use cannot be overwritten, so that none is lost
     // by that.
-    const bool all = !max_times_ && !replacement_;
+    bool all = !max_times_ && !replacement_;
     Answer answer = draw(batch);
     uint32_t torn = answer == kDrawn ? gather(batch) : 0;
     for (int turn = 0; answer == kDrawn && torn != 0; ++turn) {
         std::unique_lock<std::mutex> lock(mutex_);
         resumed_.wait(lock, [this] { return !paused_; });
+        // A follower gathers all of a batch or nothing: what was whole is looked at anew each time, and the last time drawn anew as well.
+        all = all || (follower_ && !max_times_ && turn >= kPolite);
         if (all) {
             answer = draw_locked(batch, 0, uint32_t(batch->n));
             for (uint32_t i = 0; answer == kDrawn && i < batch->n; ++i) label(batch, i);
@@ -126,13 +128,14 @@ inline Answer Table::sample(Batch *batch) {
             label(batch, batch->torn[k]);
         }
         if (answer != kDrawn) break;
+        const bool whole_batch = all || follower_;
         if (turn >= kPolite) {  // writers wait: none can claim, and what was drawn is committed
-            if (all) copy_rows(batch);
+            if (whole_batch) copy_rows(batch);
             else copy_torn(batch);
             break;
         }
         lock.unlock();
-        torn = all ? gather(batch) : mend(batch);
+        torn = whole_batch ? gather(batch) : mend(batch);
     }
     if (answer == kNothing) {
         // What was drawn is gone (deleted, or sampled as often as it may be) and nothing is left to draw instead: the batch was none.

@@ -78,6 +78,7 @@ inline void Table::find(const uint64_t *keys, size_t n, Batch *batch, uint8_t *h
         uint32_t row;
         here[i] = holds(keys[i], &row);
         batch->rows[i] = here[i] ? row : 0;
+        if (follower_ && here[i]) follower_->choose(batch, uint32_t(i), nullptr);
         batch->keys[i] = keys[i];
         batch->generations[i] = generations_.of(batch->rows[i]);
     }

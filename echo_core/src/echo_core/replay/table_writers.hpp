@@ -24,11 +24,11 @@ inline void Table::evict(const uint32_t *rows, uint32_t n) {
 
 inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
     if (closed_.load(std::memory_order_relaxed)) return ECHO_CLOSED;
-    if (paused_ || held_ || preserved_.full()) return ++push_blocked_, ECHO_FULL;
+    if (paused_ || (held_ && !follower_) || preserved_.full()) return ++push_blocked_, ECHO_FULL;
     uint32_t most = std::min<uint32_t>(wanted, desks_.any() ? std::min<uint32_t>(capacity_, Desks::kRows) : capacity_);
     if (preserved_.on()) most = uint32_t(std::min<uint64_t>(most, preserved_.step()));
     if (desks_.all_taken()) return ++push_blocked_, ECHO_FULL;
-    const uint32_t allowed = uint32_t(limiter_.room(most, size_));
+    const uint32_t allowed = follower_ ? most : uint32_t(limiter_.room(most, size_));  // steps were let in already: see steps.hpp
     uint32_t first = 0, n = allowed ? arrivals_.take(allowed, &first) : 0;
     if (n == 0 && allowed) {
         uint32_t row;

@@ -8,9 +8,10 @@ from typing import Any
 
 from ..client import Client
 from ..server import Server
+from ..steps import Steps
 from .samples import example, sample, stacked
 
-__all__ = ["flood", "learn", "pour", "use"]
+__all__ = ["flood", "learn", "pour", "use", "wander"]
 
 
 def flood(address: str, maker: int, count: int, batch: int, options: dict[str, Any]) -> None:
@@ -41,6 +42,17 @@ def pour(address: str, maker: int, filler: int, subscribe: bool, ready: Pipe, op
         if number == 20:
             client.wait()
             ready.send("ready")
+
+
+def wander(address: str, maker: int, environments: int, length: int, ready: Pipe, options: Any) -> None:
+    """Episodes of `length` steps in each environment, sample by sample, until killed in the middle of the third; says "ready" there."""
+    client = Client(address, Steps(example()), name=f"worker-{maker}", **options)
+    for number in range(2 * length + length // 2):
+        for stream in range(environments):
+            client.send(sample(maker, number + 1000 * stream), end="terminated" if number % length == length - 1 else None, stream=stream)
+    client.wait()
+    ready.send("ready")
+    time.sleep(60)
 
 
 def learn(address: str, batch_size: int, ready: Pipe) -> None:
