@@ -1,11 +1,13 @@
 from typing import Any
 
 import numpy.typing as npt
+from typing_extensions import disjoint_base
 
 from .keyed_table import KeyedTable
 from .sample import HistSnapshot, Sample
 from .sampler import Keys
 
+@disjoint_base
 class ReplayTable(KeyedTable):
     @property
     def capacity(self) -> int: ...
