@@ -90,7 +90,7 @@ struct Rig {
         std::vector<uint64_t> more;
         if (s.cut.transitions) more = {kWords * 8 * kStack, 4, kWords * 8 * kStack, 4, 4, 4, 1};
         else more = {kWords * 8 * kStack * length, 4 * length, length, length, sizeof(Span)};
-        items = new Table({sizeof(Span)}, capacity, 8, {1, -1e300, 1e300, 1}, s.times, &sampler, true, nullptr, &random, -1, more);
+        items = new Table({sizeof(Span)}, capacity, 8, {1, -1e300, 1e300, 1}, s.times, &sampler, true, nullptr, &random, -1, {}, 0, more);
         const View view{s.burn_in, {kStack, 1}, true, s.cut.transitions ? 1 : -1, false, 0.5, s.cut.slices ? uint32_t(more.size()) : 0};
         steps = new Steps({sizeof(Mark), kWords * 8, 4}, capacity, s.cut, view, items, -1);
     }
