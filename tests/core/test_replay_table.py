@@ -317,6 +317,41 @@ def test_a_python_samplers_log_stays_short() -> None:
     assert sorted(table.sampler.held) == [0, 1, 2, 3, 4]
 
 
+class Fleeting(Anyone):
+    """Its table's items go, or it fails, just after it drew of them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.after: list[Any] = []
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
+        drawn = super().sample(n, rng)
+        if self.after:
+            self.after.pop(0)()
+        return drawn
+
+
+def test_a_batch_that_came_to_nothing_was_no_batch() -> None:
+    sampler = Fleeting(capacity=10)
+    table = make(sampler=sampler, rate_limiter=SampleToInsertRatio(1, 1, 100), seed=3)
+    table.submit_batch(items(0, 10))
+    sampler.after.append(lambda: table.delete(table.keys()))
+    with pytest.raises(EchoTimeoutError):
+        table.sample(4, timeout=0.1)
+    assert table.counters()["samples"] == table.counters()["drawn_batches"] == len(table) == 0
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    table.submit_batch(items(10, 20))
+    sampler.after += [lambda: table.delete(table.keys()[:9]), fail]  # with this seed one of the nine is drawn
+    with pytest.raises(ZeroDivisionError):
+        table.sample(4, timeout=0.1)
+    assert table.counters()["samples"] == table.counters()["drawn_batches"] == 0
+    assert table.sample(4).batch["number"].tolist() == [19] * 4
+    assert table.counters()["samples"] == 4
+
+
 def test_storage_in_a_file(tmp_path: Any) -> None:
     table = make(capacity=50, storage=tmp_path / "rows")
     table.submit_batch(items(0, 70))

@@ -89,7 +89,8 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
         uint32_t gather(Batch*)
         cbool overwritten(const Batch*, uint32_t)
         Answer sample(Batch*)
-        void finish(Batch*)
+        int uncount(const Batch*)
+        void finish(Batch*, cbool)
         cbool wait_ready(uint32_t, int64_t)
         void weigh(Batch*, double)
         Batch* take_batch(uint64_t) except +

@@ -117,6 +117,9 @@ public:
     bool overwritten(const Batch *batch, uint32_t i) const { return !whole(batch, i); }
     // draw() and gather() until every row is whole. Native samplers only.
     Answer sample(Batch *batch);
+    // A batch that was counted came to nothing: what was drawn is gone (deleted, or sampled as often as it may be), and nothing is left to
+    // draw instead. It counts no more; kWait where the limiter now says so too, and kNothing otherwise.
+    Answer uncount(const Batch *batch);
     // Ends items that were drawn for the last time; after the last gather() of a batch.
     void finish(Batch *batch, bool delivered = true);
     bool wait_ready(uint32_t n, int64_t timeout_ns);

@@ -134,15 +134,16 @@ inline Answer Table::sample(Batch *batch) {
         lock.unlock();
         torn = all ? gather(batch) : mend(batch);
     }
-    if (answer == kNothing) {
-        // What was drawn is gone (deleted, or sampled as often as it may be) and nothing is left to draw instead: the batch was none.
-        std::lock_guard<std::mutex> lock(mutex_);
-        limiter_.samples -= int64_t(batch->n);
-        --batches_drawn_;
-        if (!can_sample_locked(uint32_t(batch->n))) answer = kWait;
-    }
+    if (answer == kNothing) answer = uncount(batch);
     finish(batch, answer == kDrawn);
     return answer;
+}
+
+inline Answer Table::uncount(const Batch *batch) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    limiter_.samples -= int64_t(batch->n);
+    --batches_drawn_;
+    return can_sample_locked(uint32_t(batch->n)) ? kNothing : kWait;
 }
 
 inline void Table::finish(Batch *batch, bool delivered) {
