@@ -352,6 +352,28 @@ def test_a_batch_that_came_to_nothing_was_no_batch() -> None:
     assert table.counters()["samples"] == 4
 
 
+class InTurn(Fleeting):
+    """The oldest first, each once in a batch."""
+
+    replacement = False
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
+        keys = np.array(list(self.held)[:n], np.uint64)
+        if self.after:
+            self.after.pop(0)()
+        return keys, np.full(n, 1 / len(self.held))
+
+
+def test_no_item_of_a_queue_is_lost_when_another_of_its_batch_is_deleted() -> None:
+    sampler = InTurn(capacity=10)
+    table = make(sampler=sampler, rate_limiter=Queue(10))
+    keys = table.submit_batch(items(0, 10))
+    sampler.after.append(lambda: table.delete(keys[1:2]))
+    first, second = table.sample(4, timeout=5), table.sample(4, timeout=5)
+    whole(first), whole(second)
+    assert sorted([*first.batch["number"].tolist(), *second.batch["number"].tolist()]) == [0, 2, 3, 4, 5, 6, 7, 8]
+
+
 def test_storage_in_a_file(tmp_path: Any) -> None:
     table = make(capacity=50, storage=tmp_path / "rows")
     table.submit_batch(items(0, 70))

@@ -87,6 +87,7 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
         int wait_space(int64_t)
         Answer admit(Batch*, uint32_t, uint32_t, cbool)
         uint32_t gather(Batch*)
+        cbool redraws_all()
         cbool overwritten(const Batch*, uint32_t)
         Answer sample(Batch*)
         int uncount(const Batch*)

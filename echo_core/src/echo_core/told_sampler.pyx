@@ -72,7 +72,7 @@ cdef class ToldSampler:
         cdef uint32_t i, torn
         cdef int turn = 0
         cdef int answer = kClosed
-        cdef bint replacement = self.sampler.replacement
+        cdef bint redraws_all = self.table.redraws_all()
         cdef bint held = False, counted = False, delivered = False
         if not self.table.can_sample(<uint32_t>batch.n):
             return kClosed if self.table.closed() else kWait
@@ -93,7 +93,7 @@ cdef class ToldSampler:
                     held = True
                     self.table.hold(True)
                 self.catch_up()
-                if replacement:
+                if not redraws_all:
                     for i in range(<uint32_t>batch.n):
                         if self.table.overwritten(batch, i):
                             if not self.ask(batch, i, 1):

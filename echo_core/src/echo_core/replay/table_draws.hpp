@@ -109,9 +109,7 @@ inline uint32_t Table::mend(Batch *batch) {
 }
 
 inline Answer Table::sample(Batch *batch) {
-    // Samplers that give every item once per batch draw all of it again. Items in their last use cannot be overwritten, so that none is lost
-    // by that.
-    const bool all = !max_times_ && !replacement_;
+    const bool all = redraws_all();
     Answer answer = draw(batch);
     uint32_t torn = answer == kDrawn ? gather(batch) : 0;
     for (int turn = 0; answer == kDrawn && torn != 0; ++turn) {
