@@ -86,13 +86,13 @@ def lowest(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "--reruns", "1", *tests)
 
 
-@nox.session(venv_backend="none")
+@nox.session
 def tsan(session: nox.Session) -> None:
     """The native stress programs under ThreadSanitizer. The argument is seconds per scenario."""
     native_stress(session, "thread")
 
 
-@nox.session(venv_backend="none")
+@nox.session
 def asan(session: nox.Session) -> None:
     """The native stress programs under AddressSanitizer and UBSan. The argument is seconds per scenario."""
     native_stress(session, "address,undefined")
@@ -102,14 +102,18 @@ def native_stress(session: nox.Session, sanitizer: str) -> None:
     out = Path("build/stress")
     out.mkdir(parents=True, exist_ok=True)
     sources = [*sorted(NATIVE.glob("*_stress.cpp")), *sorted(Path("plugins").glob("*/tests/native/*_stress.cpp"))]
+    session.install("numpy")  # for its header of random generators
+    numpy = str(session.run("python", "-c", "import numpy; print(numpy.get_include())", silent=True)).strip()
+    include = [part for folder in (INCLUDE, str(Path(INCLUDE).parent), numpy) for part in ("-I", folder)]
     for source in sources:
         program = out / f"{source.stem}-{sanitizer.split(',')[0]}"
         compiler = os.environ.get("CXX", "g++")
         # Wno-tsan: it does not know fences, around which the programs tell it by atomic bytes what is copied at the risk of tearing.
-        flags = ["-std=c++20", "-O1", "-g", f"-fsanitize={sanitizer}", "-Wno-tsan", "-I", INCLUDE]
+        flags = ["-std=c++20", "-O1", "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-Wno-tsan", *include]
         session.run(compiler, *flags, str(source), "-o", str(program), "-pthread", external=True)
         # ThreadSanitizer wants its shadow memory where address randomisation may have put something else.
-        session.run("setarch", "-R", str(program), *session.posargs, external=True)
+        mode = ["threads"] if source.stem == "shared_stress" else []
+        session.run("setarch", "-R", str(program), *mode, *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none")

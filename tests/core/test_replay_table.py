@@ -317,6 +317,63 @@ def test_a_python_samplers_log_stays_short() -> None:
     assert sorted(table.sampler.held) == [0, 1, 2, 3, 4]
 
 
+class Fleeting(Anyone):
+    """Its table's items go, or it fails, just after it drew of them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.after: list[Any] = []
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
+        drawn = super().sample(n, rng)
+        if self.after:
+            self.after.pop(0)()
+        return drawn
+
+
+def test_a_batch_that_came_to_nothing_was_no_batch() -> None:
+    sampler = Fleeting(capacity=10)
+    table = make(sampler=sampler, rate_limiter=SampleToInsertRatio(1, 1, 100), seed=3)
+    table.submit_batch(items(0, 10))
+    sampler.after.append(lambda: table.delete(table.keys()))
+    with pytest.raises(EchoTimeoutError):
+        table.sample(4, timeout=0.1)
+    assert table.counters()["samples"] == table.counters()["drawn_batches"] == len(table) == 0
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    table.submit_batch(items(10, 20))
+    sampler.after += [lambda: table.delete(table.keys()[:9]), fail]  # with this seed one of the nine is drawn
+    with pytest.raises(ZeroDivisionError):
+        table.sample(4, timeout=0.1)
+    assert table.counters()["samples"] == table.counters()["drawn_batches"] == 0
+    assert table.sample(4).batch["number"].tolist() == [19] * 4
+    assert table.counters()["samples"] == 4
+
+
+class InTurn(Fleeting):
+    """The oldest first, each once in a batch."""
+
+    replacement = False
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
+        keys = np.array(list(self.held)[:n], np.uint64)
+        if self.after:
+            self.after.pop(0)()
+        return keys, np.full(n, 1 / len(self.held))
+
+
+def test_no_item_of_a_queue_is_lost_when_another_of_its_batch_is_deleted() -> None:
+    sampler = InTurn(capacity=10)
+    table = make(sampler=sampler, rate_limiter=Queue(10))
+    keys = table.submit_batch(items(0, 10))
+    sampler.after.append(lambda: table.delete(keys[1:2]))
+    first, second = table.sample(4, timeout=5), table.sample(4, timeout=5)
+    whole(first), whole(second)
+    assert sorted([*first.batch["number"].tolist(), *second.batch["number"].tolist()]) == [0, 2, 3, 4, 5, 6, 7, 8]
+
+
 def test_storage_in_a_file(tmp_path: Any) -> None:
     table = make(capacity=50, storage=tmp_path / "rows")
     table.submit_batch(items(0, 70))

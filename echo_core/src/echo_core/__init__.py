@@ -80,6 +80,7 @@ if TYPE_CHECKING:  # the same for type checkers, which follow no __getattr__
         SpecError as SpecError,
     )
     from .hookspecs import hookimpl as hookimpl
+    from .items import FrameStack as FrameStack, NStep as NStep, Sequences as Sequences, Slices as Slices
     from .rate_limiters import (
         MinSize as MinSize,
         Queue as Queue,
@@ -93,6 +94,9 @@ if TYPE_CHECKING:  # the same for type checkers, which follow no __getattr__
     from .sampler import Sampler as Sampler
     from .server import Published as Published, Server as Server
     from .spec import Spec as Spec
+    from .step_layout import StepSample as StepSample
+    from .step_table import StepTable as StepTable
+    from .steps import Steps as Steps
     from .table import Table as Table
     from .trajectory import TrajectoryAccumulator as TrajectoryAccumulator
     from .transport import Transport as Transport

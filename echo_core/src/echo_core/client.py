@@ -17,6 +17,7 @@ from .steps import Steps, StepStreams, new_client_id
 from .weights import Weights
 
 if TYPE_CHECKING:
+    from .remote_table import RemoteTable
     from .transport import Connection
 
 __all__ = ["Client"]

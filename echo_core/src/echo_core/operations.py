@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .replay_table import ReplayTable
     from .server import Server
     from .spec import Spec
+    from .step_layout import StepSample
     from .transport import Peer
 
 __all__ = ["MAX_KEYS", "OPERATIONS", "Operation", "join", "max_rows", "split"]
@@ -120,7 +121,7 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
         return {"wait": str(error)}, b""
     if sample is None:
         return {"closed": True}, b""
-    leaves = [] if keys_only else layout.to_leaves(sample) if layout else optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
+    leaves = [] if keys_only else layout.to_leaves(cast("StepSample", sample)) if layout else optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
     info = sample.info
     figures = {"store_size": info.store_size, "inserted": info.inserted, "sampled": info.sampled, "redrawn": info.redrawn}
     figures["beta"] = table.beta if beta is None else beta

@@ -87,9 +87,11 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
         int wait_space(int64_t)
         Answer admit(Batch*, uint32_t, uint32_t, cbool)
         uint32_t gather(Batch*)
+        cbool redraws_all()
         cbool overwritten(const Batch*, uint32_t)
         Answer sample(Batch*)
-        void finish(Batch*)
+        int uncount(const Batch*)
+        void finish(Batch*, cbool)
         cbool wait_ready(uint32_t, int64_t)
         void weigh(Batch*, double)
         Batch* take_batch(uint64_t) except +

@@ -172,6 +172,7 @@ class Table:
             if self.storage is not None:
                 descriptor = os.open(self.storage, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 os.unlink(self.storage)
+            kind: Any
             kind, what = (ReplayTable, (self.spec,)) if self.layout is None else (StepTable, (self.layout, self.steps))
             return kind(
                 self.name,

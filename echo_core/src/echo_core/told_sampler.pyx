@@ -5,7 +5,7 @@ import numpy as np
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
-from echo_core.replay_native cimport Batch, Change, Table, kClosed, kDrawn, kNothing, kWait
+from echo_core.replay_native cimport Batch, Change, Table, kClosed, kDrawn, kWait
 
 from echo_core.errors import EchoError
 
@@ -72,8 +72,8 @@ cdef class ToldSampler:
         cdef uint32_t i, torn
         cdef int turn = 0
         cdef int answer = kClosed
-        cdef bint replacement = self.sampler.replacement
-        cdef bint held = False
+        cdef bint redraws_all = self.table.redraws_all()
+        cdef bint held = False, counted = False, delivered = False
         if not self.table.can_sample(<uint32_t>batch.n):
             return kClosed if self.table.closed() else kWait
         try:
@@ -81,31 +81,37 @@ cdef class ToldSampler:
             if not self.ask(batch, 0, batch.n):
                 return kWait
             answer = self.table.admit(batch, 0, <uint32_t>batch.n, False)
+            counted = answer == kDrawn
             while answer == kDrawn:
                 with nogil:
                     torn = self.table.gather(batch)
                 if torn == 0:
-                    break
+                    delivered = True
+                    return kDrawn
                 turn += 1
                 if turn == POLITE and not held:
                     held = True
                     self.table.hold(True)
                 self.catch_up()
-                if replacement:
+                if not redraws_all:
                     for i in range(<uint32_t>batch.n):
                         if self.table.overwritten(batch, i):
                             if not self.ask(batch, i, 1):
-                                return kNothing
+                                counted = False
+                                return self.table.uncount(batch)
                             answer = self.table.admit(batch, i, 1, True)
                 else:
                     if not self.ask(batch, 0, batch.n):
-                        return kNothing
+                        counted = False
+                        return self.table.uncount(batch)
                     answer = self.table.admit(batch, 0, <uint32_t>batch.n, True)
             return answer
         finally:
+            if counted and not delivered:  # the sampler raised, or the table was closed
+                self.table.uncount(batch)
             if held:
                 self.table.hold(False)
-            self.table.finish(batch)
+            self.table.finish(batch, delivered)
 
     cdef bint ask(self, Batch* batch, uint32_t first, uint64_t n) except -1:
         cdef uint64_t[::1] rows

@@ -116,9 +116,15 @@ public:
     uint32_t gather(Batch *batch);
     // The same for those alone that were, drawn anew meanwhile: what was whole stays, whoever overwrites its row later.
     uint32_t mend(Batch *batch);
+    // Samplers that give every item once per batch draw all of it again, unless that would cost the items that are still whole one of the
+    // uses that they have: where those are counted, what was overwritten is drawn again alone.
+    bool redraws_all() const { return !max_times_ && !replacement_; }
     bool overwritten(const Batch *batch, uint32_t i) const { return !whole(batch, i); }
     // draw() and gather() until every row is whole. Native samplers only.
     Answer sample(Batch *batch);
+    // A batch that was counted came to nothing: what was drawn is gone (deleted, or sampled as often as it may be), and nothing is left to
+    // draw instead. It counts no more; kWait where the limiter now says so too, and kNothing otherwise.
+    Answer uncount(const Batch *batch);
     // Ends items that were drawn for the last time; after the last gather() of a batch.
     void finish(Batch *batch, bool delivered = true);
     bool wait_ready(uint32_t n, int64_t timeout_ns);

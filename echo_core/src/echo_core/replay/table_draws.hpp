@@ -109,9 +109,7 @@ inline uint32_t Table::mend(Batch *batch) {
 }
 
 inline Answer Table::sample(Batch *batch) {
-    // Samplers that give every item once per batch draw all of it again. Items in their last use cannot be overwritten, so that none is lost
-    // by that.
-    bool all = !max_times_ && !replacement_;
+    bool all = redraws_all();
     Answer answer = draw(batch);
     uint32_t torn = answer == kDrawn ? gather(batch) : 0;
     for (int turn = 0; answer == kDrawn && torn != 0; ++turn) {
@@ -137,15 +135,16 @@ inline Answer Table::sample(Batch *batch) {
         lock.unlock();
         torn = whole_batch ? gather(batch) : mend(batch);
     }
-    if (answer == kNothing) {
-        // What was drawn is gone (deleted, or sampled as often as it may be) and nothing is left to draw instead: the batch was none.
-        std::lock_guard<std::mutex> lock(mutex_);
-        limiter_.samples -= int64_t(batch->n);
-        --batches_drawn_;
-        if (!can_sample_locked(uint32_t(batch->n))) answer = kWait;
-    }
+    if (answer == kNothing) answer = uncount(batch);
     finish(batch, answer == kDrawn);
     return answer;
+}
+
+inline Answer Table::uncount(const Batch *batch) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    limiter_.samples -= int64_t(batch->n);
+    --batches_drawn_;
+    return can_sample_locked(uint32_t(batch->n)) ? kNothing : kWait;
 }
 
 inline void Table::finish(Batch *batch, bool delivered) {

@@ -92,7 +92,8 @@ inline void Table::gather_known(Batch *batch, uint8_t *here) {
 inline void Table::overwrite(const uint64_t *keys, size_t n, const char *const *from, uint8_t *here) {
     for (size_t i = 0; i < n; ++i) {
         // One item at a time, so that writers wait for one item at most.
-        std::lock_guard<std::mutex> lock(mutex_);
+        std::unique_lock<std::mutex> lock(mutex_);
+        resumed_.wait(lock, [this] { return !paused_; });  // or a checkpoint would have some of its rows as they were later
         uint32_t row;
         here[i] = holds(keys[i], &row);
         if (!here[i]) continue;

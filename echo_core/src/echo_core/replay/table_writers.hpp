@@ -46,13 +46,14 @@ inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
             arrivals_.renew(row);
             first = row, n = 1;
         }
-        // Rows are marked as not to be read before they are written: what a reader copies after the first write, it then throws away.
-        std::atomic_thread_fence(std::memory_order_release);  // SYNC generation
     }
     if (n == 0) {
         ++push_blocked_;
         return ECHO_FULL;
     }
+    // Rows are marked as not to be read before they are written, those just evicted and those deleted before: what a reader copies after the
+    // first write, it then throws away.
+    std::atomic_thread_fence(std::memory_order_release);  // SYNC generation
     for (uint32_t i = 0; preserved_.on() && i < n; ++i) preserved_.keep(first + i);
     limiter_.pending += n;
     *out = {0, first, n, 0};

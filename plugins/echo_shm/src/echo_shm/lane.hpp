@@ -28,6 +28,11 @@
 
 #include "include/echo_capi.h"
 
+// The test-suite builds once with a relaxed order here, to prove that ThreadSanitizer would see the mistake.
+#ifndef ECHO_WRITTEN_ORDER
+#define ECHO_WRITTEN_ORDER std::memory_order_seq_cst
+#endif
+
 namespace echo_shm {
 
 struct LaneWords {
@@ -128,7 +133,7 @@ public:
             written_ += count;
             row_ = row_ + count == rows_ ? 0 : row_ + count;
             // release: the samples come before the number that shows them. seq_cst: SYNC bell.
-            words_->written.store(written_, std::memory_order_seq_cst);  // SYNC written
+            words_->written.store(written_, ECHO_WRITTEN_ORDER);  // SYNC written
             if (words_->bell.load(std::memory_order_seq_cst) == LaneWords::kAsleep) ring();  // SYNC bell
         }
         return ECHO_OK;
