@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from . import plugins
@@ -172,11 +173,9 @@ class Table:
             if self.storage is not None:
                 descriptor = os.open(self.storage, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 os.unlink(self.storage)
-            kind: Any
-            kind, what = (ReplayTable, (self.spec,)) if self.layout is None else (StepTable, (self.layout, self.steps))
-            return kind(
-                self.name,
-                *what,
+            make: Callable[..., ReplayTable]
+            make = partial(ReplayTable, self.name, self.spec) if self.layout is None else partial(StepTable, self.name, self.layout, self.steps)
+            return make(
                 self.capacity,
                 batch_size,
                 sampler,
