@@ -33,8 +33,9 @@ contract of `echo_core.transport` and `echo_core.sampler`, and not negotiable.
 
 The tests are real: several processes, forks, signals, cut links, restarts. They take about a
 minute and leave nothing behind. `echo_core.testing.samples` (samples that tell whether they
-arrived), `echo_core.testing.processes` (forks, Ctrl-C, calls that must come back) and
-`echo_core.testing.fixtures` (no settings of the user, nothing left behind) are good for a plugin's
+arrived), `echo_core.testing.processes` (forks, Ctrl-C, calls that must come back),
+`echo_core.testing.fixtures` (no settings of the user, nothing left behind) and
+`echo_core.testing.stress` (native programs under sanitizers) are good for a plugin's
 own tests too; a transport with TLS inherits `TlsContract` as well.
 """
 
@@ -47,7 +48,7 @@ from typing import TYPE_CHECKING, Any
 if "pytest" in sys.modules:
     # So that a failed `assert` in here shows its values. Other processes of a test import only
     # `echo_core.testing.workers`, and start without pytest.
-    parts = ("clauses", "native_door", "processes", "rig", "sampler", "samples", "tls", "transport")
+    parts = ("clauses", "native_door", "processes", "rig", "sampler", "samples", "stress", "tls", "transport")
     sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{part}" for part in parts))
 
 if TYPE_CHECKING:
