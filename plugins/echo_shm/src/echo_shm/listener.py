@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from echo_core.shared import SharedStore
     from echo_core.sink import Sink
     from echo_core.weights import PackedWeights
+    from echo_core.wire import Buffer, Header
 
     from .sockets import UnixAcceptor, UnixChannel
     from .transport import ShmListenOptions
@@ -91,6 +92,7 @@ class ShmServed(ServedClient):
     writer: Writer | None = None
     lane: Lane | None = None
     _generation = 0  # of the board it has
+    _answered = False  # it has been told where its samples go
     _counted = 0  # samples put directly, when the state was last looked at
     _counted_at = 0.0
 
@@ -127,6 +129,12 @@ class ShmServed(ServedClient):
         if self.lane is not None:  # first of all, so that the worker hears what was committed
             self.lane.finish(timeout=max(0.0, until - time.monotonic()))
         super().stop(until)
+
+    def _control(self, link: Link, header: Header, payload: Buffer) -> None:
+        super()._control(link, header, payload)
+        with self.gate.lock:
+            # Descriptors are taken in the order in which they were given: that of the board must not overtake the answer to `shm/attach`.
+            self._answered = self.writer is not None or self.lane is not None
 
     def _answer(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
         if self.lane is not None and not op.startswith("shm/"):
@@ -186,7 +194,7 @@ class ShmServed(ServedClient):
     def _work(self) -> Work | None:
         notice = self.listener.board.newest
         due = self._subscribed and not self._on_the_way and self._chunks is None and not self._ack_due
-        reads = self.writer is not None or (self.lane is not None and self.listener.board.sealed)
+        reads = self._answered and (self.writer is not None or self.listener.board.sealed)
         if not reads or notice is None or not due or notice.version <= self._held:
             return super()._work()
         return self._notice()
