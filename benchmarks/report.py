@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from benchmarks import bars
 from benchmarks.cases import MODES
@@ -40,7 +40,7 @@ def table(results: Results) -> str:
         if systems:
             title = f"### {mode.title} ({mode.metric.unit})"
             parts.append(f"{title}\n\n{_mode(results, names, systems)}")
-    parts += [_latency(results), *_details(results), _summary(results), _notes(results)]
+    parts += [_latency(results), *_details(results), summary(results, bars.check), notes(results)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -84,15 +84,22 @@ def _mode(results: Results, names: list[str], systems: list[str]) -> str:
     return _rows(["", *systems, *(["must reach"] if judged else [])], rows)
 
 
-def _heading(results: Results) -> str:
+def origin(results: Results) -> str:
+    """Where a result file comes from: machine, systems, revision, time."""
     c = results.content
-    machine, settings = c["machine"], c["settings"]
+    machine = c["machine"]
     revision = (c["git"]["revision"] or "unknown")[:12] + ("+changes" if c["git"]["dirty"] else "")
     versions = ", ".join(f"{name} {version}" for name, version in c["systems"].items())
     return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
-        f"{machine['system']}, Python {machine['python']}, numpy {machine['numpy']} · {versions} · "
-        f"revision {revision} · {c['created']}\n\n"
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, Python {machine['python']}, "
+        f"numpy {machine['numpy']} · {versions} · revision {revision} · {c['created']}"
+    )
+
+
+def _heading(results: Results) -> str:
+    settings = results.content["settings"]
+    return (
+        f"{origin(results)}\n\n"
         f"Medians of {settings['repeat']} interleaved runs of {settings['seconds']:g} s after "
         f"{settings['warmup']:g} s of warm-up; ± is half the distance between the quartiles; "
         f"× is how many times better than id-echo in the same run."
@@ -133,8 +140,9 @@ def _details(results: Results) -> Iterable[str]:
             yield f"### TCP: {title}\n\n{_rows(['', *results.systems], rows)}"
 
 
-def _summary(results: Results) -> str:
-    verdicts = [(name, v) for name in results.cases for v in bars.check(results, name)]
+def summary(results: Results, check: Callable[[Results, str], list[bars.Verdict]]) -> str:
+    """How many of the bars that `check` knows were met, and which were not."""
+    verdicts = [(name, v) for name in results.cases for v in check(results, name)]
     if not verdicts:
         return ""
     met = sum(v.ok is True for _, v in verdicts)
@@ -146,9 +154,10 @@ def _summary(results: Results) -> str:
     return "### Must reach\n\n" + "\n".join([line + ".", *([""] if missed else []), *missed])
 
 
-def _notes(results: Results) -> str:
-    notes = results.content["notes"] + results.all_troubles()
-    return "### Notes\n\n" + "\n".join(f"- {note}" for note in notes) if notes else ""
+def notes(results: Results) -> str:
+    """What the harness and the systems had to say."""
+    lines = [f"- {note}" for note in results.content["notes"] + results.all_troubles()]
+    return "### Notes\n\n" + "\n".join(lines) if lines else ""
 
 
 def compare(before: Results, after: Results) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from benchmarks.replay import bars
 from benchmarks.replay.cases import MODES
 from benchmarks.replay.items import ITEMS
-from benchmarks.report import factor, number
+from benchmarks.report import factor, notes, number, origin, summary
 from benchmarks.results import Results
 
 
 def table(results: Results) -> str:
     """The whole report of one result file."""
-    parts = [_heading(results), _figures(results), _hindrance(results), _summary(results), _notes(results)]
+    parts = [_heading(results), _figures(results), _hindrance(results), summary(results, bars.check), notes(results)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -49,13 +49,9 @@ def _figures(results: Results) -> str:
 
 
 def _heading(results: Results) -> str:
-    c = results.content
-    machine, settings = c["machine"], c["settings"]
-    revision = (c["git"]["revision"] or "unknown")[:12] + ("+changes" if c["git"]["dirty"] else "")
-    versions = ", ".join(f"{name} {version}" for name, version in c["systems"].items())
+    settings = results.content["settings"]
     return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, Python {machine['python']}, numpy "
-        f"{machine['numpy']}, load {machine['load']} when it began · {versions} · revision {revision} · {c['created']}\n\n"
+        f"{origin(results)} · load {results.content['machine']['load']} when it began\n\n"
         f"Medians of {settings['repeat']} interleaved runs of {settings['seconds']:g} s; ± is half the distance between the quartiles; "
         f"× says how many times better than that system Echo is."
     )
@@ -74,18 +70,3 @@ def _hindrance(results: Results) -> str:
         return ""
     header = "| case | system | inserts/s meanwhile | learner had a core | draws per second of those |\n|---|---|---|---|---|\n"
     return "### Learners beside workers\n\n" + header + "\n".join(lines)
-
-
-def _summary(results: Results) -> str:
-    verdicts = [(name, v) for name in results.cases for v in bars.check(results, name)]
-    if not verdicts:
-        return ""
-    met, unknown = (sum(v.ok is ok for _, v in verdicts) for ok in (True, None))
-    missed = [f"- {name}: {v.text}" for name, v in verdicts if v.ok is False]
-    line = f"{met} of {len(verdicts)} bars met, {len(missed)} missed" + (f", {unknown} without figures" if unknown else "")
-    return "### Must reach\n\n" + "\n".join([line + ".", *([""] if missed else []), *missed])
-
-
-def _notes(results: Results) -> str:
-    notes = results.content["notes"] + results.all_troubles()
-    return "### Notes\n\n" + "\n".join(f"- {note}" for note in notes) if notes else ""

@@ -69,12 +69,7 @@ def _work(
             sent = time.perf_counter()
             # Until it all lies in the learner's store: this is what keeps the policy lag small.
             # Without it a fast worker would fill its window with rollouts of an old policy.
-            while not stop.is_set():
-                try:
-                    client.wait(timeout=_PATIENCE)
-                    break
-                except EchoTimeoutError:
-                    continue
+            committed(client, stop)
             try:
                 held = client.weights(timeout=0, newer_than=held.version)
             except EchoTimeoutError:
@@ -86,6 +81,15 @@ def _work(
             client.close(timeout=0.0 if stop.is_set() else None)
         except EchoError:
             pass  # told to stop: what the learner did not take any more is not missed
+
+
+def committed(client: Client, stop: threading.Event) -> None:
+    """Wait until all that was sent lies in the learner's store, or it is time to stop."""
+    while not stop.is_set():
+        try:
+            return client.wait(timeout=_PATIENCE)
+        except EchoTimeoutError:
+            continue
 
 
 def _watch(link: Link, stop: threading.Event) -> None:

@@ -7,12 +7,11 @@ from multiprocessing.connection import Connection as Link
 
 from echo_core import Client, EchoError, EchoTimeoutError
 
-from ..cartpole.worker import live
+from ..cartpole.worker import committed, live
 from .options import Options
 from .transitions import Player, example
 
 _STEPS = 4  # of every environment between two looks for newer weights
-_PATIENCE = 0.5  # seconds a wait may take before the worker looks whether it should stop
 
 
 def main(link: Link, address: str, index: int, generation: int, options: Options) -> None:
@@ -29,12 +28,7 @@ def _work(stop: threading.Event, address: str, index: int, generation: int, opti
             client.send_batch(player.play(held.params["layers"], float(held.params["epsilon"]), _STEPS))
             # Until it lies in the table. The table's rate limiter lets in so many for each sample that is drawn: without this wait a
             # worker would play far ahead, with an old policy, into its window of unacknowledged transitions.
-            while not stop.is_set():
-                try:
-                    client.wait(timeout=_PATIENCE)
-                    break
-                except EchoTimeoutError:
-                    continue
+            committed(client, stop)
             try:
                 held = client.weights(timeout=0, newer_than=held.version)
             except EchoTimeoutError:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from examples.dqn import agent, transitions  # noqa: E402
 pytestmark = pytest.mark.needs("echo-core", "echo-samplers", "echo-tcp")
 
 
-def test_gradient_is_that_of_the_loss() -> None:
+def test_gradient_is_that_of_the_loss(assert_gradient: Callable[..., None]) -> None:
     """Against central differences, in float64; with errors on both sides of where the Huber loss bends, and weights of all sizes."""
     rng = np.random.default_rng(3)
     net = agent.QNetwork(4, 2, hidden=(5, 3), seed=1, dtype=np.float64)
@@ -36,15 +37,7 @@ def test_gradient_is_that_of_the_loss() -> None:
     _, errors = agent.loss_and_errors(net, obs, actions, targets, weights)
     assert (np.abs(errors) > 1).any() and (np.abs(errors) < 1).any()
     gradient = net.gradient.copy()
-    step = 1e-6
-    for index in range(net.flat.size):
-        kept = net.flat[index]
-        net.flat[index] = kept + step
-        above = loss()
-        net.flat[index] = kept - step
-        below = loss()
-        net.flat[index] = kept
-        assert gradient[index] == pytest.approx((above - below) / (2 * step), abs=1e-7), index
+    assert_gradient(net.flat, gradient, loss)
 
 
 def test_a_sample_spans_steps_of_one_episode() -> None:

@@ -51,7 +51,7 @@ def build() -> None:
     run("depmod", "-b", str(kernel), modules.name)
     first = OUT / "first"
     shutil.rmtree(first, ignore_errors=True)
-    for name in ("bin", "proc", "sys", "dev", "root", "modules"):
+    for name in ("bin", "proc", "sys", "dev", "modules"):
         (first / name).mkdir(parents=True)
     shutil.copy(shutil.which("busybox") or "/bin/busybox", first / "bin" / "busybox")
     shutil.copy(HERE / "init", first / "init")

@@ -8,6 +8,7 @@ Steps are stored once. An item is 16 bytes that say where its steps begin, besid
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -21,18 +22,18 @@ MOST_STEPS = 1 << 16  # of one item, with what lies before its anchor
 
 
 @dataclass(frozen=True)
-class Items:
+class Items(ABC):
     """Base of the kinds of items."""
 
     kind: ClassVar[str]
 
+    @abstractmethod
     def cut(self) -> tuple[int, int, int]:
         """Steps before an item's anchor that it has itself, steps from there on, and steps from one anchor to the next."""
-        raise NotImplementedError
 
+    @abstractmethod
     def most(self, steps: int) -> int:
         """The most items that `steps` steps can make."""
-        raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, **asdict(self)}
