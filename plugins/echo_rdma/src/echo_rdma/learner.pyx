@@ -6,7 +6,7 @@ cdef extern from "ucx/intake.hpp" namespace "echo_rdma" nogil:
         int64_t waiting_since
 
     cdef cppclass CIntake "echo_rdma::Intake"(Flow):
-        CIntake(const echo_capi*, echo_store*, uint64_t, uint64_t, cbool)
+        CIntake(const echo_capi*, echo_store*, CEngine&, uint64_t, uint64_t, cbool)
         IntakeFigures figures()
         cbool idle()
 
@@ -30,7 +30,7 @@ cdef class Intake:
         cdef const echo_capi* table = echo_table(ECHO_CAPI_VERSION)
         self.wire = wire
         self.store = store
-        self.intake = make_shared[CIntake](table, echo_store_of(store), committed, credit_bytes, direct)
+        self.intake = make_shared[CIntake](table, echo_store_of(store), wire.engine.engine.get()[0], committed, credit_bytes, direct)
         with nogil:
             wire.engine.engine.get().attach(wire.peer.get()[0], <shared_ptr[Flow]>self.intake)
 

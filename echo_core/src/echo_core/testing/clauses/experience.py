@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
+import time
 
 import numpy as np
 import optree
 import pytest
 
+from ...errors import EchoTimeoutError
 from ..processes import returns
 from ..rig import PATIENCE, Rig, drain
 from ..samples import (
@@ -60,6 +64,36 @@ class ExperienceClauses:
         worker.start()
         drain(server, 20_000).check({2: 20_000})
         worker.join(PATIENCE)
+
+    def test_workers_that_wait_for_space_take_turns(self, rig: Rig) -> None:
+        server = rig.server(batch_size=4, num_buffers=3)
+        ended = threading.Event()
+
+        def pour(maker: int) -> None:
+            with rig.client(server) as client:
+                for number in itertools.takewhile(lambda _: not ended.is_set(), itertools.count()):
+                    client.send(sample(maker, number))
+
+        workers = [threading.Thread(target=pour, args=(maker,), daemon=True) for maker in range(3)]
+        for worker in workers:
+            worker.start()
+        tally, batches = Tally(), 0
+        while len(tally.numbers) < len(workers):
+            tally.add(server.sample(timeout=PATIENCE).batch)
+            batches += 1
+            assert batches < 100_000, f"only {sorted(tally.numbers)} of {len(workers)} workers got in"
+        before = {maker: len(numbers) for maker, numbers in tally.numbers.items()}
+        for _ in range(400):
+            time.sleep(0.001)  # slower than any worker, so that each always waits
+            tally.add(server.sample(timeout=PATIENCE).batch)
+        shares = [len(tally.numbers[maker]) - before[maker] for maker in before]
+        ended.set()
+        until = time.monotonic() + PATIENCE
+        while any(worker.is_alive() for worker in workers) and time.monotonic() < until:
+            with contextlib.suppress(EchoTimeoutError):
+                tally.add(server.sample(timeout=0.1).batch)
+        assert not any(worker.is_alive() for worker in workers)
+        assert min(shares) * len(shares) > sum(shares) / 8, f"of the samples taken: {shares}"
 
     @pytest.mark.parametrize("filler", [100_003, 3 << 20, (17 << 20) + 1])
     def test_samples_of_any_size_arrive_whole(self, rig: Rig, filler: int) -> None:

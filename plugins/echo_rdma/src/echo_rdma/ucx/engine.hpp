@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "line.hpp"
 #include "peer.hpp"
 
 namespace echo_rdma {
@@ -220,6 +221,7 @@ class Engine {
     ucp::Worker *worker() const { return worker_; }
     int64_t now() const { return now_; }
     bool quiet() const { return quiet_; } // nothing is arriving just now
+    Line line;                            // for space in stores that are full
 
     // The peer broke the protocol, or there is no memory for it.
     void give_up(Peer &peer, const std::string &why) {

@@ -10,12 +10,14 @@ class Intake final : public Flow {
   public:
     // `committed` samples of the session are in the store. The worker may be `credit_bytes` ahead of the store.
     // `direct`: rendezvous go straight into slots, which only lanes allow where it is the receiver that moves the bytes.
-    Intake(const echo_capi *api, echo_store *store, uint64_t committed, uint64_t credit_bytes, bool direct)
-        : api_(api), store_(store), direct_(direct), committed_(committed) {
+    Intake(const echo_capi *api, echo_store *store, Engine &engine, uint64_t committed, uint64_t credit_bytes, bool direct)
+        : api_(api), store_(store), line_(engine.line), direct_(direct), committed_(committed) {
         api_->retain(store_);
         for (uint32_t leaf = 0; leaf < api_->leaf_count(store_); leaf++) leaves_.push_back(api_->leaf_bytes(store_, leaf));
         sample_bytes_ = api_->sample_bytes(store_);
         credit_ = std::max<uint64_t>(2, credit_bytes / std::max<uint64_t>(1, sample_bytes_));
+        share_ = int64_t(std::clamp<uint64_t>(SHARE_BYTES / std::max<uint64_t>(1, sample_bytes_), 1, std::max(1u, api_->batch_size(store_) / 4)));
+        left_ = share_;
         next_ = committed + 1;
         limit_ = committed + credit_;
         ack_due_ = true; // the first credit
@@ -36,6 +38,7 @@ class Intake final : public Flow {
     // With the engine's lock: nothing more is committed, so that `committed` is final.
     void stop() {
         stopped_ = true;
+        line_.leave(this);
         if (partial_.in_run) api_->abort(store_, &partial_.run);
         partial_ = {};
         for (auto &one : parked_)
@@ -107,6 +110,7 @@ class Intake final : public Flow {
     bool turn(Peer &peer) override {
         bool worked = false;
         if (partial_.in_run && peer.engine->now() - partial_.since > HOLD_NS) move_out(peer);
+        full_ = false;
         if (!stopped_) {
             begin(peer);
             uint64_t rows = 0;
@@ -134,6 +138,7 @@ class Intake final : public Flow {
                 worked = true;
             }
             worked |= rows > 0;
+            if (!full_ || parked_.empty()) line_.leave(this); // what is still on its way must not hold up the others
         }
         if (ack_due_ && !peer.failed && (peer.engine->quiet() || (committed_ - acknowledged_) * sample_bytes_ >= ACK_BYTES)) {
             ack_due_ = false;
@@ -149,7 +154,7 @@ class Intake final : public Flow {
     bool hurries() const override { return partial_.in_run; }
 
     bool sleeps(Peer &, int eventfd) override {
-        if (stopped_ || closed_ || parked_.empty() || !full_) return true;
+        if (stopped_ || closed_ || parked_.empty() || !full_ || !line_.first(this, store_)) return true;
         armed_ = eventfd;
         return api_->arm_space(store_, eventfd) != ECHO_READY;
     }
@@ -169,6 +174,7 @@ class Intake final : public Flow {
   private:
     static constexpr uint64_t TURN_ROWS = 1024; // of one worker before it is another's turn
     static constexpr uint64_t ACK_BYTES = 256 << 10; // while more arrives, so many are acknowledged together
+    static constexpr uint64_t SHARE_BYTES = 32 << 10; // of space for one while others wait for it, but at most a quarter of a batch
     static constexpr size_t AT_ONCE = 8;        // rendezvous of one worker under way
     static constexpr int64_t HOLD_NS = 5'000'000; // that a sample whose parts are awaited may keep its slot
 
@@ -339,10 +345,26 @@ class Intake final : public Flow {
         return done;
     }
 
-    bool claim(uint32_t count, echo_run &run) {
-        int status = api_->claim(store_, count, &run);
+    // `whole`: in one piece, even if that is more than a share.
+    bool claim(uint32_t count, echo_run &run, bool whole = false) {
+        full_ = true;
+        if (!line_.first(this, store_)) {
+            line_.join(this, store_);
+            return false;
+        }
+        bool contended = line_.others(this, store_);
+        if (contended && left_ <= 0) {
+            left_ += share_; // a message that was taken whole may have been more than a share
+            line_.pass(this, store_);
+            return false;
+        }
+        int status = api_->claim(store_, contended && !whole ? uint32_t(std::min<int64_t>(count, left_)) : count, &run);
         full_ = status != ECHO_OK;
         closed_ |= status == ECHO_CLOSED;
+        if (full_)
+            line_.join(this, store_);
+        else
+            left_ = contended ? left_ - run.count : share_;
         return !full_;
     }
 
@@ -407,7 +429,7 @@ class Intake final : public Flow {
     // False: there is no space now. A run that is too short is given back, and the message takes the way over memory of its own.
     bool claim_all(Parked &one) {
         full_ = false;
-        if (!claim(one.count, one.run)) return false;
+        if (!claim(one.count, one.run, true)) return false;
         if (one.run.count < one.count || uint64_t(one.count) * leaves_.size() > 64) {
             api_->abort(store_, &one.run);
             return true;
@@ -454,9 +476,11 @@ class Intake final : public Flow {
 
     const echo_capi *api_;
     echo_store *store_;
+    Line &line_; // of the engine, which outlives every flow of its peers
     const bool direct_;
     std::vector<uint64_t> leaves_;
     uint64_t sample_bytes_, credit_, next_, limit_, acknowledged_ = 0;
+    int64_t share_, left_; // samples, while others wait
     bool ack_due_, full_ = false, closed_ = false, stopped_ = false;
     int armed_ = -1;
     Partial partial_;
