@@ -27,6 +27,7 @@ SYSTEMS: dict[str, Entry] = {
     "echo-tcps": Entry("benchmarks.adapters.echo_core:EchoTcps", ("echo-tcp", "echo-core", "echo-samplers")),
     "grpcio": Entry("benchmarks.adapters.grpcio:Grpcio", ("grpcio",)),
     "sockets": Entry("benchmarks.adapters.sockets:Sockets", ()),
+    "sockets-kept": Entry("benchmarks.adapters.sockets:SocketsKept", ()),
 }
 
 

@@ -1,83 +1,127 @@
-"""Bare sockets: what the loopback of this machine carries, and so a ceiling for large samples, whoever sends them.
+"""Loops in C over bare sockets: the ceiling for large samples on this machine, whoever sends them.
 
-A worker hands its arrays to the kernel as they are; the learner receives each message into a buffer that it uses again and
-again. Nothing is checked, acknowledged, kept for sending again, or made into arrays.
+``sockets`` hands its arrays to the kernel as they are and receives straight into rows: nothing is checked, acknowledged, or kept. ``sockets-kept``
+copies each sample once before, as any library has to that promises to send again what a lost connection did not deliver, and is the same
+otherwise. Neither runs any Python per sample.
 """
 
 from __future__ import annotations
 
-import select
+import ctypes
+import hashlib
+import os
+import shlex
 import socket
-from typing import Any
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
 
 from benchmarks.adapters.base import Learner, MessageLearner, System, Worker
 from benchmarks.payloads import Payload, Tree
+
+SOURCE = Path(__file__).with_suffix(".c")
+FRAME = 128 << 10  # bytes that a worker gives to one call, if samples are smaller
+AHEAD = 256 << 10  # bytes of rows that the learner offers to one call
+WINDOW = 2 << 20  # bytes that are kept
+
+
+def library() -> ctypes.CDLL:
+    """The compiled loops; ImportError without a C compiler."""
+    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    built = Path(tempfile.gettempdir()) / f"echo-bench-{os.getuid()}" / f"sockets-{digest}.so"
+    if not built.exists():
+        built.parent.mkdir(mode=0o700, exist_ok=True)
+        compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+        own = built.with_suffix(f".{os.getpid()}")
+        try:
+            subprocess.run([*compiler, "-O2", "-shared", "-fPIC", "-o", str(own), str(SOURCE)], check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise ImportError(f"the bare loops did not compile: {getattr(error, 'stderr', error)}") from error
+        own.rename(built)
+    loaded = ctypes.CDLL(str(built))
+    loaded.sockets_learner.restype = ctypes.c_void_p
+    return loaded
 
 
 class SocketLearner(MessageLearner):
     def __init__(self, payload: Payload, batch_size: int, connections: int) -> None:
         super().__init__(payload, batch_size)
+        self._loops = library()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=connections)
         self.address = "127.0.0.1:{1}".format(*self._listener.getsockname())
         self._expected = connections
-        self._poll = select.epoll()
-        self._peers: dict[int, socket.socket] = {}
-        self._partial: dict[int, tuple[memoryview, int]] = {}
-        self._unused = [memoryview(bytearray(payload.sample_bytes)) for _ in range(2 * batch_size + connections)]
-        self._whole: list[memoryview] = []
-        self._out: list[memoryview] = []
-
-    def _accept(self) -> None:
-        while len(self._peers) < self._expected:
-            peer, _ = self._listener.accept()
-            peer.setblocking(False)
-            self._peers[peer.fileno()] = peer
-            self._partial[peer.fileno()] = self._unused.pop(), 0
-            self._poll.register(peer, select.EPOLLIN)
+        self._peers: list[socket.socket] = []
+        size = payload.sample_bytes
+        ahead = min(64, max(1, AHEAD // size))
+        rows = 2 * batch_size + (2 * connections + 1) * ahead
+        memory = np.zeros((rows, size), np.uint8)
+        self._rows = [memoryview(row) for row in memory]  # type: ignore[arg-type]
+        self._out = (ctypes.c_int * batch_size)()
+        self._learner = ctypes.c_void_p(
+            self._loops.sockets_learner(ctypes.c_size_t(size), batch_size, connections, ahead, ctypes.c_void_p(memory.ctypes.data), rows)
+        )
+        self._memory = memory
 
     def sample(self) -> Any:
-        self._accept()
-        self._unused += self._out
-        while len(self._whole) < self.batch_size:
-            for fd, _ in self._poll.poll():
-                buffer, got = self._partial[fd]
-                try:
-                    more = self._peers[fd].recv_into(buffer[got:])
-                except BlockingIOError:
-                    continue
-                if not more:
-                    raise ConnectionError("a worker has left")
-                got += more
-                if got == len(buffer):
-                    self._whole.append(buffer)
-                    buffer, got = self._unused.pop(), 0
-                self._partial[fd] = buffer, got
-        self._out, self._whole = self._whole[: self.batch_size], self._whole[self.batch_size :]
-        return self._out
+        while len(self._peers) < self._expected:
+            peer, _ = self._listener.accept()
+            self._peers.append(peer)
+            self._loops.sockets_welcome(self._learner, peer.fileno())
+        if self._loops.sockets_take(self._learner, self._out):
+            raise ConnectionError("a worker has left")
+        return [self._rows[i] for i in self._out]
 
 
 class SocketWorker(Worker):
-    def __init__(self, address: str, payload: Payload) -> None:
+    def __init__(self, address: str, payload: Payload, keeps: bool) -> None:
         host, _, port = address.rpartition(":")
+        self._loops = library()
         self._socket = socket.create_connection((host, int(port)))
-        self._arrays = payload.arrays
+        self._payload = payload
+        self._window = np.zeros(max(WINDOW, 2 * payload.sample_bytes), np.uint8) if keeps else None
+
+    def _flood(self, samples: list[Tree], rounds: int) -> None:
+        arrays = [array for sample in samples for array in self._payload.arrays(sample)]
+        leaves = len(arrays) // len(samples)
+        window = self._window
+        failed = self._loops.sockets_flood(
+            self._socket.fileno(),
+            (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays)),
+            (ctypes.c_size_t * leaves)(*(array.nbytes for array in arrays[:leaves])),
+            leaves,
+            len(samples),
+            ctypes.c_long(rounds),
+            ctypes.c_size_t(FRAME),
+            ctypes.c_void_p(window.ctypes.data if window is not None else None),
+            ctypes.c_size_t(window.nbytes if window is not None else 0),
+        )
+        if failed:
+            raise ConnectionError("the learner has left")
 
     def send(self, sample: Tree) -> None:
-        parts = [memoryview(array).cast("B") for array in self._arrays(sample)]
-        while parts:
-            sent = self._socket.sendmsg(parts)
-            while parts and sent >= len(parts[0]):
-                sent -= len(parts.pop(0))
-            if sent:
-                parts[0] = parts[0][sent:]
+        self._flood([sample], 1)
+
+    def flood(self, samples: list[Tree]) -> NoReturn:
+        self._flood(samples, -1)
+        raise AssertionError("it floods until it is killed")
 
 
 class Sockets(System):
     name = "sockets"
     can = frozenset({"tcp"})
+    keeps = False
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return SocketLearner(payload, batch_size, connections)
 
     def worker(self, address: str, payload: Payload) -> Worker:
-        return SocketWorker(address, payload)
+        return SocketWorker(address, payload, self.keeps)
+
+
+class SocketsKept(Sockets):
+    name = "sockets-kept"
+    keeps = True
