@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from benchmarks import bars
 from benchmarks.cases import MODES
@@ -42,6 +42,21 @@ def table(results: Results) -> str:
             parts.append(f"{title}\n\n{_mode(results, names, systems)}")
     parts += [_latency(results), *_details(results), summary(results, bars.check), notes(results)]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def brief(results: Results, titles: Mapping[str, str]) -> str:
+    """A short table: our figure, id-echo's and the ratio for some cases, which get these titles; without those the file has not."""
+    rows = []
+    for name, title in titles.items():
+        ours = results.main_figure(name, bars.OURS) if name in results.cases else None
+        if ours is None:
+            continue
+        theirs = results.main_figure(bars.stand_in(name), bars.BASELINE)
+        times = bars.ratio(results, name, bars.OURS)
+        unit = {"samples/s": "/s", "µs per call": " µs"}.get(results.metric(name).unit, f" {results.metric(name).unit}")
+        shown = [f"{number(figure.median)}{unit}" if figure else "–" for figure in (ours, theirs)]
+        rows.append([title, *shown, factor(times) if times is not None else "–"])
+    return _rows(["", bars.OURS.capitalize(), bars.BASELINE, ""], rows)
 
 
 def _rows(header: list[str], rows: Iterable[list[str]]) -> str:

@@ -1,9 +1,10 @@
-"""docs/benchmarks.md shows the recorded run and no other figures, and another run can be recorded."""
+"""docs/benchmarks.md and the README show the recorded run and no other figures, and another run can be recorded."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,8 +18,8 @@ TOOL = ROOT / "tools" / "benchpage.py"
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A tree with the page, its run and the tool."""
-    for name in ("docs/benchmarks.md", "docs/benchmarks.json", "tools/benchpage.py"):
+    """A tree with the pages, their run and the tool."""
+    for name in ("README.md", "docs/benchmarks.md", "docs/benchmarks.json", "tools/benchpage.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
@@ -35,10 +36,11 @@ def test_the_page_is_what_the_tool_makes_of_the_recorded_run() -> None:
     assert done.returncode == 0, f"run: python tools/benchpage.py\n{done.stderr}"
 
 
-def test_a_figure_changed_by_hand_is_seen(copy: Path) -> None:
-    page = copy / "docs" / "benchmarks.md"
+@pytest.mark.parametrize("name", ["docs/benchmarks.md", "README.md"])
+def test_a_figure_changed_by_hand_is_seen(copy: Path, name: str) -> None:
+    page = copy / name
     assert tool(copy, "--check").returncode == 0
-    page.write_text(page.read_text().replace("id-echo", "another", 1).replace("×", "×1", 3))
+    page.write_text(re.sub(r"(?m)^(\| .*?)(\d+)×", r"\g<1>1\2×", page.read_text()))
     assert tool(copy, "--check").returncode == 1
     page.write_text("no marks")
     done = tool(copy)
@@ -66,4 +68,4 @@ def test_the_tool_is_a_module_without_side_effects() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with pytest.raises(ValueError, match="has lost its marks"):
-        module.page("nothing", module.Results.load(module.RUN))
+        module.page("page.md", "nothing", module.Results.load(module.RUN), str)
