@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_core.errors import EchoError, HandshakeRefused, ProtocolError, SecurityError, SpecError
-from echo_core.handshake import LIMIT_AFTER, LIMIT_BEFORE, MESSAGE, ClientHandshake, Message, ServerHandshake
+from echo_core.handshake import ClientHandshake, ServerHandshake
+from echo_core.handshake.messages import LIMIT_AFTER, LIMIT_BEFORE, MESSAGE, Message
 from echo_core.security import EVERYTHING, find_tokens
 from echo_core.spec import Spec
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from echo_core.testing.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```python(?: title=(\S+))?\n(.*?)^```$", re.M | re.S)
@@ -30,12 +31,6 @@ pytestmark = pytest.mark.needs("echo-core", "echo-samplers", "echo-shm", "echo-t
 
 def blocks(page: str) -> list[tuple[str, str]]:
     return [(title, code) for title, code in BLOCK.findall((ROOT / page).read_text())]
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 def run(program: Path) -> subprocess.Popen[str]:

@@ -19,7 +19,8 @@ import numpy as np
 
 from echo_core import MinSize, Server
 from echo_core.errors import EchoError
-from echo_core.handshake import MESSAGE, ClientHandshake, ServerHandshake
+from echo_core.handshake import ClientHandshake, ServerHandshake
+from echo_core.handshake.messages import MESSAGE
 from echo_core.operations import OPERATIONS
 from echo_core.spec import Spec
 from echo_core.transport import Peer

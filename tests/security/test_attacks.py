@@ -17,7 +17,8 @@ from strangers import EXAMPLE, TOKEN, receive
 from echo_core import Client, SecurityError, Server
 from echo_core.channel import Channel
 from echo_core.errors import EchoError, HandshakeRefused
-from echo_core.handshake import MESSAGE, ClientHandshake
+from echo_core.handshake import ClientHandshake
+from echo_core.handshake.messages import MESSAGE
 from echo_core.testing.processes import until
 
 Serve = Callable[..., Server]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, SecurityError, Server
+from echo_core.testing.ports import free_port
 from echo_core.testing.processes import until
 from echo_core.testing.samples import Tally, example, stacked
 from echo_core.tls import Authority
@@ -24,12 +25,6 @@ pytestmark = [
     pytest.mark.needs("echo-grpc", "echo-samplers"),
     pytest.mark.skipif(NGINX is None, reason="there is no nginx"),
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Proxy:

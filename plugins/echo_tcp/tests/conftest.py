@@ -7,9 +7,11 @@ import gc
 import os
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,10 @@ from echo_core.security import find_token
 from echo_core.testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
 from echo_core.wire import HEADER_BYTES, Header, Kind, frame, pack_header, parse_header
 from echo_tcp.transport import TcpTransport
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `wire_learner` and `numbered`
+
+from numbered import LARGE, SMALL, large, small
 
 PATIENCE = 20.0  # seconds until a test that waits for something gives up
 
@@ -178,6 +184,12 @@ def serve(raw_workers: list[RawWorker]) -> Callable[..., AbstractContextManager[
                 worker.close()
 
     return serve
+
+
+@pytest.fixture(params=[(SMALL, small), (LARGE, large)], ids=["small", "large"])
+def kind(request: pytest.FixtureRequest) -> Any:
+    """An example, and what makes its samples."""
+    return request.param
 
 
 def eventually(condition: Callable[[], Any], what: str = "") -> Any:

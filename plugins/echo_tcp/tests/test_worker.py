@@ -1,56 +1,19 @@
-"""The worker's end, fed by hand: what is taken over, when it is sent, and who waits for whom."""
+"""The worker's end, fed by hand: what is taken over, and when it is sent."""
 
 from __future__ import annotations
 
-import logging
-import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from numbered import LARGE, SMALL, large, numbers, small
+from wire_learner import WireLearner, connect
 
 from echo_core import wire
-from echo_core.address import Address
-from echo_core.errors import AddressError, ClosedError, ConfigError, EchoTimeoutError, SpecError
-from echo_core.plugins import transport_class
+from echo_core.errors import SpecError
 from echo_core.spec import Spec
-from echo_core.testing.processes import until
 from echo_tcp import _worker
-from echo_tcp.transport import TcpTransport
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from wire_learner import WireLearner
-
-SMALL = {"obs": np.zeros(4, np.float32), "reward": np.zeros((), np.float64)}
-LARGE = {"frame": np.zeros((100, 100, 4), np.uint8), "step": np.zeros((), np.int64)}
-
-
-def connect(learner: WireLearner, **options: Any) -> Any:
-    return TcpTransport.connect(learner.address, learner.spec, **options)
-
-
-def small(i: int) -> dict[str, np.ndarray]:
-    return {"obs": np.full(4, i, np.float32), "reward": np.array(i, np.float64)}
-
-
-def large(i: int) -> dict[str, np.ndarray]:
-    return {"frame": np.full((100, 100, 4), i % 251, np.uint8), "step": np.array(i)}
-
-
-def numbers(learner: WireLearner) -> list[int]:
-    """What `small(i)` and `large(i)` were called with, from samples that are whole."""
-    for first, second in learner.rows:
-        assert np.all(first == (second if first.ndim == 1 else second % 251))
-    return [int(row[-1]) for row in learner.rows]
-
-
-@pytest.fixture(params=["small", "large"])
-def kind(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
-    yield {"small": (SMALL, small), "large": (LARGE, large)}[request.param]
 
 
 def test_wire_constants_are_those_of_core() -> None:
@@ -148,71 +111,6 @@ def test_send_batch(kind: tuple[Any, Any], n: int) -> None:
         assert numbers(learner) == list(range(n))
 
 
-def test_a_batch_larger_than_the_window_waits_until_it_is_empty() -> None:
-    with WireLearner(SMALL) as learner, connect(learner, max_inflight_msgs=10) as worker:
-        learner.may_ack.clear()
-        worker.send(small(0))
-        batch = {"obs": np.zeros((100, 4), np.float32), "reward": np.arange(1.0, 101)}
-        batch["obs"] += batch["reward"][:, None]
-        with pytest.raises(EchoTimeoutError):
-            worker.send_batch(batch, timeout=0.05)
-        assert worker.stats()["samples"] == 1
-        learner.may_ack.set()
-        worker.send_batch(batch)
-        worker.wait()
-        assert numbers(learner) == list(range(101))
-
-
-def test_a_full_window_blocks_and_what_raised_was_not_taken() -> None:
-    with WireLearner(LARGE) as learner, connect(learner, window_bytes=1, name="joe") as worker:
-        learner.may_ack.clear()
-        taken = 0
-        with pytest.raises(EchoTimeoutError) as caught:
-            while taken < 10_000:
-                worker.send(large(taken), timeout=0)
-                taken += 1
-        assert taken >= 4
-        text = str(caught.value)
-        assert "'joe'" in text and str(learner.address) in text and f"commit {taken} sam" in text
-        with pytest.raises(EchoTimeoutError):
-            worker.send(large(taken), timeout=0.15)
-        assert worker.stats()["send_blocked"] == 2 and worker.stats()["samples"] == taken
-        waiter = threading.Thread(target=worker.send, args=(large(taken),))
-        waiter.start()
-        until(lambda: worker.stats()["send_blocked"] == 3, "send() blocks")
-        learner.may_ack.set()
-        waiter.join(20)
-        worker.wait()
-        assert numbers(learner) == list(range(taken + 1))
-
-
-def test_max_inflight_msgs_counts_samples() -> None:
-    with WireLearner(SMALL) as learner, connect(learner, max_inflight_msgs=32) as worker:
-        learner.may_ack.clear()
-        for i in range(32):
-            worker.send(small(i), timeout=0)
-        with pytest.raises(EchoTimeoutError):
-            worker.send(small(32), timeout=0)
-        learner.may_ack.set()
-        worker.wait()
-        assert numbers(learner) == list(range(32))
-
-
-def test_long_waits_are_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with WireLearner(SMALL) as learner, connect(learner, max_inflight_msgs=1) as worker:
-        learner.may_ack.clear()
-        worker.send(small(0))
-        clock = iter(range(0, 1000, 3))
-        monkeypatch.setattr(_worker.time, "monotonic", lambda: float(next(clock)))
-        with caplog.at_level(logging.WARNING, "echo"), pytest.raises(EchoTimeoutError):
-            worker.send(small(1), timeout=20)
-        monkeypatch.undo()
-        assert len(caplog.records) == 1 and "waits for tcp://" in caplog.text
-        learner.may_ack.set()
-
-
 def test_many_threads_on_one_connection(kind: tuple[Any, Any]) -> None:
     example, make = kind
     each = 400 if example is SMALL else 60
@@ -302,129 +200,3 @@ def test_what_does_not_fit_is_refused_by_name_and_not_taken() -> None:
         worker.wait()
         assert [row[0].tolist() for row in learner.rows] == [[0, 2, 4, 6]]
         assert learner.rows[0][1] == 1
-
-
-def test_close_delivers_says_goodbye_and_is_final(kind: tuple[Any, Any]) -> None:
-    example, make = kind
-    with WireLearner(example) as learner:
-        worker = connect(learner)
-        for i in range(200):
-            worker.send(make(i))
-        worker.close()
-        assert numbers(learner) == list(range(200)) and learner.goodbyes == ["closed"]
-        worker.close()
-        for call in (
-            lambda: worker.send(make(0)),
-            lambda: worker.send_batch({k: v[None] for k, v in example.items()}),
-            worker.flush,
-            worker.wait,
-            worker.weights,
-            lambda: worker.request("x", {}),
-        ):
-            with pytest.raises(ClosedError, match="closed"):
-                call()
-        assert worker.stats()["acknowledged"] == 200
-
-
-def test_close_says_how_much_it_could_not_deliver() -> None:
-    with WireLearner(SMALL) as learner:
-        learner.may_ack.clear()
-        worker = connect(learner)
-        for i in range(7):
-            worker.send(small(i))
-        with pytest.raises(EchoTimeoutError, match="7 samples"):
-            worker.close(timeout=0.1)
-        worker.close()
-        with pytest.raises(ClosedError):
-            worker.send(small(0))
-
-
-def test_close_cuts_other_calls_short() -> None:
-    with WireLearner(SMALL) as learner:
-        learner.may_ack.clear()
-        worker = connect(learner, max_inflight_msgs=1)
-        worker.send(small(0))
-        outcome: list[BaseException] = []
-
-        def blocked(call: Any) -> None:
-            try:
-                call()
-            except ClosedError as error:
-                outcome.append(error)
-
-        calls = [lambda: worker.send(small(1)), worker.weights, lambda: worker.request("x", {})]
-        threads = [threading.Thread(target=blocked, args=(call,)) for call in calls]
-        for thread in threads:
-            thread.start()
-        learner.until(lambda: learner.subscriptions == [0])
-        until(lambda: worker.stats()["send_blocked"] == 1, "send() blocks")
-        with pytest.raises(EchoTimeoutError):
-            worker.close(timeout=0)
-        for thread in threads:
-            thread.join(20)
-        assert len(outcome) == 3
-
-
-def test_forgotten_without_close() -> None:
-    with WireLearner(SMALL) as learner:
-        worker = connect(learner)
-        worker.send(small(0))
-        with pytest.warns(ResourceWarning, match="close"):
-            del worker
-        assert numbers(learner) == [0]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"protocol": "echo3"},
-        {"window_bytes": 0},
-        {"max_inflight_msgs": -1},
-        {"max_coalesced_bytes": 1 << 30},
-        {"timeout": -1.0},
-        {"windowbytes": 1},
-    ],
-)
-def test_options_are_checked(options: dict[str, Any]) -> None:
-    with WireLearner(SMALL) as learner, pytest.raises(ConfigError):
-        connect(learner, **options)
-
-
-def test_options_in_the_address() -> None:
-    with WireLearner(SMALL) as learner:
-        address = type(learner.address).parse(f"{learner.address}?max_inflight_msgs=3&name=ann")
-        with TcpTransport.connect(address, learner.spec) as worker:
-            assert worker.options.max_inflight_msgs == 3 and worker.options.name == "ann"
-
-
-def test_a_sample_that_changes_while_it_is_read_is_sent_whole() -> None:
-    """A leaf that puts another array in its own place when it is converted, which is then taken away."""
-    n = 1_000_000  # bytes: an array that is gone is gone from the address space
-
-    class Restless:
-        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-            sample["x"] = np.full(n, 7, np.uint8)
-            return np.full(n, 1, np.uint8)
-
-    sample: dict[str, Any] = {"x": Restless()}
-    with WireLearner({"x": np.zeros(n, np.uint8)}) as learner, connect(learner, window_bytes=1) as worker:
-        learner.may_ack.clear()
-        taken = 0
-        with pytest.raises(EchoTimeoutError):
-            while taken < 100:
-                worker.send({"x": np.zeros(n, np.uint8)}, timeout=0)
-                taken += 1
-        sender = threading.Thread(target=worker.send, args=(sample,))
-        sender.start()
-        until(lambda: worker.stats()["send_blocked"] == 2, "send() blocks")
-        sample["x"] = None
-        learner.may_ack.set()
-        sender.join(20)
-        worker.wait()
-        assert np.unique(learner.rows[taken][0]).tolist() == [1]
-
-
-@pytest.mark.parametrize("scheme", ["tcp", "tcps"])
-def test_an_address_has_no_path(scheme: str) -> None:
-    with pytest.raises(AddressError, match=f'write "{scheme}://127.0.0.1:9"'):
-        transport_class(scheme).connect(Address.parse(f"{scheme}://127.0.0.1:9/table"), Spec.from_example(SMALL))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from wire_learner import WireLearner
 
 from echo_core.address import Address
 from echo_core.errors import ConnectionClosedError
@@ -19,10 +20,6 @@ from echo_core.testing.processes import until
 from echo_tcp.transport import TcpTransport
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-from wire_learner import WireLearner  # noqa: E402
-
 EXAMPLE = {"a": np.zeros(9000, np.int64)}
 LEARNER = f"""
 import sys

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from wire_learner import WireLearner, connect
 
 from echo_core import weights as core_weights
 from echo_core.errors import (
@@ -22,17 +21,8 @@ from echo_core.errors import (
 )
 from echo_core.testing.processes import until
 from echo_core.wire import HEADER, Kind, frame, weights_frames
-from echo_tcp.transport import TcpTransport
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from wire_learner import WireLearner
 
 EXAMPLE = {"x": np.zeros(3, np.float32)}
-
-
-def connect(learner: WireLearner, **options: Any) -> Any:
-    return TcpTransport.connect(learner.address, learner.spec, **options)
 
 
 def packed(version: int, size: int = 1000) -> core_weights.PackedWeights:

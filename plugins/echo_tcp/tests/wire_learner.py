@@ -32,6 +32,12 @@ from echo_core.wire import (
     parse_request,
     weights_frames,
 )
+from echo_tcp.transport import TcpTransport
+
+
+def connect(learner: WireLearner, **options: Any) -> Any:
+    """A worker of `learner`."""
+    return TcpTransport.connect(learner.address, learner.spec, **options)
 
 
 class WireLearner:

@@ -1,0 +1,1 @@
+"""The clauses of the sampler contract, by subject; `SamplerContract` inherits them all."""

@@ -1,0 +1,77 @@
+"""Distributions, measured: keys come as often as the sampler says, and weights make means unbiased."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from .keys import keys
+
+
+class DistributionClauses:
+    def test_the_probabilities_are_true(self) -> None:
+        """Of the first key drawn: what it says of itself, and what is promised, is what happens,
+        within six standard deviations."""
+        priorities = [1.0, 2.0, 0.5, 4.0, 1.0, 3.0]
+        order = [10, 11, 12, 13, 14, 15]
+        if self.expected(order, priorities) is not None:
+            pytest.skip("does not draw at random")
+        sampler = self.filled(*order, priorities=priorities)
+        rng = np.random.default_rng(3)
+        counts, said = dict.fromkeys(order, 0), dict.fromkeys(order, 0.0)
+        for _ in range(self.DRAWS):
+            (key,), (probability,) = sampler.sample(1, rng)
+            counts[int(key)] += 1
+            said[int(key)] = float(probability)
+        promised = self.probabilities(priorities)
+        for index, key in enumerate(order):
+            for p in {said[key]} | ({float(promised[index])} if promised else set()):
+                deviation = (self.DRAWS * max(p * (1 - p), 1e-4)) ** 0.5
+                assert abs(counts[key] - p * self.DRAWS) <= 6 * deviation, (
+                    f"key {key}: drawn {counts[key]} of {self.DRAWS} times, said p={p:.4f}"
+                )
+
+    def test_a_batch_is_drawn_like_single_keys(self) -> None:
+        """How often each key is in batches agrees with the probabilities said of their draws."""
+        order = list(range(8))
+        priorities = [1.0 + key for key in order]
+        if self.expected(order, priorities) is not None or not self.sampler().replacement:
+            pytest.skip("its draws depend on each other")
+        sampler, rng = self.filled(*order, priorities=priorities), np.random.default_rng(5)
+        counts, turns, n = np.zeros(8), self.DRAWS // 16, 16
+        said = np.zeros(8)
+        for _ in range(turns):
+            drawn, probabilities = sampler.sample(n, rng)
+            np.add.at(counts, drawn.astype(np.int64), 1)
+            said[drawn.astype(np.int64)] = probabilities
+        deviation = np.sqrt(turns * n * np.maximum(said * (1 - said), 1e-4))
+        assert (abs(counts - said * turns * n) <= 6 * deviation).all(), (counts, said * turns * n)
+
+    def test_a_history_leaves_the_distribution_true(self) -> None:
+        """After inserts, deletions and updates, keys come as often as it says (chi-square), the
+        probabilities of all keys are those of one distribution, and weights of 1 / (N p) make the
+        mean over batches that of the contents: no key is left out, none counts twice."""
+        if self.expected(range(3), [1.0] * 3) is not None:
+            pytest.skip("does not draw at random")
+        sampler, rng = self.played(), np.random.default_rng(7)
+        sampler.update(keys(*range(1, 40, 3)), 0.25 + rng.random(13))
+        held, n = len(sampler), 10
+        truth = {key: (key * 37 % 11) / 10 for key in self.held_keys(sampler)}
+        counts, said, means = dict.fromkeys(truth, 0), dict.fromkeys(truth, 0.0), []
+        for _ in range(self.DRAWS // n):
+            drawn, probabilities = sampler.sample(n, rng)
+            for key, probability in zip(drawn.tolist(), probabilities.tolist(), strict=True):
+                assert said[key] in (0.0, probability), f"key {key} has two probabilities"
+                counts[key] += 1
+                said[key] = probability
+            means.append(np.mean([truth[key] for key in drawn.tolist()] / (held * probabilities)))
+        draws = self.DRAWS // n * n
+        unseen = sum(1 for probability in said.values() if probability == 0)
+        total = sum(said.values())
+        assert total <= 1 + 1e-9 and (unseen or total >= 1 - 1e-9), f"the probabilities sum to {total}"
+        often = [key for key in truth if said[key] * draws >= 10]
+        statistic = sum((counts[key] - said[key] * draws) ** 2 / (said[key] * draws) for key in often)
+        assert statistic <= len(often) + 6 * (2 * len(often)) ** 0.5, f"chi-square {statistic:.0f} of {len(often)} keys"
+        if unseen == 0:
+            error, deviation = np.mean(means) - np.mean(list(truth.values())), np.std(means) / len(means) ** 0.5
+            assert abs(error) <= 6 * deviation, f"the weighted mean is off by {error:.4f}, {error / deviation:.0f} deviations"

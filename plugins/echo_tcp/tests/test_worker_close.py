@@ -1,0 +1,83 @@
+"""The end of a connection: what `close()` delivers, what it gives up, and whom it wakes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from numbered import SMALL, numbers, small
+from wire_learner import WireLearner, connect
+
+from echo_core.errors import ClosedError, EchoTimeoutError
+from echo_core.testing.processes import until
+
+
+def test_close_delivers_says_goodbye_and_is_final(kind: tuple[Any, Any]) -> None:
+    example, make = kind
+    with WireLearner(example) as learner:
+        worker = connect(learner)
+        for i in range(200):
+            worker.send(make(i))
+        worker.close()
+        assert numbers(learner) == list(range(200)) and learner.goodbyes == ["closed"]
+        worker.close()
+        for call in (
+            lambda: worker.send(make(0)),
+            lambda: worker.send_batch({k: v[None] for k, v in example.items()}),
+            worker.flush,
+            worker.wait,
+            worker.weights,
+            lambda: worker.request("x", {}),
+        ):
+            with pytest.raises(ClosedError, match="closed"):
+                call()
+        assert worker.stats()["acknowledged"] == 200
+
+
+def test_close_says_how_much_it_could_not_deliver() -> None:
+    with WireLearner(SMALL) as learner:
+        learner.may_ack.clear()
+        worker = connect(learner)
+        for i in range(7):
+            worker.send(small(i))
+        with pytest.raises(EchoTimeoutError, match="7 samples"):
+            worker.close(timeout=0.1)
+        worker.close()
+        with pytest.raises(ClosedError):
+            worker.send(small(0))
+
+
+def test_close_cuts_other_calls_short() -> None:
+    with WireLearner(SMALL) as learner:
+        learner.may_ack.clear()
+        worker = connect(learner, max_inflight_msgs=1)
+        worker.send(small(0))
+        outcome: list[BaseException] = []
+
+        def blocked(call: Any) -> None:
+            try:
+                call()
+            except ClosedError as error:
+                outcome.append(error)
+
+        calls = [lambda: worker.send(small(1)), worker.weights, lambda: worker.request("x", {})]
+        threads = [threading.Thread(target=blocked, args=(call,)) for call in calls]
+        for thread in threads:
+            thread.start()
+        learner.until(lambda: learner.subscriptions == [0])
+        until(lambda: worker.stats()["send_blocked"] == 1, "send() blocks")
+        with pytest.raises(EchoTimeoutError):
+            worker.close(timeout=0)
+        for thread in threads:
+            thread.join(20)
+        assert len(outcome) == 3
+
+
+def test_forgotten_without_close() -> None:
+    with WireLearner(SMALL) as learner:
+        worker = connect(learner)
+        worker.send(small(0))
+        with pytest.warns(ResourceWarning, match="close"):
+            del worker
+        assert numbers(learner) == [0]

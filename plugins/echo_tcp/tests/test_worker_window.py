@@ -1,0 +1,108 @@
+"""The window of what is not acknowledged: who waits for whom, and what was taken over meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from numbered import LARGE, SMALL, large, numbers, small
+from wire_learner import WireLearner, connect
+
+from echo_core.errors import EchoTimeoutError
+from echo_core.testing.processes import until
+from echo_tcp import _worker
+
+
+def test_a_batch_larger_than_the_window_waits_until_it_is_empty() -> None:
+    with WireLearner(SMALL) as learner, connect(learner, max_inflight_msgs=10) as worker:
+        learner.may_ack.clear()
+        worker.send(small(0))
+        batch = {"obs": np.zeros((100, 4), np.float32), "reward": np.arange(1.0, 101)}
+        batch["obs"] += batch["reward"][:, None]
+        with pytest.raises(EchoTimeoutError):
+            worker.send_batch(batch, timeout=0.05)
+        assert worker.stats()["samples"] == 1
+        learner.may_ack.set()
+        worker.send_batch(batch)
+        worker.wait()
+        assert numbers(learner) == list(range(101))
+
+
+def test_a_full_window_blocks_and_what_raised_was_not_taken() -> None:
+    with WireLearner(LARGE) as learner, connect(learner, window_bytes=1, name="joe") as worker:
+        learner.may_ack.clear()
+        taken = 0
+        with pytest.raises(EchoTimeoutError) as caught:
+            while taken < 10_000:
+                worker.send(large(taken), timeout=0)
+                taken += 1
+        assert taken >= 4
+        text = str(caught.value)
+        assert "'joe'" in text and str(learner.address) in text and f"commit {taken} sam" in text
+        with pytest.raises(EchoTimeoutError):
+            worker.send(large(taken), timeout=0.15)
+        assert worker.stats()["send_blocked"] == 2 and worker.stats()["samples"] == taken
+        waiter = threading.Thread(target=worker.send, args=(large(taken),))
+        waiter.start()
+        until(lambda: worker.stats()["send_blocked"] == 3, "send() blocks")
+        learner.may_ack.set()
+        waiter.join(20)
+        worker.wait()
+        assert numbers(learner) == list(range(taken + 1))
+
+
+def test_max_inflight_msgs_counts_samples() -> None:
+    with WireLearner(SMALL) as learner, connect(learner, max_inflight_msgs=32) as worker:
+        learner.may_ack.clear()
+        for i in range(32):
+            worker.send(small(i), timeout=0)
+        with pytest.raises(EchoTimeoutError):
+            worker.send(small(32), timeout=0)
+        learner.may_ack.set()
+        worker.wait()
+        assert numbers(learner) == list(range(32))
+
+
+def test_long_waits_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with WireLearner(SMALL) as learner, connect(learner, max_inflight_msgs=1) as worker:
+        learner.may_ack.clear()
+        worker.send(small(0))
+        clock = iter(range(0, 1000, 3))
+        monkeypatch.setattr(_worker.time, "monotonic", lambda: float(next(clock)))
+        with caplog.at_level(logging.WARNING, "echo"), pytest.raises(EchoTimeoutError):
+            worker.send(small(1), timeout=20)
+        monkeypatch.undo()
+        assert len(caplog.records) == 1 and "waits for tcp://" in caplog.text
+        learner.may_ack.set()
+
+
+def test_a_sample_that_changes_while_it_is_read_is_sent_whole() -> None:
+    """A leaf that puts another array in its own place when it is converted, which is then taken away."""
+    n = 1_000_000  # bytes: an array that is gone is gone from the address space
+
+    class Restless:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            sample["x"] = np.full(n, 7, np.uint8)
+            return np.full(n, 1, np.uint8)
+
+    sample: dict[str, Any] = {"x": Restless()}
+    with WireLearner({"x": np.zeros(n, np.uint8)}) as learner, connect(learner, window_bytes=1) as worker:
+        learner.may_ack.clear()
+        taken = 0
+        with pytest.raises(EchoTimeoutError):
+            while taken < 100:
+                worker.send({"x": np.zeros(n, np.uint8)}, timeout=0)
+                taken += 1
+        sender = threading.Thread(target=worker.send, args=(sample,))
+        sender.start()
+        until(lambda: worker.stats()["send_blocked"] == 2, "send() blocks")
+        sample["x"] = None
+        learner.may_ack.set()
+        sender.join(20)
+        worker.wait()
+        assert np.unique(learner.rows[taken][0]).tolist() == [1]
