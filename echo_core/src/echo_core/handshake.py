@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from . import __version__
 from .errors import EchoError, HandshakeRefused, ProtocolError, SecurityError, SpecError
-from .labels import LEAF, UnlabelledError, wants_labels
+from .labels import LEAF, SUFFIX, UnlabelledError, wants_labels
 from .security import EVERYTHING, ROLES
 from .wire import MAX_NUMBER, PROTOCOL_VERSION, Buffer, dump_json, parse_json
 
@@ -343,6 +343,8 @@ class ServerHandshake(_Handshake):
         if spec is None:
             have = ", ".join(map(repr, self._tables)) or "none, it streams"
             text = f"this learner has no table {_printable(name)!r} (it has {have})"
+            if name.endswith(SUFFIX):
+                text = f"samples with priorities or policy versions need a replay table, and this learner has {have}"
             self.refuse("table", text)
             raise ProtocolError(f"{self._who()} was refused: {text}")
         self._spec, self._spec_json = spec, _spec_json(spec)
