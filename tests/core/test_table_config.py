@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_core import ConfigError, Queue, SampleToInsertRatio, Server, Table
+from echo_core import ConfigError, FrameStack, NStep, Queue, SampleToInsertRatio, Sequences, Server, Slices, Table
 from echo_core.config import load
 from echo_core.schema import configuration_schema
 
@@ -35,6 +35,27 @@ sampler = "fifo"
 rate_limiter = { type = "Queue", size = 64 }
 lease_timeout = 30.0
 """
+
+
+STEPS = """
+[server]
+batch_size = 2
+
+[[server.tables]]
+name = "dqn"
+capacity = 100
+sampler = "prioritized"
+items = { type = "NStep", n = 3, gamma = 0.9 }
+stack = { leaf = "obs", n = 4 }
+
+[[server.tables]]
+name = "offline"
+capacity = 50
+sampler = "uniform"
+items = { type = "Slices", length = 4, by = "episodes" }
+stack = [{ leaf = "obs", n = 2, fill = "zeros" }]
+"""
+STEP = {"obs": np.zeros(3, np.float32), "reward": np.float32(0)}
 
 
 @pytest.fixture
@@ -109,6 +130,45 @@ def test_mistakes_name_file_and_key(tmp_path: Path, change: str, said: str) -> N
     assert str(path) in str(caught.value) or "could never" in said or "missing" in said
 
 
+def test_items_over_steps(tmp_path: Path) -> None:
+    path = tmp_path / "echo.toml"
+    path.write_text(STEPS)
+    server = Server.from_config(path, STEP)
+    assert server.tables["dqn"].layout.items == NStep(3, gamma=0.9) and server.tables["offline"].layout.items == Slices(4, by="episodes")
+    writer = server.tables["dqn"].writer()
+    for t in range(8):
+        writer.send({"obs": np.full(3, t, np.float32), "reward": np.float32(1)}, end="terminated" if t == 7 else None)
+    sample = server.sample(timeout=10)
+    assert sample.batch["obs"].shape == (2, 4, 3)
+    steps = np.minimum(3, 8 - sample.batch["obs"][:, -1, 0])
+    assert np.allclose(sample.returns, (1 - 0.9**steps) / (1 - 0.9))
+    config = load(path, command_line=["server.tables.0.items.n=5", "server.tables.1.items={type='Sequences', length=6, period=3}"])
+    dqn, offline = config.server.tables
+    assert dqn.items == NStep(5, gamma=0.9) and dqn.stack == FrameStack(4, "obs")
+    assert offline.items == Sequences(6, period=3) and offline.stack == (FrameStack(2, "obs", fill="zeros"),)
+    assert ("server.tables.1.items.period", 3, "command line") in config.explain()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("items=Slces", r"command line: server\.tables\.0\.items\.type: no kind of items 'Slces'; did you mean 'Slices'\?"),
+        ("items.lenth=5", r"command line: server\.tables\.0\.items\.lenth: unknown key"),
+        ("items.n=0", r"command line: server\.tables\.0\.items: NStep: n must be a whole number from 1"),
+        ("items={type='Sequences'}", r"server\.tables\.0\.items\.length: missing"),
+        ("stack.n=0", r"command line: server\.tables\.0\.stack: FrameStack: n must be a whole number from 1"),
+        ("stack.fill=ones", r"command line: server\.tables\.0\.stack\.fill: must be 'first' or 'zeros'"),
+        ("stack={leaf='osb', n=2}", r"server\.tables\.0: table 'dqn': FrameStack: leaf 'osb' is none of the step's.*did you mean 'obs'"),
+        ("items.n=2000", r"server\.tables\.0: table 'dqn': capacity=100 steps are fewer than the 2004 of one item"),
+    ],
+)
+def test_mistakes_of_items_name_the_key(tmp_path: Path, change: str, said: str) -> None:
+    path = tmp_path / "echo.toml"
+    path.write_text(STEPS)
+    with pytest.raises(ConfigError, match=said):
+        Server.from_config(load(path, command_line=[f"server.tables.0.{change}"]), STEP)
+
+
 def test_what_does_not_go_together(file: Path) -> None:
     with pytest.raises(ConfigError, match="each of \\[\\[server.tables\\]\\] has a sampler of its own"):
         load(file, command_line=["server.sampler=uniform"])
@@ -132,6 +192,12 @@ def test_the_schema_knows_tables(file: Path) -> None:
     mistakes = {"capacity": "3", "capacty": 3, "rate_limiter": {"type": "Queue"}, "sampler": {"type": "uniform", "alpha": 1}}
     for key, value in mistakes.items():
         bad = tomllib.loads(TEXT)
+        bad["server"]["tables"][0][key] = value
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(bad, schema)
+    jsonschema.validate(tomllib.loads(STEPS), schema)
+    for key, value in {"items": {"type": "NStep", "length": 3}, "stack": {"leaf": "obs"}}.items():
+        bad = tomllib.loads(STEPS)
         bad["server"]["tables"][0][key] = value
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(bad, schema)

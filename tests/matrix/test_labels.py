@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
-from echo_core import Client, Server, SpecError, Table, plugins
+from echo_core import Client, ClosedError, ConfigError, EchoError, Sequences, Server, SpecError, Steps, Table, plugins
+from echo_core.errors import UnknownTableError
 
 TRANSPORTS = [record.name for record in plugins.installed(plugins.TRANSPORTS) if not record.disabled]
 EXAMPLE = {"number": np.int64(0), "filler": np.zeros(5, np.float32)}
@@ -44,6 +46,65 @@ def test_priorities_arrive_with_their_samples(transport_table: dict[str, Any]) -
         assert told.sum() == 110
         # One sender's samples stay in order, with and without labels.
         assert table.peek(table.keys())[0]["number"].tolist() == [*range(130)]
+
+
+@over_every_transport
+def test_clients_that_named_no_table_send_labels_too(transport_table: dict[str, Any]) -> None:
+    replay = {"sampler": "prioritized", "capacity": 1000}
+    with Server(EXAMPLE, batch_size=32, transport=transport_table, **replay) as server, Client(server.address, EXAMPLE) as client:
+        send = client.send  # as loops keep it
+        send({"number": np.int64(0), "filler": np.zeros(5, np.float32)})
+        send({"number": np.int64(1), "filler": np.zeros(5, np.float32)}, priority=7.0)
+        send({"number": np.int64(2), "filler": np.zeros(5, np.float32)})
+        client.send_batch(items(3, 6), priorities=[3.0, 4.0, 5.0])
+        client.send_batch(items(6, 9))
+        client.wait()
+        table = server.table()
+        assert table.peek(table.keys())[0]["number"].tolist() == [*range(9)]
+        keys, _ = table.top(9)
+        assert table.peek(keys)[0]["number"].tolist().index(1) < 5  # new ones without a priority have the largest so far
+        with pytest.raises(ValueError, match="must be finite and not negative"):
+            send(EXAMPLE, priority=-1.0)
+        with pytest.raises(ConfigError, match="end belong to tables of steps: give the client Steps"):
+            send(EXAMPLE, end="terminated")
+        with pytest.raises(UnknownTableError, match="no example for table 'others'"):
+            client.send_batch(items(0, 1), table="others")
+        client.wait()
+        assert len(table) == 9
+    with Server(EXAMPLE, batch_size=2, transport=transport_table) as server, Client(server.address, EXAMPLE) as client:
+        with pytest.raises(EchoError, match="priorities or policy versions need a replay table, and this learner has none, it streams"):
+            client.send(EXAMPLE, priority=1.0)
+        client.send_batch(items(0, 2))
+        assert server.sample(timeout=30).batch["number"].tolist() == [0, 1]
+
+
+@over_every_transport
+def test_steps_have_no_labels(transport_table: dict[str, Any]) -> None:
+    steps = Table("steps", EXAMPLE, capacity=100, sampler="uniform", items=Sequences(2))
+    with Server(tables=[steps], batch_size=2, transport=transport_table) as server, Client(server.address, Steps(EXAMPLE)) as client:
+        with pytest.raises(ConfigError, match="steps have neither priority nor policy version; items get priorities"):
+            client.send(EXAMPLE, priority=1.0)
+        with pytest.raises(ConfigError, match="steps have neither priorities nor policy versions"):
+            client.send_batch(items(0, 2), priorities=[1.0, 2.0])
+        client.send(EXAMPLE, stream=1)
+        client.send(EXAMPLE, end="terminated", stream=1)
+        client.send_batch(items(0, 2), ends=[None, "terminated"], stream=3)
+        client.wait()
+        assert len(server.table()) == 2
+
+
+@over_every_transport
+def test_a_dropped_client_is_gone_at_once(transport_table: dict[str, Any]) -> None:
+    with Server(EXAMPLE, batch_size=2, transport=transport_table) as server:
+        client = Client(server.address, EXAMPLE)
+        client.send(EXAMPLE)
+        client.wait()
+        client.close()
+        gone, send = weakref.ref(client), client.send
+        del client
+        assert gone() is None
+        with pytest.raises(ClosedError):
+            send(EXAMPLE, priority=1.0)
 
 
 @over_every_transport

@@ -10,6 +10,7 @@ from . import mixture, plugins, security
 from .address import Address
 from .errors import ConfigError
 from .labels import SUFFIX, Held, LabelledConnection, UnlabelledError, labelled
+from .plain_sender import PlainSender
 from .remote_steps import remote_table
 from .remote_table import OtherTables, RemoteSample
 from .spec import Spec
@@ -94,12 +95,10 @@ class Client:
         self._connect = connect
         if labelled_from_start:
             self._labelled[None] = LabelledConnection(self._connection, self.spec, self._held)
-        elif not tables and self._streams is not None:
-            self.send, self.send_batch = self._streams.send, self._streams.send_batch  # type: ignore[method-assign,assignment]
-        elif not tables and table is None:
+        elif not tables and (table is None or self._streams is not None):
             # Bound once: one more Python call per sample would cost a third of a send.
-            self.send = self._connection.send  # type: ignore[method-assign,assignment]
-            self.send_batch = self._connection.send_batch  # type: ignore[method-assign,assignment]
+            sender = PlainSender(self, self._streams or self._connection, self._streams is not None)
+            self.send, self.send_batch = sender.send, sender.send_batch  # type: ignore[method-assign,assignment]
 
     @classmethod
     def from_config(cls, source: Any, example: Any = None, /, **overrides: Any) -> Client:
@@ -132,7 +131,7 @@ class Client:
         Args:
             sample: a pytree like the example.
             timeout: seconds to wait while too much is unacknowledged; None is the client's default.
-            table: one of `tables`; None is the client's own. The other labels need a client that was given `table` or `tables`.
+            table: one of `tables`; None is the client's own.
             priority: of the new item, finite and not negative; None lets the table's sampler choose.
             policy_version: of the policy that made it; None is the attribute `policy_version`.
             **step: `end` and `stream`, to a table of steps: see `StepStreams.send`.

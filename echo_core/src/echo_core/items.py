@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from .errors import ConfigError, did_you_mean
 from .spec import Spec
@@ -143,7 +143,7 @@ class Slices(Items):
 
     kind: ClassVar[str] = "slices"
     length: int
-    by: str = "steps"
+    by: Literal["steps", "episodes"] = "steps"
     pad: bool = False
 
     def __post_init__(self) -> None:
@@ -178,7 +178,7 @@ class FrameStack:
 
     n: int
     leaf: str = "obs"
-    fill: str = "first"
+    fill: Literal["first", "zeros"] = "first"
 
     def __post_init__(self) -> None:
         _whole("FrameStack", "n", self.n, 1, 256)

@@ -28,7 +28,7 @@ CHOICES: tuple[Key, ...] = (("server", "transport"), ("server", "sampler"))
 
 # A list of tables, in which these keys may be a name instead of a table with a `type`.
 TABLES: Key = ("server", "tables")
-_NAMED = ("sampler", "remover", "rate_limiter")
+_NAMED = ("sampler", "remover", "rate_limiter", "items")
 
 _TOKEN: Key = ("security", "token")
 _EITHER = {_TOKEN: ("security", "token_file"), ("security", "token_file"): _TOKEN}

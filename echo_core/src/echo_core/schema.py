@@ -13,7 +13,7 @@ from . import plugins
 from .errors import PluginError
 from .plugins import PluginHost
 from .sections import PluginsConfig, SecurityConfig, ServerConfig
-from .table_config import LIMITERS, TableConfig
+from .table_config import ITEMS, LIMITERS, TableConfig
 
 __all__ = ["configuration_schema", "options_schema"]
 
@@ -53,7 +53,8 @@ def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
     del table["properties"]["where"], table["properties"]["origin"]
     of_table = {"anyOf": [{"type": "string"}, *map(_without_capacity, samplers)]}
     table["properties"] |= {"sampler": of_table, "remover": of_table}
-    table["properties"]["rate_limiter"] = {"anyOf": [_limiter(name, options) for name, (options, _) in LIMITERS.items()]}
+    table["properties"]["rate_limiter"] = {"anyOf": [_typed(name, options) for name, (options, _) in LIMITERS.items()]}
+    table["properties"]["items"] = {"anyOf": [_typed(name, options) for name, options in ITEMS.items()]}
     server["properties"]["tables"] = {"type": "array", "items": table}
     client = _client(host)
     security = options_schema(SecurityConfig)
@@ -122,10 +123,11 @@ def _without_capacity(sampler: dict[str, Any]) -> dict[str, Any]:
     return {**sampler, "properties": properties, "required": ["type", *(key for key in sampler["required"][1:] if key != "capacity")]}
 
 
-def _limiter(name: str, options: type[Any]) -> dict[str, Any]:
+def _typed(name: str, options: type[Any]) -> dict[str, Any]:
+    """Of a table whose `type` says which options it has."""
     schema = options_schema(options)
     properties = {"type": {"const": name}, **schema["properties"]}
-    return {"title": name, **schema, "properties": properties, "required": ["type", *schema["required"]]}
+    return {"title": name, **schema, "properties": properties, "required": ["type", *schema.get("required", [])]}
 
 
 def _type(hint: Any) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from . import rate_limiters
 from .errors import ConfigError, did_you_mean
 from .fields import build_options
+from .items import FrameStack, Items, NStep, Sequences, Slices
 from .sections import PluginChoice
 
 if TYPE_CHECKING:
     from .plugins import PluginHost
     from .table import Table
 
-__all__ = ["LIMITERS", "TableConfig", "table_configs", "with_tables"]
+__all__ = ["ITEMS", "LIMITERS", "TableConfig", "table_configs", "with_tables"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ LIMITERS: Mapping[str, tuple[type[Any], Callable[..., rate_limiters.RateLimiter]
     "Stack": (Queue, rate_limiters.Stack),
 }
 
+# What `items = { type = ... }` may name.
+ITEMS: Mapping[str, type[Items]] = {kind.__name__: kind for kind in (Sequences, NStep, Slices)}
+
 
 @dataclass(frozen=True)
 class TableConfig:
@@ -65,6 +70,8 @@ class TableConfig:
     max_policy_lag: int | None = None
     lag_weight: float = 1.0
     lease_timeout: float | None = None
+    items: Items | None = None
+    stack: FrameStack | tuple[FrameStack, ...] | None = None
     where: str = field(default="server.tables", repr=False, compare=False)
     origin: str = field(default="", repr=False, compare=False)
 
@@ -77,12 +84,8 @@ class TableConfig:
         from .table import Table
 
         given = {key: getattr(self, key) for key in KEYS if key not in ("name", "sampler", "remover")}
-        try:
+        with _placed(self.where, self.origin):
             return Table(self.name, example, sampler=self._plugin(self.sampler), remover=self._plugin(self.remover), **given)
-        except ConfigError as error:
-            if self.where in str(error):
-                raise
-            raise ConfigError(": ".join(part for part in (self.origin, self.where, str(error)) if part)) from error
 
     def check(self) -> None:
         """Load sampler and remover and check their options. Raises as `make`."""
@@ -123,7 +126,10 @@ def table_configs(tables: Mapping[str, Any], origins: Mapping[str, str], host: P
                 keys[key] = _choice(keys[key], f"{where}.{key}", origins, host)
         if "rate_limiter" in keys:
             keys["rate_limiter"] = _limiter(keys["rate_limiter"], f"{where}.rate_limiter", origins)
-        table = build_options(TableConfig, {**keys, "where": where, "origin": origin}, where, origins)
+        if "items" in keys:
+            keys["items"] = _items(keys["items"], f"{where}.items", origins)
+        with _placed(f"{where}.stack", origins.get(f"{where}.stack", origin)):
+            table = build_options(TableConfig, {**keys, "where": where, "origin": origin}, where, origins)
         if table.name in made:
             raise ConfigError(f"{origin}: {where}.name: {made[table.name].where} is called {table.name!r} already; give each its own name")
         made[table.name] = table
@@ -168,17 +174,40 @@ def _choice(table: Any, where: str, origins: Mapping[str, str], host: PluginHost
 
 
 def _limiter(table: Any, where: str, origins: Mapping[str, str]) -> rate_limiters.RateLimiter:
+    origin, name, options = _typed(table, where, origins, "rate limiter", LIMITERS, '{ type = "MinSize", min_size_to_sample = 1000 }')
+    kind, make = LIMITERS[name]
+    with _placed(where, origin):
+        checked = build_options(kind, options, where, origins)
+        return make(**{f.name: getattr(checked, f.name) for f in dataclasses.fields(kind)})
+
+
+def _items(table: Any, where: str, origins: Mapping[str, str]) -> Items:
+    origin, name, options = _typed(table, where, origins, "kind of items", ITEMS, '{ type = "NStep", n = 3 }')
+    with _placed(where, origins.get(where, origin)):
+        return build_options(ITEMS[name], options, where, origins)
+
+
+def _typed(
+    table: Any, where: str, origins: Mapping[str, str], what: str, known: Mapping[str, Any], example: str
+) -> tuple[str, str, dict[str, Any]]:
+    """Where a table with a `type` came from, which of those known it names, and its other keys."""
     origin = origins.get(f"{where}.type") or origins.get(where, "")
     options = dict(table) if isinstance(table, Mapping) else {}
     name = options.pop("type", None)
     if not isinstance(name, str):
-        raise ConfigError(f'{origin}: {where}: must be a table such as {{ type = "MinSize", min_size_to_sample = 1000 }}')
-    if name not in LIMITERS:
-        hint = did_you_mean(name, LIMITERS) or f"; there are {', '.join(LIMITERS)}"
-        raise ConfigError(f"{origin}: {where}.type: no rate limiter {str(name)!r}{hint}")
-    kind, make = LIMITERS[name]
-    checked = build_options(kind, options, where, origins)
+        raise ConfigError(f"{origin}: {where}: must be a table such as {example}")
+    if name not in known:
+        hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+        raise ConfigError(f"{origin}: {where}.type: no {what} {str(name)!r}{hint}")
+    return origin, str(name), options
+
+
+@contextmanager
+def _placed(where: str, origin: str) -> Iterator[None]:
+    """Errors of code that knows no configuration say where in it the mistake is; those that do already stay as they are."""
     try:
-        return make(**{f.name: getattr(checked, f.name) for f in dataclasses.fields(kind)})
+        yield
     except ConfigError as error:
-        raise ConfigError(f"{origin}: {where}: {error}") from error
+        if where.removesuffix(".stack") in str(error):
+            raise
+        raise ConfigError(": ".join(part for part in (origin, where, str(error)) if part)) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .. import __version__
 from ..errors import ProtocolError, SecurityError, SpecError
-from ..labels import LEAF
+from ..labels import LEAF, SUFFIX
 from ..security import EVERYTHING, ROLES
 from ..wire import MAX_NUMBER, PROTOCOL_VERSION
 from .base import Handshake
@@ -147,6 +147,8 @@ class ServerHandshake(Handshake):
         if spec is None:
             have = ", ".join(map(repr, self._tables)) or "none, it streams"
             text = f"this learner has no table {printable(name)!r} (it has {have})"
+            if name.endswith(SUFFIX):
+                text = f"samples with priorities or policy versions need a replay table, and this learner has {have}"
             self.refuse("table", text)
             raise ProtocolError(f"{self._who()} was refused: {text}")
         self._spec, self._spec_json = spec, describe(spec)
