@@ -1,4 +1,4 @@
-"""Behind a load balancer: a real nginx in front of a learner, as docs/grpc.md says to set it up, in plain text and ending TLS."""
+"""Behind a load balancer: a real nginx and a real Envoy in front of a learner, as docs/grpc.md says to set them up, in plain text and ending TLS."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,46 +19,47 @@ from echo_core.testing.processes import until
 from echo_core.testing.samples import Tally, example, stacked
 from echo_core.tls import Authority
 
-NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "grpc.md"
 
-pytestmark = [
-    pytest.mark.needs("echo-grpc", "echo-samplers"),
-    pytest.mark.skipif(NGINX is None, reason="there is no nginx"),
-]
+pytestmark = pytest.mark.needs("echo-grpc", "echo-samplers")
 
 
 class Proxy:
-    """nginx with the documented configuration: a plain and a TLS port in front of `backend`."""
+    """A proxy with the documented configuration: a plain and a TLS port in front of `backend`."""
+
+    language = ""  # of its configuration, as docs/grpc.md marks it
+    binary: str | None = None
 
     def __init__(self, folder: Path, backend: int) -> None:
         self.plain, self.secure = free_port(), free_port()
         self.authority = Authority.create(folder / "authority")
         identity = self.authority.issue("learner", ["127.0.0.1"])
-        block = re.search(r"```nginx\n(.*?)```", PAGE.read_text(), re.S)
-        assert block, "docs/grpc.md shows no nginx configuration"
+        block = re.search(rf"```{self.language}\n(.*?)```", PAGE.read_text(), re.S)
+        assert block, f"docs/grpc.md shows no configuration in {self.language}"
         text = block[1]
-        for documented, real in [
-            ("listen 80 http2", f"listen 127.0.0.1:{self.plain} http2"),
-            ("listen 443 ssl http2", f"listen 127.0.0.1:{self.secure} ssl http2"),
-            ("/etc/echo/learner.pem", str(identity.certificate)),
-            ("/etc/echo/learner.key", str(identity.key)),
-            ("10.0.0.5:50051", f"127.0.0.1:{backend}"),
-        ]:
+        paths = {"/etc/echo/learner.pem": str(identity.certificate), "/etc/echo/learner.key": str(identity.key)}
+        for documented, real in {**paths, **self.places(backend)}.items():
             assert documented in text, documented
             text = text.replace(documented, real)
-        paths = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-        config = folder / "nginx.conf"
-        config.write_text(
-            f"daemon off;\nmaster_process off;\npid {folder}/pid;\nerror_log {folder}/error.log;\nevents {{}}\n"
-            f"http {{\naccess_log off;\n{paths}{text}\n}}\n"
-        )
-        assert NGINX is not None
-        self._process = subprocess.Popen([NGINX, "-p", str(folder), "-c", str(config)], stderr=subprocess.DEVNULL)
-        until(lambda: self._answers(folder), "nginx listens")
+        self._folder = folder
+        self._command = self.configure(text)
+        self.start()
 
-    def _answers(self, folder: Path) -> bool:
-        assert self._process.poll() is None, (folder / "error.log").read_text()
+    def places(self, backend: int) -> dict[str, str]:
+        """What stands for the addresses of the documented configuration."""
+        raise NotImplementedError
+
+    def configure(self, text: str) -> list[str]:
+        """Write the configuration; what runs it."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        with (self._folder / "log").open("w") as log:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        until(self._answers, "the proxy listens")
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, (self._folder / "log").read_text()
         with socket.socket() as sock:
             return sock.connect_ex(("127.0.0.1", self.secure)) == 0
 
@@ -66,15 +68,57 @@ class Proxy:
         self._process.wait()
 
 
+class Nginx(Proxy):
+    language = "nginx"
+    binary = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+
+    def places(self, backend: int) -> dict[str, str]:
+        return {
+            "listen 80 http2": f"listen 127.0.0.1:{self.plain} http2",
+            "listen 443 ssl http2": f"listen 127.0.0.1:{self.secure} ssl http2",
+            "10.0.0.5:50051": f"127.0.0.1:{backend}",
+        }
+
+    def configure(self, text: str) -> list[str]:
+        folder = self._folder
+        paths = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+        config = folder / "nginx.conf"
+        config.write_text(
+            f"daemon off;\nmaster_process off;\npid {folder}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{\naccess_log off;\n{paths}{text}\n}}\n"
+        )
+        return [str(self.binary), "-p", str(folder), "-c", str(config)]
+
+
+class Envoy(Proxy):
+    language = "yaml"
+    binary = shutil.which("envoy") or shutil.which("envoy", path=str(Path(sys.executable).parent))
+
+    def places(self, backend: int) -> dict[str, str]:
+        return {
+            "address: 0.0.0.0, port_value: 80}": f"address: 127.0.0.1, port_value: {self.plain}}}",
+            "address: 0.0.0.0, port_value: 443}": f"address: 127.0.0.1, port_value: {self.secure}}}",
+            "address: 10.0.0.5, port_value: 50051}": f"address: 127.0.0.1, port_value: {backend}}}",
+        }
+
+    def configure(self, text: str) -> list[str]:
+        config = self._folder / "envoy.yaml"
+        config.write_text(text)
+        # Hot restarts would share memory and a socket with other Envoys of this machine.
+        return [str(self.binary), "-c", str(config), "--disable-hot-restart", "--concurrency", "1", "--log-level", "warning"]
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server(example(), 20, "grpc://127.0.0.1:0") as server:
         yield server
 
 
-@pytest.fixture
-def proxy(tmp_path: Path, server: Server) -> Iterator[Proxy]:
-    proxy = Proxy(tmp_path, server.port)
+@pytest.fixture(params=[Nginx, Envoy])
+def proxy(request: pytest.FixtureRequest, tmp_path: Path, server: Server) -> Iterator[Proxy]:
+    kind: type[Proxy] = request.param
+    if kind.binary is None:
+        pytest.skip(f"there is no {kind.__name__.lower()}")
+    proxy = kind(tmp_path, server.port)
     yield proxy
     proxy.end()
 
@@ -102,22 +146,15 @@ def test_everything_passes_a_proxy(server: Server, proxy: Proxy, secure: bool) -
         client.close()
 
 
-def test_a_proxy_that_is_restarted_loses_nothing(server: Server, proxy: Proxy, tmp_path: Path) -> None:
+def test_a_proxy_that_is_restarted_loses_nothing(server: Server, proxy: Proxy) -> None:
     with Client(f"grpc://127.0.0.1:{proxy.plain}", example(), timeout=60) as client:
         client.send_batch(stacked(1, 0, 30))
         client.wait()
         proxy.end()
         client.send_batch(stacked(1, 30, 30))
-        second = Proxy.__new__(Proxy)
-        config = tmp_path / "nginx.conf"
-        assert NGINX is not None
-        second._process = subprocess.Popen([NGINX, "-p", str(tmp_path), "-c", str(config)], stderr=subprocess.DEVNULL)
-        try:
-            client.wait()
-        finally:
-            stats = client.stats()
-            client.close()
-            second.end()
+        proxy.start()
+        client.wait()
+        stats = client.stats()
         assert stats["reconnects"] >= 1 and stats["learner_restarts"] == 0
     tally = Tally()
     while tally.count < 60:

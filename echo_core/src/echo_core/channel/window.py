@@ -189,7 +189,7 @@ class Window:
                 stop = starts[i] + entry.count * size
                 pieces.append(payloads[i][starts[i] : stop])
                 starts[i] = stop
-        yield b"".join(pieces)
+        yield from [b"".join(pieces)] if length < PIECE_BYTES * len(pieces) else pieces
 
     def acknowledge(self, number: int) -> None:
         """The first `number` samples of the session are committed."""

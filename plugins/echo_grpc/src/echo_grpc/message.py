@@ -12,8 +12,9 @@ from echo_core.wire import Buffer
 
 __all__ = ["MAX_MESSAGE_BYTES", "health_request", "health_response", "pack", "unpack"]
 
-PIECE_BYTES = (2 << 20) - 16  # of data in one message: a frame that is larger travels in pieces
-MAX_MESSAGE_BYTES = 2 << 20  # what is received; a stranger cannot make us allocate more
+
+MAX_MESSAGE_BYTES = 4 << 20  # gRPC's own limit, which clients of other languages keep; a stranger cannot make us allocate more
+PIECE_BYTES = MAX_MESSAGE_BYTES - 16  # of data in one message: a frame that is larger travels in pieces
 
 DATA_TAG = 0x0A  # field 1, length-delimited
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types

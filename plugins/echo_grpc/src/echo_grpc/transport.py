@@ -49,7 +49,7 @@ class GrpcConnectOptions(tls.TlsConnectOptions):
     """What a gRPC connection can be told; the options that begin with tls_ count for grpcs:// only."""
 
     window_bytes: int = 16 << 20
-    # gRPC costs some 100 µs a message, whatever is in it: a busy link fills them.
+    # A message costs both ends some 200 µs, whatever is in it: a busy link fills them. Four are under way.
     max_coalesced_bytes: int = PIECE_BYTES - HEADER_BYTES
     keepalive: float = 20.0  # seconds of silence until the learner is asked whether it is still there
 
