@@ -11,7 +11,7 @@ from echo_core.testing import Capabilities, TransportContract
 from echo_core.testing.processes import SLOWER
 from echo_rdma.transport import RdmaTransport
 
-LEASE_SECONDS = 10.0 * SLOWER  # of the default length, on a machine that may be emulated
+VERBS = {"require_rdma": True, "lease": 10.0 * SLOWER}  # a lease of the default length, on a machine that may be emulated
 
 
 @pytest.mark.usefixtures("ucx")
@@ -30,10 +30,10 @@ class OverUcx(TransportContract):
 @pytest.mark.skipif("ECHO_RDMA_LANES" not in os.environ, reason="for a machine with RDMA devices: ECHO_RDMA_LANES, ECHO_RDMA_HOST (`nox -s rdma_vm`)")
 class TestOverVerbs(OverUcx):
     lanes = os.environ.get("ECHO_RDMA_LANES", "")
-    connect_options = {"require_rdma": True, "lease": LEASE_SECONDS}
+    connect_options = VERBS
 
     def transport(self, **options: Any) -> RdmaTransport:
-        return RdmaTransport(**{"port": 0, "host": os.environ["ECHO_RDMA_HOST"], "require_rdma": True, "lease": LEASE_SECONDS} | options)
+        return RdmaTransport(**{"port": 0, "host": os.environ["ECHO_RDMA_HOST"], "handshake_timeout": 10.0 * SLOWER, **VERBS} | options)
 
 
 class TestOverTcp(OverUcx):
