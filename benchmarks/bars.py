@@ -66,6 +66,25 @@ class AtMost:
 
 
 @dataclass(frozen=True)
+class Reaches:
+    """An absolute floor, in the case's own figure or that of ``key``, with a word for people."""
+
+    limit: float
+    title: str
+    key: str | None = None
+    ours: str = OURS
+
+    def check(self, results: Results, case: str) -> Verdict:
+        figure = results.figure(case, self.ours, self.key or results.metric(case).key)
+        if figure is None:
+            return Verdict(None, f"{self.ours} ? ≥ {self.title}")
+        if figure.median >= self.limit:
+            return Verdict(True, f"{self.ours} ok ≥ {self.title} ({figure.median / self.limit:.3g}×)")
+        short = 100 * (1 - figure.median / self.limit)
+        return Verdict(False, f"{self.ours} **missed** ≥ {self.title} by {short:.0f} %")
+
+
+@dataclass(frozen=True)
 class Below:
     """One of our figures below ``factor`` times one of id-echo's."""
 
@@ -91,7 +110,7 @@ class Below:
         return Verdict(False, f"**missed** {self.title} by {over:.0f} %")
 
 
-Bar = AtLeast | AtMost | Below
+Bar = AtLeast | AtMost | Below | Reaches
 
 
 def _grpc(factor: float, baseline: str) -> AtLeast:
@@ -102,6 +121,13 @@ def _shm(factor: float) -> AtLeast:
     """Against id-echo over TCP, which it replaces on one machine."""
     return AtLeast(factor, ours="echo-shm")
 
+
+def _rdma(factor: float, baseline: str) -> AtLeast:
+    return AtLeast(factor, ours="echo-rdma", baseline=baseline)
+
+
+#: A message a sample, as ucx_perftest has it.
+EACH = AtLeast(0.8, ours="echo-rdma-each", baseline="ucx-perftest")
 
 BARS: dict[str, tuple[Bar, ...]] = {
     "inproc/20B": (AtLeast(15),),
@@ -132,6 +158,14 @@ BARS: dict[str, tuple[Bar, ...]] = {
     # The harness itself, asleep, wakes often enough to cost about 0.02 %.
     "idle/20B/4w": (AtMost(0.1, "% of a core"),),
     "crowd/1KB/500c": (AtMost(2, "times"),),
+    "ucx-shm/20B/2w": (Reaches(3e6, "3 M/s", ours="echo-rdma"), _rdma(20, "ucxx")),
+    "ucx-shm/1KB/2w": (_rdma(20, "ucxx"),),
+    "ucx-shm/28KB/2w": (Reaches(10e9, "10 GB/s", "bytes_per_s", "echo-rdma"),),
+    "ucx-shm/1MB/2w": (Reaches(7e9, "7 GB/s", "bytes_per_s", "echo-rdma"),),
+    "ucx-tcp/20B/1w": (EACH, _rdma(5, "ucx-perftest")),
+    "ucx-tcp/1KB/1w": (EACH,),
+    "ucx-tcp/28KB/1w": (EACH,),
+    "ucx-tcp/1MB/1w": (EACH,),
 }
 
 

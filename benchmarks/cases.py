@@ -64,6 +64,8 @@ MODES: dict[str, Mode] = {
             "crowd",
             Metric("unfairness", "times", False),
         ),
+        Mode("ucx-shm", "UCX over shared memory, plain send() in a loop", "ucx", RATE),
+        Mode("ucx-tcp", "UCX over TCP, plain send() in a loop", "ucx", RATE),
     )
 }
 
@@ -130,6 +132,9 @@ def _all() -> Iterable[Case]:
     yield Case("latency", "20B", 1, quick=True)
     yield Case("idle", "20B", 4, quick=True)
     yield Case("crowd", "1KB", workers=20, connections=500)
+    for payload in ("20B", "1KB", "28KB", "1MB"):
+        yield Case("ucx-shm", payload, 2)
+        yield Case("ucx-tcp", payload, 1)
 
 
 CASES: dict[str, Case] = {case.name: case for case in _all()}

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from benchmarks.cases import Case
+from benchmarks.pace import Figures, Pace, Reporter
 from benchmarks.payloads import Path, Payload, Tree
 
 
@@ -100,7 +102,7 @@ class System(ABC):
 
     "tcp" (workers in other processes), "tcp-batch" (``send_batch``), "inprocess" (``submit``),
     "inprocess-batch" (``submit_batch``), "batches" (``sample`` hands over arrays), "crowd"
-    (hundreds of connections).
+    (hundreds of connections), "ucx" (over UCX, by the lanes in the environment).
     """
 
     name: str
@@ -113,3 +115,17 @@ class System(ABC):
     @abstractmethod
     def worker(self, address: str, payload: Payload) -> Worker:
         """A connected worker."""
+
+
+class Program(System):
+    """A system that has neither end in Python: a program that measures itself."""
+
+    @abstractmethod
+    def measure(self, case: Case, pace: Pace, report: Reporter) -> Figures:
+        """Run it on messages of the case's size, for about ``pace.seconds``."""
+
+    def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
+        raise NotImplementedError(f"{self.name} measures itself")
+
+    def worker(self, address: str, payload: Payload) -> Worker:
+        raise NotImplementedError(f"{self.name} measures itself")

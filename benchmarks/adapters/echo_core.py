@@ -1,4 +1,4 @@
-"""Echo: `Server` and `Client` with default options, over TCP or in-process, and through shared memory and gRPC."""
+"""Echo: `Server` and `Client` with default options, over TCP or in-process, and through shared memory, gRPC and UCX."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class EchoLearner(ArrayLearner):
 
 
 class EchoWorker(Worker):
-    def __init__(self, address: str, payload: Payload) -> None:
-        self._client = Client(address, payload.example())
+    def __init__(self, address: str, payload: Payload, **options: Any) -> None:
+        self._client = Client(address, payload.example(), **options)
         self.send = self._client.send
         self.send_batch = self._client.send_batch
 
@@ -69,6 +69,25 @@ class EchoGrpc(EchoCore):
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return EchoLearner(payload, batch_size, connections, "grpc://127.0.0.1:0")
+
+
+class EchoRdma(EchoCore):
+    """The same over UCX."""
+
+    name = "echo-rdma"
+    can = frozenset({"ucx"})
+
+    def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
+        return EchoLearner(payload, batch_size, connections, "rdma://127.0.0.1:0")
+
+
+class EchoRdmaEach(EchoRdma):
+    """Every sample in a message of its own, for comparison with those who cannot do otherwise."""
+
+    name = "echo-rdma-each"
+
+    def worker(self, address: str, payload: Payload) -> Worker:
+        return EchoWorker(address, payload, max_coalesced_bytes=1)
 
 
 class EchoTcps(EchoCore):

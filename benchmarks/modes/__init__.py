@@ -20,6 +20,8 @@ MODULES = {
     "latency": "latency",
     "idle": "idle",
     "crowd": "crowd",
+    "ucx-shm": "ucx",
+    "ucx-tcp": "ucx",
 }
 
 

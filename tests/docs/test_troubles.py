@@ -24,6 +24,13 @@ TCP = "tcp://127.0.0.1:0"
 WORKER: dict[str, Any] = {"name": "w0", "timeout": 0.5}
 
 
+class Tensor:
+    """As a library's array in the memory of a GPU shows itself."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+
 def unused_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -91,6 +98,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "another leaf": lambda: server_at(lambda server: Client(server.address, {"observation": EXAMPLE["obs"]}, **WORKER)),
     "a sample's dtype": lambda: worker_of(lambda client: client.send({"obs": np.zeros(4)})),
     "a sample's shape": lambda: worker_of(lambda client: client.send({"obs": np.zeros(5, np.float32)})),
+    "a sample on a GPU": lambda: worker_of(lambda client: client.send({"obs": Tensor()})),
     "port in use": lambda: server_at(lambda server: Server(EXAMPLE, 2, str(server.address)).start()),
     "wrong token": lambda: server_at(lambda server: Client(server.address, EXAMPLE, token="somebody else's, long enough", **WORKER)),
     "no token": lambda: server_at(lambda server: Client(server.address, EXAMPLE, auth=False, **WORKER)),

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from . import device
 from .dtypes import native
 from .errors import SpecError
 from .structure import leaf_name
@@ -72,11 +73,15 @@ class LeafSpec:
         try:
             array = np.asarray(value)
         except Exception as error:
+            if reason := device.refusal(value):
+                raise SpecError(f"{leaf_name(self.path)}: {reason}") from error
             raise SpecError(
                 f"{leaf_name(self.path)}: numpy cannot read this {kind}: {error}; convert it to "
                 "an array yourself (a torch tensor: value.detach().cpu().numpy())"
             ) from error
         if array.dtype.hasobject:
+            if reason := device.refusal(value):
+                raise SpecError(f"{leaf_name(self.path)}: {reason}")
             raise SpecError(
                 f"{leaf_name(self.path)} must be an array ({self}), got a {kind} of Python "
                 "objects; convert it to numbers first"

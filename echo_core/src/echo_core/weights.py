@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from . import structure
+from . import device, structure
 from .digest import Digester, digest
 from .dtypes import dtype_from_json, dtype_to_json, native, refusal
 from .errors import ProtocolError, SpecError
@@ -228,10 +228,14 @@ def _array_of(path: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except Exception as error:
+        if lies := device.refusal(value):
+            raise SpecError(f"{leaf_name(path)}: {lies}") from error
         raise SpecError(
             f"{leaf_name(path)}: numpy cannot read this {type(value).__name__}: {error}; convert it "
             "to an array yourself (a torch tensor: value.detach().cpu().numpy())"
         ) from error
+    if array.dtype.hasobject and (lies := device.refusal(value)):
+        raise SpecError(f"{leaf_name(path)}: {lies}")
     reason = refusal(array.dtype)
     if reason is not None:
         raise SpecError(f"{leaf_name(path)} (a {type(value).__name__}): {reason}")

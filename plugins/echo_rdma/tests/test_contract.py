@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from echo_core.testing import Capabilities, TransportContract
+from echo_core.testing.processes import SLOWER
 from echo_rdma.transport import RdmaTransport
+
+VERBS = {"require_rdma": True, "lease": 10.0 * SLOWER}  # a lease of the default length, on a machine that may be emulated
 
 
 @pytest.mark.usefixtures("ucx")
@@ -27,9 +30,10 @@ class OverUcx(TransportContract):
 @pytest.mark.skipif("ECHO_RDMA_LANES" not in os.environ, reason="for a machine with RDMA devices: ECHO_RDMA_LANES, ECHO_RDMA_HOST (`nox -s rdma_vm`)")
 class TestOverVerbs(OverUcx):
     lanes = os.environ.get("ECHO_RDMA_LANES", "")
+    connect_options = VERBS
 
     def transport(self, **options: Any) -> RdmaTransport:
-        return RdmaTransport(**{"port": 0, "host": os.environ["ECHO_RDMA_HOST"], "require_rdma": True} | options)
+        return RdmaTransport(**{"port": 0, "host": os.environ["ECHO_RDMA_HOST"], "handshake_timeout": 10.0 * SLOWER, **VERBS} | options)
 
 
 class TestOverTcp(OverUcx):

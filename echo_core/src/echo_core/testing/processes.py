@@ -16,13 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["descriptors", "forked", "interrupted", "returns", "settled", "tasks", "until"]
+__all__ = ["SLOWER", "descriptors", "forked", "interrupted", "returns", "settled", "tasks", "until"]
 
 _T = TypeVar("_T")
+
+SLOWER = float(os.environ.get("ECHO_TEST_SLOWER", "1"))  # times, of an emulated machine: how much longer everything may take there
 
 
 def until(ready: Callable[[], _T], what: str, within: float = 20.0) -> _T:
     """Wait for `ready()` to be true and return it; fail with `what` when it does not happen."""
+    within *= SLOWER
     end = time.monotonic() + within
     while not (answer := ready()):
         assert time.monotonic() < end, f"not within {within:g} s: {what}"
@@ -32,6 +35,7 @@ def until(ready: Callable[[], _T], what: str, within: float = 20.0) -> _T:
 
 def returns(call: Callable[[], _T], within: float = 20.0) -> _T | BaseException:
     """What `call()` returns or raises; fails, showing where it stands, when it does neither."""
+    within *= SLOWER
     outcome: list[Any] = []
 
     def run() -> None:
@@ -52,6 +56,7 @@ def returns(call: Callable[[], _T], within: float = 20.0) -> _T | BaseException:
 
 def forked(check: Callable[[], object], within: float = 20.0) -> None:
     """Run `check` in a forked child; fail with its traceback if it raises, or if it hangs."""
+    within *= SLOWER
     read, write = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
@@ -82,6 +87,7 @@ def forked(check: Callable[[], object], within: float = 20.0) -> None:
 def interrupted(setup: str, call: str, cwd: Path, within: float = 20.0) -> None:
     """Run `setup`, then `call`, in a Python of its own, press Ctrl-C while it waits, and fail
     unless it ends, with what it left open closed, by KeyboardInterrupt."""
+    within *= SLOWER
     setup = textwrap.dedent(setup)
     code = f"""import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" leaves it ignored
@@ -144,7 +150,7 @@ def tasks() -> dict[str, str]:
 
 def settled(look: Callable[[], dict[str, str]], before: dict[str, str], what: str) -> None:
     """Fail if more of what `look` lists is left than `before`, once it had time to go."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 5 * SLOWER
     while len(look()) > len(before):
         if time.monotonic() > end:
             left = {key: value for key, value in look().items() if before.get(key) != value}

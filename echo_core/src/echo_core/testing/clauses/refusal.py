@@ -27,6 +27,15 @@ OTHERS: dict[str, tuple[Any, str]] = {
 }
 
 
+class OnDevice:
+    """What a library's array in a GPU's memory shows of itself; its address is nothing that a processor may read."""
+
+    __cuda_array_interface__ = {"shape": (4,), "typestr": "<f4", "data": (16, False), "version": 3}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 1
+
+
 class RefusalClauses:
     @pytest.mark.parametrize("case", OTHERS)
     def test_another_spec_is_refused_when_connecting(self, rig: Rig, case: str) -> None:
@@ -53,6 +62,16 @@ class RefusalClauses:
         assert batch["reward"].tolist() == [0, 1, 2]
         assert info.samples_inserted_total == 3
         assert client.stats()["samples"] == 3
+
+    def test_an_array_in_the_memory_of_a_device_is_refused_when_sending(self, rig: Rig) -> None:
+        server = rig.server(TREE, batch_size=2)
+        client = rig.client(server, TREE)
+        there = {**TREE, "obs": {"pos": OnDevice()}}
+        for send in (client.send, client.send_batch):
+            with pytest.raises(SpecError, match=r"pos.*CUDA device 1.*to the host"):
+                send(there)
+        client.send_batch(optree.tree_map(lambda x: np.stack([x, x]), TREE))
+        assert server.sample(timeout=PATIENCE).info.samples_inserted_total == 2
 
     def test_the_leaves_of_a_batch_must_agree_how_many_there_are(self, rig: Rig) -> None:
         server = rig.server(TREE)

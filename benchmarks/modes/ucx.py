@@ -1,0 +1,21 @@
+"""Samples per second over UCX, by lanes that the case names: Echo's, those of other libraries on UCX, and what UCX itself reports."""
+
+from __future__ import annotations
+
+import os
+
+from benchmarks.adapters.base import Program, System
+from benchmarks.cases import Case
+from benchmarks.modes import throughput
+from benchmarks.pace import Figures, Pace, Reporter
+
+#: What UCX may use. Over shared memory TCP is needed too: endpoints are wired up by it.
+LANES = {"ucx-shm": "posix,cma,tcp", "ucx-tcp": "tcp"}
+
+
+def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
+    os.environ["UCX_TLS"] = LANES[case.mode]  # workers inherit it
+    os.environ["UCX_MM_ERROR_HANDLING"] = "y"  # whoever asks to be told of lost peers would get TCP otherwise: ucxx does, and so do we
+    if isinstance(system, Program):
+        return system.measure(case, pace, report)
+    return throughput.run(system, case, pace, report)
