@@ -36,5 +36,6 @@ class TestOverTcp(OverUcx):
     lanes = "tcp"
 
 
+@pytest.mark.usefixtures("shared_memory")
 class TestOverSharedMemory(OverUcx):
     lanes = "posix,cma,tcp"
