@@ -52,3 +52,10 @@ def ucx() -> tuple[int, int, int]:
         return library.ucx()[1]
     except ConfigError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def shared_memory(ucx: tuple[int, int, int]) -> None:
+    """A UCX whose endpoints report failures over shared memory too; the transport leaves it out of older ones."""
+    if ucx < library.SHARES_MEMORY:
+        pytest.skip(f"UCX {'.'.join(map(str, ucx))} cannot tell failures over shared memory, {'.'.join(map(str, library.SHARES_MEMORY))} can")

@@ -61,6 +61,7 @@ VALUES = {
     "RequestParam::DATATYPE": "UCP_OP_ATTR_FIELD_DATATYPE",
     "RequestParam::FLAGS": "UCP_OP_ATTR_FIELD_FLAGS",
     "RequestParam::SEND_REPLY": "UCP_AM_SEND_FLAG_REPLY",
+    "RequestParam::SEND_EAGER": "UCP_AM_SEND_FLAG_EAGER",
     "RequestParam::CLOSE_FORCE": "UCP_EP_CLOSE_FLAG_FORCE",
     "MessageParam::REPLY_EP": "UCP_AM_RECV_ATTR_FIELD_REPLY_EP",
     "MessageParam::DATA": "UCP_AM_RECV_ATTR_FLAG_DATA",

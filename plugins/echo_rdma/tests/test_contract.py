@@ -40,5 +40,6 @@ class TestOverTcp(OverUcx):
     lanes = "tcp"
 
 
+@pytest.mark.usefixtures("shared_memory")
 class TestOverSharedMemory(OverUcx):
     lanes = "posix,cma,tcp"

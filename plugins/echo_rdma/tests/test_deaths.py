@@ -33,6 +33,8 @@ HOST = os.environ.get("ECHO_RDMA_HOST", "127.0.0.1")
 
 @pytest.fixture(params=[os.environ["ECHO_RDMA_LANES"]] if "ECHO_RDMA_LANES" in os.environ else ["tcp", "posix,cma,tcp"])
 def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "posix" in request.param:
+        request.getfixturevalue("shared_memory")
     monkeypatch.setenv("UCX_TLS", request.param)
     monkeypatch.setenv("ECHO_TOKEN", TOKEN)
 

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from echo_core.address import Address
@@ -123,9 +124,10 @@ def resolve(host: str, port: int) -> str:
     return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
 
 
-def engine(options: RdmaListenOptions | RdmaConnectOptions) -> _ucx.Engine:
-    spin = 1e9 if options.busy_poll else options.spin
-    return _ucx.Engine(library.context(), spin, options.heartbeat, options.lease, LINGER_SECONDS)
+def engine(options: RdmaListenOptions | RdmaConnectOptions, listens: bool = False) -> _ucx.Engine:
+    context, spin = library.context(), 1e9 if options.busy_poll else options.spin
+    with library.settings_of_listeners() if listens else nullcontext():
+        return _ucx.Engine(context, spin, options.heartbeat, options.lease, LINGER_SECONDS)
 
 
 def dial(address: Address, options: RdmaConnectOptions, timeout: float) -> RdmaChannel:
@@ -146,7 +148,7 @@ class RdmaAcceptor(Acceptor):
 
     def __init__(self, options: RdmaListenOptions, scheme: str) -> None:
         self._require_rdma = options.require_rdma
-        self._engine = engine(options)
+        self._engine = engine(options, listens=True)
         try:
             port = self._engine.listen(resolve(options.host, options.port), options.port)
         except OSError as error:

@@ -16,13 +16,14 @@ from echo_core.errors import ConfigError, ForkError
 
 from . import _ucx
 
-__all__ = ["LIBRARY", "OLDEST", "cards", "context", "memory_lock_advice", "settings_shown", "ucx"]
+__all__ = ["LIBRARY", "OLDEST", "cards", "context", "memory_lock_advice", "settings_of_listeners", "settings_shown", "ucx"]
 
 log = logging.getLogger("echo")
 
 LIBRARY = "ECHO_UCX_LIBRARY"  # environment: the libucp to use, and no other
 OLDEST = (1, 13)
 SHARES_MEMORY = (1, 15)  # before, endpoints that report failures cannot use shared memory
+SETS_LISTENERS = (1, 17)  # before, settings of listeners are those of the environment
 ADVICE = (
     'install UCX: pip install "echo-rdma[wheel]" brings one with shared memory and TCP; for InfiniBand and RoCE take that of your'
     f" system (apt install libucx0, dnf install ucx ucx-ib, or the vendor's), or name its libucp.so.0 in {LIBRARY}"
@@ -41,6 +42,10 @@ RELIED_ON = {
     "SYSV_FIFO_SIZE": "256",
     "RNDV_SCHEME": "get_zcopy",  # the receiver moves large messages: a sender cannot write after it was given up
 }
+
+# Read as the library is loaded: no handlers for the signals of a crash, which are Python's, and no lines on standard output for what is
+# reported as an exception.
+QUIET = {"ERROR_SIGNALS": "", "LOG_LEVEL": "fatal", "WARN_UNUSED_ENV_VARS": "n"}
 
 _lock = threading.Lock()
 _loaded: tuple[str, tuple[int, int, int]] | None = None
@@ -66,7 +71,7 @@ def _find() -> tuple[str, tuple[int, int, int]]:
     named = os.environ.get(LIBRARY)
     for path in [named] if named else _candidates():
         try:
-            with _quiet():
+            with _set(QUIET):
                 version = _ucx.load(path)
         except OSError as error:
             wrong.append(f"{path}: {error}")
@@ -104,11 +109,9 @@ def cards() -> list[str]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """UCX reads these as it is loaded: no handlers for the signals of a crash, which are Python's, and no lines on standard output
-    for what is reported as an exception."""
-    added = {"UCX_ERROR_SIGNALS": "", "UCX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n"}
-    added = {name: value for name, value in added.items() if name not in os.environ}
+def _set(wanted: dict[str, str]) -> Iterator[None]:
+    """UCX_* variables for what is read from nowhere else, as far as the user has not set them."""
+    added = {f"UCX_{name}": value for name, value in wanted.items() if f"UCX_{name}" not in os.environ}
     os.environ.update(added)
     try:
         yield
@@ -145,6 +148,17 @@ def context() -> _ucx.Context:
             if refused := _contexts[key].refused:
                 log.info("UCX %d.%d.%d does not know %s", *version, refused)
         return _contexts[key]
+
+
+@contextmanager
+def settings_of_listeners() -> Iterator[None]:
+    """Around making the engine of a listener: before 1.17 UCX looks for what takes an address again, whose last learner was killed,
+    in the environment and nowhere else."""
+    if ucx()[1] >= SETS_LISTENERS:
+        yield
+        return
+    with _lock, _set({"TCP_CM_REUSEADDR": RELIED_ON["TCP_CM_REUSEADDR"]}):
+        yield
 
 
 def settings_shown() -> str:

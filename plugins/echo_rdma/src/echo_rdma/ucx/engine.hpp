@@ -279,6 +279,8 @@ class Engine {
         ucp::RequestParam param{};
         param.mask = param.CALLBACK | param.USER_DATA | param.FLAGS;
         param.flags = peer.dialled ? uint32_t(param.SEND_REPLY) : 0; // the listener knows by it who speaks
+        // Parts are sized for the lanes, whatever UCX makes of their size: before 1.15 it would offer those of 64 KB by rendezvous over TCP.
+        if (outgoing->head.kind == PART) param.flags |= param.SEND_EAGER;
         param.callback.send = &Engine::on_sent;
         param.user_data = outgoing;
         peer.said = now_;
