@@ -18,7 +18,7 @@ from echo_core import Client, Server
 from echo_core.errors import EchoError
 
 from . import library
-from .channel import is_rdma
+from .lanes import is_rdma
 
 __all__ = ["main"]
 
