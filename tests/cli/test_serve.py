@@ -183,6 +183,15 @@ def test_doctor_looks_at_the_machine_and_the_way_to_a_server(serve, echoctl, tmp
     assert open_token.code == 1 and failure["what"] == "token" and "chmod 600" in failure["found"]
 
 
+@pytest.mark.needs("echo-rdma")
+def test_what_a_transport_found_is_shown(serve, echoctl) -> None:
+    (shown,) = echoctl("plugins", "show", "rdma", "--json", UCX_TLS="tcp").json
+    assert shown["found"]["settings"] == "UCX_TLS=tcp" and {"UCX", "cards"} <= set(shown["found"])
+    assert "UCX_TLS=tcp" in echoctl("plugins", "show", "rdma", UCX_TLS="tcp").out
+    names = [line["what"] for line in echoctl("doctor", "--json").json]
+    assert names.count("rdma") + names.count("ucx") == 1, "they are the same"
+
+
 def get(url: str, **headers: str) -> tuple[int, bytes]:
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:

@@ -163,6 +163,14 @@ class Transport(ABC):
         Raises SpecError, SecurityError, ProtocolError and any other HandshakeRefused at once.
         """
 
+    @classmethod
+    def describe(cls) -> dict[str, str]:
+        """What this transport found on this machine and chose in this process, for people: `{"what": "finding"}`.
+
+        `echoctl doctor` and `echoctl plugins show` print it. Opens nothing, and raises nothing for what is missing: it says so.
+        """
+        return {}
+
 
 class Listener(ABC):
     """The learner's end: serves many clients until closed."""

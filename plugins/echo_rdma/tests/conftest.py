@@ -37,14 +37,6 @@ def nothing_left_behind() -> Iterator[None]:
     assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/echo" in line]
 
 
-@pytest.fixture(autouse=True)
-def leases_that_last(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an emulated machine a second's silence is no sign of death: what a module gives its ends as LEASE is longer there."""
-    lease = getattr(request.module, "LEASE", {})
-    for name, seconds in lease.items():
-        monkeypatch.setitem(lease, name, seconds * SLOWER)
-
-
 @pytest.fixture(scope="session")
 def ucx() -> tuple[int, int, int]:
     """The version of UCX in use; without any the test is skipped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from echo_core import Client, Server
 from echo_core.errors import ConfigError, EchoError, ForkError
 from echo_core.testing.processes import forked
-from echo_rdma import channel, library
+from echo_rdma import lanes, library
+from echo_rdma.transport import RdmaTransport, UcxTransport
 
 EXAMPLE = {"x": np.zeros(4, np.float32)}
 TOKEN = "the token of these tests, long enough"
@@ -84,13 +86,54 @@ def test_no_silent_fallback(ucx: tuple[int, int, int], monkeypatch: pytest.Monke
 
 def test_the_lanes_are_logged_once(ucx: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
-    monkeypatch.setattr(channel, "_told", set())
+    monkeypatch.setattr(lanes, "chosen", {})
     caplog.set_level("INFO", "echo")
     with Server(EXAMPLE, 2, "rdma://127.0.0.1:0", token=TOKEN) as server, Client(server.address, EXAMPLE, token=TOKEN):
         pass
     lines = [record.getMessage() for record in caplog.records if "no RDMA" in record.getMessage()]
     shown = "tcp/lo" if ucx >= channel.NAMES_LANES else "lanes it does not name"
     assert len(lines) == 1 and shown in lines[0] and "UCX_TLS=tcp" in lines[0]
+
+
+@pytest.mark.usefixtures("ucx")
+def test_it_describes_what_was_chosen_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    monkeypatch.setattr(lanes, "chosen", {})
+    monkeypatch.setattr(library, "cards", list)
+    before = RdmaTransport.describe()
+    assert before["settings"] == "UCX_TLS=tcp" and before["cards"] == "none" and str(library.ucx()[0]) in before["UCX"]
+    assert before["lanes"] == "none yet; they will be no RDMA: this machine has no RDMA device (/sys/class/infiniband is empty)"
+    with Server(EXAMPLE, 2, "rdma://127.0.0.1:0", token=TOKEN) as server, Client(server.address, EXAMPLE, token=TOKEN):
+        pass
+    after = RdmaTransport.describe()
+    assert after["lanes"] == "tcp/lo: no RDMA: this machine has no RDMA device (/sys/class/infiniband is empty)"
+    assert UcxTransport.describe() == after
+
+
+@pytest.mark.parametrize(
+    ("cards", "of_wheel", "tls", "why"),
+    [
+        ([], True, "", "no RDMA device"),
+        (["mlx5_0 (DOWN)"], False, "", r"no port is active: mlx5_0 \(DOWN\)"),
+        (["mlx5_0 (ACTIVE)"], True, "", "of the wheel"),
+        (["mlx5_0 (ACTIVE)"], False, "tcp", "UCX_TLS=tcp leaves none"),
+        (["mlx5_0 (ACTIVE)"], False, "^rc,dc,ud", r"UCX_TLS=\^rc,dc,ud leaves none"),
+        (["mlx5_0 (ACTIVE)"], False, "^tcp", "these two ends"),
+        (["mlx5_0 (ACTIVE)"], False, "rc,tcp", "these two ends"),
+        (["mlx5_0 (ACTIVE)"], False, "all", "these two ends"),
+    ],
+)
+def test_the_reason_is_the_first_that_holds(cards: list[str], of_wheel: bool, tls: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "cards", lambda: cards)
+    monkeypatch.setattr(library, "is_of_wheel", lambda: of_wheel)
+    monkeypatch.setenv("UCX_TLS", tls)
+    assert re.search(why, lanes.why_no_rdma())
+
+
+def test_without_ucx_the_description_says_what_to_install() -> None:
+    code = "from echo_rdma.transport import RdmaTransport; print(RdmaTransport.describe()['UCX'])"
+    said = python(code, ECHO_UCX_LIBRARY="/nowhere/libucp.so.0")
+    assert "/nowhere/libucp.so.0" in said and "pip install" in said
 
 
 @pytest.mark.usefixtures("ucx")

@@ -97,6 +97,19 @@ def _plugins() -> Iterator[Finding]:
             yield WARNING, noun, "none is installed", ways
 
 
+def _transports() -> Iterator[Finding]:
+    """What transports say of this machine; once where several names stand for the same."""
+    said: list[dict[str, str]] = []
+    for record in plugins.default.examine(plugins.TRANSPORTS):
+        if not record.error and not record.disabled and (found := plugins.transport_class(record.name).describe()) and found not in said:
+            said.append(found)
+            yield OK, record.name, _in_a_line(found), ""
+
+
+def _in_a_line(found: dict[str, str]) -> str:
+    return "; ".join(f"{what}: {text}" for what, text in found.items())
+
+
 def _memory() -> Iterator[Finding]:
     free = _meminfo("MemAvailable")
     limit = _cgroup_limit()
@@ -190,7 +203,7 @@ def _fork() -> Iterator[Finding]:
         yield OK, "gRPC and fork", f"grpcio {grpc}; connect in the child, never before the fork", ""
 
 
-_CHECKS = (_versions, _plugins, _memory, _shared_memory, _files, _processors, _ports, _token, _devices, _fork)
+_CHECKS = (_versions, _plugins, _transports, _memory, _shared_memory, _files, _processors, _ports, _token, _devices, _fork)
 
 
 def _server(address: Address, timeout: float) -> Iterator[Finding]:
@@ -226,6 +239,8 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
         stats: dict[str, Any] = observer.stats()
         workers = sum(key.endswith("/state") for key in stats)
         held = f"{stats['store/samples']}/{stats['store/capacity']} stored"
+        if chosen := plugins.transport_class(address.scheme).describe():  # now that there is a connection
+            yield OK, address.scheme, _in_a_line(chosen), ""
         yield OK, "server", f"{workers} workers, {stats['store/samples_inserted_total']} samples, {held}", ""
 
 

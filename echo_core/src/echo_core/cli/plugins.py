@@ -74,14 +74,16 @@ def show(name: str, as_json: bool) -> int:
             except PluginNotFound as error:
                 missing = error
         raise PluginNotFound(str(missing).replace("no sampler named", "no transport or sampler named"))
-    described = [{**_row(record), "module": record.value, **_options(record)} for record in found]
+    described = [{**_row(record), "module": record.value, **_found(record), **_options(record)} for record in found]
     if as_json:
         print_json(described)
         return 0
     for plugin in described:
         for key, value in plugin.items():
-            if key not in ("options", "connect_options") and value not in (None, ""):
+            if key not in ("options", "connect_options", "found") and value not in (None, ""):
                 click.echo(f"{key + ':':14}{value}")
+        for what, text in plugin.get("found", {}).items():
+            click.echo(f"{what + ':':<15}{text}")
         for key in ("options", "connect_options"):
             schema = plugin.get(key)
             if schema:
@@ -224,6 +226,14 @@ def _options(record: PluginRecord) -> dict[str, Any]:
         return {"storage": cls.storage, "options": options_schema(cls.Options)}
     cls = plugins.transport_class(record.name)
     return {"options": options_schema(cls.Options), "connect_options": options_schema(cls.ConnectOptions)}
+
+
+def _found(record: PluginRecord) -> dict[str, Any]:
+    """What a transport says of this machine."""
+    if record.error or record.disabled or record.group != plugins.TRANSPORTS:
+        return {}
+    found = plugins.transport_class(record.name).describe()
+    return {"found": found} if found else {}
 
 
 def _kind(about: dict[str, Any]) -> str:

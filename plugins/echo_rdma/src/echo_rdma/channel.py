@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
-import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -15,29 +13,14 @@ from echo_core.channel import Acceptor, Channel
 from echo_core.errors import ConfigError
 from echo_core.wire import Buffer
 
-from . import _ucx, library
+from . import _ucx, lanes, library
 
 if TYPE_CHECKING:
     from .transport import RdmaConnectOptions, RdmaListenOptions
 
 __all__ = ["RdmaAcceptor", "RdmaChannel", "dial"]
 
-log = logging.getLogger("echo")
-
-RDMA = ("rc", "dc", "ud")  # how the names of transports on InfiniBand and RoCE begin
-NAMES_LANES = (1, 15)  # asking an older one ends the process
-_told: set[tuple[str, ...]] = set()
 LINGER_SECONDS = 1.0  # for what was sent to be taken by a peer that reads slowly, after shutdown
-
-
-def is_rdma(lane: str) -> bool:
-    return lane.partition("/")[0].split("_")[0] in RDMA
-
-
-def allowed_lanes() -> tuple[str, ...]:
-    """For UCX that cannot be asked for the lanes of an endpoint: what UCX_TLS leaves it, where that is RDMA and nothing else."""
-    allowed = [name for name in os.environ.get("UCX_TLS", "").split(",") if name]
-    return tuple(allowed) if all(map(is_rdma, allowed)) else ()
 
 
 class RdmaChannel(Channel):
@@ -74,16 +57,10 @@ class RdmaChannel(Channel):
         return piece
 
     def _look_at_lanes(self) -> None:
-        self.lanes = tuple(dict.fromkeys(self.wire.lanes())) if library.ucx()[1] >= NAMES_LANES else allowed_lanes()
-        rdma = any(map(is_rdma, self.lanes))
-        if self.lanes not in _told and not (self._require_rdma and not rdma):
-            _told.add(self.lanes)
-            self._tell(rdma)
-        if rdma:
-            return
-        if self._require_rdma:
+        self.lanes = lanes.of(self.wire)
+        if self._require_rdma and not any(map(lanes.is_rdma, self.lanes)):
             text = (
-                f"require_rdma: UCX would reach {self.peer} by {', '.join(self.lanes) or 'lanes it does not name'}, which is no RDMA;"
+                f"require_rdma: UCX would reach {self.peer} by {', '.join(self.lanes) or lanes.UNNAMED}, which is no RDMA: {lanes.why_no_rdma()};"
                 f" see that both ends have the system's UCX with verbs (`ucx_info -d` lists rc_mlx5, rc_verbs, dc_mlx5, ud_verbs ...) and"
                 f" an active port (`ibv_devinfo`), and that UCX_TLS and UCX_NET_DEVICES allow it ({library.settings_shown() or 'not set'})."
                 f" {library.memory_lock_advice()}"
@@ -91,16 +68,7 @@ class RdmaChannel(Channel):
             if self.refusal is not None:
                 self.wire.send([self.refusal(text)])
             raise ConfigError(text)
-
-    def _tell(self, rdma: bool) -> None:
-        """Once for each choice that UCX makes, what it is."""
-        settings = library.settings_shown() or "no UCX_* variable is set"
-        path, version = library.ucx()
-        what = "RDMA" if rdma else "no RDMA: it found no such lane between these two ends (require_rdma=True would refuse this)"
-        lanes = ", ".join(self.lanes) or "lanes it does not name"
-        log.info("%s by UCX %s over %s, %s; %s; %s", self.peer, ".".join(map(str, version)), lanes, what, settings, path)
-        if rdma and (advice := library.memory_lock_advice()):
-            log.warning("%s: %s", self.peer, advice)
+        lanes.note(self.peer, self.lanes)
 
     def recv_into(self, buffer: memoryview) -> int:
         piece = memoryview(self.receive())

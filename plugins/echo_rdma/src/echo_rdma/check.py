@@ -7,6 +7,7 @@ at ADDRESS (127.0.0.1, or that of a network card) and says by which lanes and ho
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import os
 import sys
@@ -18,7 +19,7 @@ from echo_core import Client, Server
 from echo_core.errors import EchoError
 
 from . import library
-from .channel import is_rdma
+from .lanes import is_rdma, why_no_rdma
 
 __all__ = ["main"]
 
@@ -63,6 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("address", nargs="?", default="127.0.0.1", help="of the network card to go through; 127.0.0.1 by default")
     parser.add_argument("--require-rdma", action="store_true", help="fail where UCX would take TCP or shared memory")
     given = parser.parse_args(arguments)
+    logging.getLogger("echo").setLevel(logging.ERROR)  # that workers are lost is meant so here, and the rest is printed
     try:
         path, version = library.ucx()
         print(f"UCX        {'.'.join(map(str, version))}, {path}")
@@ -73,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name in SAMPLES:
             lanes, speed = measure(given.address, name, given.require_rdma)
             print(f"{name:10} {speed} (one worker)")
-        print(f"lanes      {lanes}: {'RDMA' if any(map(is_rdma, lanes.split(', '))) else 'no RDMA'}")
+        print(f"lanes      {lanes}: {'RDMA' if any(map(is_rdma, lanes.split(', '))) else f'no RDMA: {why_no_rdma()}'}")
     except (EchoError, OSError) as error:
         print(f"failed     {error}")
         return 1

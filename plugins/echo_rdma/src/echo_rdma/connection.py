@@ -17,7 +17,8 @@ from echo_core.channel.uplink import Uplink
 from echo_core.errors import EchoTimeoutError
 
 from . import _ucx
-from .channel import RdmaChannel, dial, is_rdma
+from .channel import RdmaChannel, dial
+from .lanes import is_rdma
 
 if TYPE_CHECKING:
     from echo_core.address import Address

@@ -16,7 +16,7 @@ from echo_core.errors import ConfigError, ForkError
 
 from . import _ucx
 
-__all__ = ["LIBRARY", "OLDEST", "cards", "context", "memory_lock_advice", "settings_of_listeners", "settings_shown", "ucx"]
+__all__ = ["LIBRARY", "OLDEST", "cards", "context", "is_of_wheel", "memory_lock_advice", "settings_of_listeners", "settings_shown", "ucx"]
 
 log = logging.getLogger("echo")
 
@@ -90,6 +90,11 @@ def _candidates() -> Iterator[str]:
     yield from dict.fromkeys(re.findall(r"/\S*libucp\.so\S*", maps))
     system, wheel = "libucp.so.0", _of_wheel()
     yield from filter(None, (system, wheel) if cards() else (wheel, system))
+
+
+def is_of_wheel() -> bool:
+    """Whether the libucp in use is the wheel's, which has shared memory and TCP only."""
+    return (of_wheel := _of_wheel()) != "" and Path(ucx()[0]).resolve() == Path(of_wheel).resolve()
 
 
 def _of_wheel() -> str:

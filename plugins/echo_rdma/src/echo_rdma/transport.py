@@ -97,6 +97,14 @@ class RdmaTransport(ChannelTransport):
         return RdmaAcceptor(options, self.scheme)
 
     @classmethod
+    def describe(cls) -> dict[str, str]:
+        """Which UCX is used, its settings, the cards there are, whether enough memory may be locked, and which lanes the connections of
+        this process were given, with the reason where they are no RDMA."""
+        from . import lanes
+
+        return lanes.describe()
+
+    @classmethod
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
         from .connection import RdmaConnection
 

@@ -1,0 +1,84 @@
+"""The lanes that UCX takes between two ends: which they are, whether they are RDMA, and if not, why; told once each, and kept for `describe`."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from echo_core.errors import ConfigError
+
+from . import _ucx, library
+
+__all__ = ["allowed", "chosen", "describe", "is_rdma", "note", "of", "why_no_rdma"]
+
+log = logging.getLogger("echo")
+
+RDMA = ("rc", "dc", "ud")  # how the names of transports on InfiniBand and RoCE begin
+NAMES_LANES = (1, 15)  # asking an older one ends the process
+UNNAMED = "lanes it does not name"
+
+chosen: dict[tuple[str, ...], str] = {}  # by this process's connections: what they are, and why
+
+
+def is_rdma(lane: str) -> bool:
+    return lane.partition("/")[0].split("_")[0] in RDMA
+
+
+def allowed() -> tuple[str, ...]:
+    """For UCX that cannot be asked for the lanes of an endpoint: what UCX_TLS leaves it, where that is RDMA and nothing else."""
+    names = [name for name in os.environ.get("UCX_TLS", "").split(",") if name]
+    return tuple(names) if all(map(is_rdma, names)) else ()
+
+
+def of(wire: _ucx.Wire) -> tuple[str, ...]:
+    """What carries a connection from which something was received."""
+    if library.ucx()[1] < NAMES_LANES:
+        return allowed()
+    names = dict.fromkeys(wire.lanes())
+    # The lane of the connection's set-up has no device, and says nothing new beside one of the same transport that has.
+    return tuple(name for name in names if not (name.endswith("/") and any(other != name and other.startswith(name) for other in names)))
+
+
+def why_no_rdma() -> str:
+    """What on this machine keeps UCX from network cards, as far as can be told without asking the other end."""
+    cards, tls = library.cards(), os.environ.get("UCX_TLS", "")
+    if not cards:
+        return "this machine has no RDMA device (/sys/class/infiniband is empty)"
+    if not any("ACTIVE" in card for card in cards):
+        return f"no port is active: {', '.join(cards)}"
+    if library.is_of_wheel():
+        return "the UCX of the wheel has no network cards; install the system's"
+    names = tls.lstrip("^").split(",")
+    if tls and "all" not in names and tls.startswith("^") == any(map(is_rdma, names)):
+        return f"UCX_TLS={tls} leaves none"
+    return "UCX found no such lane between these two ends, though this one could: see the other, its address and UCX_NET_DEVICES"
+
+
+def note(peer: str, lanes: tuple[str, ...]) -> None:
+    """Once for each choice that UCX makes, say on the log what it is."""
+    if lanes in chosen:
+        return
+    rdma = any(map(is_rdma, lanes))
+    chosen[lanes] = "RDMA" if rdma else f"no RDMA: {why_no_rdma()}"
+    path, version = library.ucx()
+    settings = library.settings_shown() or "no UCX_* variable is set"
+    remedy = "" if rdma else " (require_rdma=True would refuse this)"
+    log.info("%s by UCX %s over %s, %s%s; %s; %s", peer, ".".join(map(str, version)), ", ".join(lanes) or UNNAMED, chosen[lanes], remedy, settings, path)
+    if rdma and (advice := library.memory_lock_advice()):
+        log.warning("%s: %s", peer, advice)
+
+
+def describe() -> dict[str, str]:
+    """See `RdmaTransport.describe`."""
+    found = {"settings": library.settings_shown() or "no UCX_* variable is set", "cards": ", ".join(library.cards()) or "none"}
+    try:
+        path, version = library.ucx()
+    except ConfigError as error:
+        return {"UCX": str(error), **found}
+    if chosen:
+        lanes = "; ".join(f"{', '.join(names) or UNNAMED}: {what}" for names, what in chosen.items())
+    elif library.cards() and not library.is_of_wheel():
+        lanes = "none yet, chosen with the first connection"
+    else:
+        lanes = f"none yet; they will be no RDMA: {why_no_rdma()}"
+    return {"UCX": f"{'.'.join(map(str, version))}, {path}", **found, "locked memory": library.memory_lock_advice() or "enough", "lanes": lanes}
