@@ -45,6 +45,47 @@ def test_columns_and_payload(name: str, count: int) -> None:
     assert all(column.readonly and len(column) for column in chunk.columns())
 
 
+@pytest.mark.parametrize("count", [1, 5, 6])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_full_chunk_is_framed_as_it_lies(name: str, count: int) -> None:
+    """Six samples are a full chunk. What is in front may be written again, and is the same memory."""
+    spec = Spec.from_example(EXAMPLES[name])
+    gatherer = Gatherer(spec.flattener, 1 << 20, 6, 11)
+    gatherer.limit = count
+    given, expected = samples(EXAMPLES[name], count)
+    for sample in given:
+        gatherer.take(sample)
+    chunk = gatherer.collect()
+    assert chunk is not None
+    assert b"".join(chunk.columns()) == chunk.payload() == expected
+    framed = chunk.framed(b"elevenbytes")
+    if count < 6:
+        assert framed is None
+    else:
+        assert framed == b"elevenbytes" + expected and chunk.framed(b"elevenbytes") is framed
+        assert chunk.framed(b"ten bytes.") is None
+        del chunk, gatherer
+        assert framed == b"elevenbytes" + expected
+
+
+def test_without_a_head_nothing_is_framed() -> None:
+    gatherer = Gatherer(Spec.from_example(np.zeros(3)).flattener, 1 << 20, 1)
+    gatherer.limit = 1
+    gatherer.take(np.zeros(3))
+    chunk = gatherer.collect()
+    assert chunk is not None and chunk.framed(b"") is None
+
+
+@pytest.mark.parametrize("nbytes", [16, 32, 64, 128, 256, 512])
+def test_leaves_with_nothing_between_them_begin_apart(nbytes: int) -> None:
+    """At the same offset modulo 4 KiB they would throw each other out of the cache. It costs some samples of room, not many."""
+    example = [np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)]
+    free = min(65536, (4 << 20) // (2 * nbytes))
+    room = Gatherer(Spec.from_example(example).flattener, 4 << 20, 65536, 32).room
+    assert free - 256 < room <= free
+    assert 256 <= room * nbytes % 4096 <= 4096 - 256
+
+
 def test_a_column_keeps_its_memory() -> None:
     """A chunk's memory is used again once nobody can see it; while somebody holds a column, somebody can."""
     example = {"x": np.zeros(1000, np.float64)}

@@ -33,11 +33,12 @@ cdef class Chunk:
     """
 
     cdef char* data
+    cdef bytes block         # where `data` lies, if there is room in front of it
     cdef Gatherer gatherer   # to give the memory back to; once collected, so that the two are no cycle
     cdef readonly Py_ssize_t count
 
     def __dealloc__(self):
-        if self.data != NULL:
+        if self.data != NULL and self.block is None:
             if self.gatherer is not None and self.gatherer.spares.size() < SPARE_CHUNKS:
                 self.gatherer.spares.push_back(self.data)
             else:
@@ -57,6 +58,17 @@ cdef class Chunk:
             if gatherer.flattener.leaf[leaf].nbytes:
                 out.append(whole[start:start + self.count * gatherer.flattener.leaf[leaf].nbytes])
         return out
+
+    def framed(self, bytes head) -> bytes | None:
+        """`head` and the payload in one piece, nothing copied; None if there is no room of `len(head)` in front, or the chunk is not full.
+
+        Nothing but `head` may ever stand in front of these samples: whoever was given the piece before has the same memory.
+        """
+        cdef Gatherer gatherer = self.gatherer
+        if self.block is None or self.count != gatherer.room or len(head) != gatherer.head:
+            return None
+        memcpy(PyBytes_AS_STRING(self.block), PyBytes_AS_STRING(head), gatherer.head)
+        return self.block
 
     def payload(self) -> bytes:
         """The same in one piece."""
@@ -81,6 +93,8 @@ cdef class Gatherer:
     Args:
         flattener: of the spec.
         chunk_bytes: samples are kept in pieces of at most so many bytes, one frame each.
+        most: samples of a piece.
+        head: bytes that are kept free in front of a piece, for `Chunk.framed`.
 
     Attributes:
         taken: how many samples were taken over; `note` counts those that go another way.
@@ -98,16 +112,22 @@ cdef class Gatherer:
     cdef vector[char*] spares
     cdef vector[Py_ssize_t] starts      # of each leaf in a chunk
     cdef Py_ssize_t size                # of a chunk
+    cdef Py_ssize_t head                # in front of it
 
-    def __cinit__(self, Flattener flattener, Py_ssize_t chunk_bytes, Py_ssize_t most):
-        cdef Py_ssize_t leaf
+    def __cinit__(self, Flattener flattener, Py_ssize_t chunk_bytes, Py_ssize_t most, Py_ssize_t head=0):
+        cdef Py_ssize_t leaf, size
         self.flattener = flattener
+        self.head = head
         self.room = max(1, min(chunk_bytes // max(1, flattener.sample_bytes), most))
+        # Leaves that began at the same offset modulo 4 KiB would throw each other out of the cache. Where nothing may lie between them,
+        # it is their number that keeps them apart: 157 times 1, 2, 4, ... bytes is far from a multiple of 4 KiB.
+        if head and self.room > 512:
+            self.room -= (self.room - 157) % 256
         self.full = []
         for leaf in range(flattener.count):
             self.starts.push_back(self.size)
-            # Leaves that began at the same offset modulo 4 KiB would throw each other out of the cache.
-            self.size += (self.room * flattener.leaf[leaf].nbytes + 127) // 64 * 64
+            size = self.room * flattener.leaf[leaf].nbytes
+            self.size += size if head else (size + 127) // 64 * 64
 
     def __dealloc__(self):
         cdef size_t i
@@ -155,7 +175,10 @@ cdef class Gatherer:
 
     cdef Chunk new_chunk(self):
         cdef Chunk chunk = Chunk.__new__(Chunk)
-        if self.spares.size():
+        if self.head:
+            chunk.block = PyBytes_FromStringAndSize(NULL, self.head + self.size)
+            chunk.data = PyBytes_AS_STRING(chunk.block) + self.head
+        elif self.spares.size():
             chunk.data = self.spares.back()
             self.spares.pop_back()
         else:

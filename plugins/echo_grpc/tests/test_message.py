@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import echo_grpc
 from echo_core.errors import ProtocolError
-from echo_grpc.message import MAX_MESSAGE_BYTES, PIECE_BYTES, health_request, pack, unpack
+from echo_grpc.message import ENVELOPE_BYTES, MAX_MESSAGE_BYTES, PIECE_BYTES, Message, envelope, health_request, pack, unpack
 
 PROTO = Path(echo_grpc.__file__).with_name("echo.proto")
 
@@ -29,6 +29,15 @@ def test_large_frames_travel_in_pieces(sizes: list[int]) -> None:
     messages = list(pack(buffers))
     assert all(len(message) <= MAX_MESSAGE_BYTES for message in messages)
     assert b"".join(bytes(unpack(message)) for message in messages) == b"".join(buffers)
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 300_000, PIECE_BYTES])
+def test_an_envelope_makes_a_message(size: int, generated: Any) -> None:
+    """Its number has leading zeros, which protobuf reads as well."""
+    message = envelope(size) + bytes(size)
+    assert len(message) == ENVELOPE_BYTES + size <= MAX_MESSAGE_BYTES
+    assert len(unpack(message)) == size == len(generated[0].Bytes.FromString(message).data)
+    assert list(pack([Message(message)])) == [message]
 
 
 @given(st.binary(max_size=60))

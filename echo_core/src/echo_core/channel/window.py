@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ..errors import ProtocolError
 from ..frames import SMALL, Chunk, Gatherer
@@ -48,6 +48,9 @@ class Window:
     `acknowledged` counts the samples that are committed for good, `taken` all of them.
     """
 
+    gathered_bytes: ClassVar[int] = SMALL  # samples of at most so many bytes are the gatherer's
+    head_bytes: ClassVar[int] = 0  # kept free in front of what it gathers: see `Chunk.framed`
+
     def __init__(
         self, flattener: Flattener, max_bytes: int, most: int, coalesce_bytes: int = COALESCE_BYTES
     ) -> None:
@@ -61,9 +64,9 @@ class Window:
         self._sent: deque[Entry] = deque()
         self._unsent: deque[Entry] = deque()
         self._over = False
-        self.small = 0 < self._sample_bytes <= SMALL  # whether the gatherer takes them
+        self.small = 0 < self._sample_bytes <= self.gathered_bytes  # whether the gatherer takes them
         largest = min(max_count(self._sample_bytes), max(1, self._most))
-        self.gatherer = Gatherer(flattener, coalesce_bytes, largest)
+        self.gatherer = Gatherer(flattener, coalesce_bytes, largest, self.head_bytes)
         self._permit()
 
     @property

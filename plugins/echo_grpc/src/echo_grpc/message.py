@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from echo_core.errors import ProtocolError
 from echo_core.wire import Buffer
 
-__all__ = ["MAX_MESSAGE_BYTES", "health_request", "health_response", "pack", "unpack"]
+__all__ = ["ENVELOPE_BYTES", "MAX_MESSAGE_BYTES", "Message", "envelope", "health_request", "health_response", "pack", "unpack"]
 
 
 MAX_MESSAGE_BYTES = 4 << 20  # gRPC's own limit, which clients of other languages keep; a stranger cannot make us allocate more
+ENVELOPE_BYTES = 6  # of `envelope`
 PIECE_BYTES = MAX_MESSAGE_BYTES - 16  # of data in one message: a frame that is larger travels in pieces
 
 DATA_TAG = 0x0A  # field 1, length-delimited
@@ -29,8 +30,29 @@ def _varint(number: int) -> bytes:
     return bytes(out)
 
 
-def pack(buffers: Sequence[Buffer]) -> Iterator[bytes]:
+def envelope(size: int) -> bytes:
+    """What stands before `size` bytes of data, at most `PIECE_BYTES`, to make a message of them; always as long."""
+    # The number has leading zeros, which readers take; of a length of more than five bytes protobuf's say that it is corrupt.
+    return bytes((DATA_TAG, *(size >> 7 * i & 0x7F | 0x80 for i in range(4)), 0))
+
+
+class Message:
+    """A message that is put together already, among buffers."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+def pack(buffers: Sequence[Buffer | Message]) -> Iterator[bytes]:
     """The buffers' bytes, one after another, as messages of at most `MAX_MESSAGE_BYTES`."""
+    if len(buffers) == 1 and isinstance(buffers[0], Message):
+        yield buffers[0].data
+        return
     size = sum(map(len, buffers))
     if size <= PIECE_BYTES:
         if size:

@@ -10,6 +10,7 @@ import grpc
 from echo_core import tls
 from echo_core.address import Address
 from echo_core.channel import ChannelTransport
+from echo_core.channel.connection import ChannelConnection
 from echo_core.channel.listener import ChannelListener
 from echo_core.client import Client
 from echo_core.security import check_exposure
@@ -18,10 +19,12 @@ from echo_core.wire import HEADER_BYTES
 from .message import MAX_MESSAGE_BYTES, PIECE_BYTES
 from .service import METHOD, GrpcAcceptor
 from .stream import GrpcChannel, Outbox, in_this_process
+from .window import GrpcUplink
 
 if TYPE_CHECKING:
     from echo_core.sink import Sink
-    from echo_core.transport import Listener
+    from echo_core.spec import Spec
+    from echo_core.transport import Connection, Listener
 
 __all__ = ["GrpcClient", "GrpcConnectOptions", "GrpcListenOptions", "GrpcTransport", "GrpcsTransport"]
 
@@ -90,6 +93,11 @@ class GrpcTransport(ChannelTransport):
         options = self.options
         check_exposure(options.host, options.auth, options.allow_insecure)
         return GrpcAcceptor(options, self.scheme, None)
+
+    @classmethod
+    def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
+        chosen = cls.connect_options(address, options)
+        return ChannelConnection(cls.dial, address, spec, chosen, lambda: GrpcUplink(cls.dial, address, spec, chosen))
 
     @classmethod
     def dial(cls, address: Address, options: Any, timeout: float) -> GrpcChannel:

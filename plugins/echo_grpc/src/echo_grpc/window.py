@@ -1,0 +1,45 @@
+"""The worker's window, whose full pieces are gRPC messages as they lie: one copy less for each byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from echo_core.channel.uplink import Uplink
+from echo_core.channel.window import Entry, Window
+from echo_core.frames import Chunk
+from echo_core.wire import HEADER_BYTES, Kind, pack_header
+
+from .message import ENVELOPE_BYTES, PIECE_BYTES, Message, envelope
+
+__all__ = ["GrpcUplink"]
+
+
+class MessageWindow(Window):
+    """See `echo_core.channel.window.Window`.
+
+    What the gatherer fills is the `bytes` that gRPC is given, and what is kept until it is acknowledged. Only full pieces are sent so:
+    in others the samples of the second leaf do not follow those of the first, and such a link has time to put them together.
+    """
+
+    gathered_bytes = PIECE_BYTES - HEADER_BYTES
+    head_bytes = ENVELOPE_BYTES + HEADER_BYTES
+
+    def encode(self, entries: list[Entry]) -> Iterator[Any]:
+        entry = entries[0]
+        length = HEADER_BYTES + entry.count * self._sample_bytes
+        if len(entries) == 1 and length <= PIECE_BYTES and isinstance(entry.data, Chunk):
+            header = pack_header(Kind.DATA, count=entry.count, seq=entry.first, length=length - HEADER_BYTES)
+            whole = entry.data.framed(envelope(length) + header)
+            if whole is not None:
+                yield Message(whole)
+                return
+        yield from super().encode(entries)
+
+
+class GrpcUplink(Uplink):
+    """See `echo_core.channel.uplink.Uplink`."""
+
+    def make_window(self) -> Window:
+        options = self._options
+        return MessageWindow(self._spec.flattener, options.window_bytes, options.max_inflight_msgs, options.max_coalesced_bytes)
