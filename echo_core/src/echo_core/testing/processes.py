@@ -16,12 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["descriptors", "forked", "interrupted", "returns", "settled", "tasks", "until"]
+__all__ = ["LONG", "descriptors", "forked", "interrupted", "returns", "settled", "tasks", "until"]
 
 _T = TypeVar("_T")
 
+LONG = 60.0  # seconds: nothing here takes a second on an idle machine, and some take this on one with dozens of busy processes
 
-def until(ready: Callable[[], _T], what: str, within: float = 20.0) -> _T:
+
+def until(ready: Callable[[], _T], what: str, within: float = LONG) -> _T:
     """Wait for `ready()` to be true and return it; fail with `what` when it does not happen."""
     end = time.monotonic() + within
     while not (answer := ready()):
@@ -30,7 +32,7 @@ def until(ready: Callable[[], _T], what: str, within: float = 20.0) -> _T:
     return answer
 
 
-def returns(call: Callable[[], _T], within: float = 20.0) -> _T | BaseException:
+def returns(call: Callable[[], _T], within: float = LONG) -> _T | BaseException:
     """What `call()` returns or raises; fails, showing where it stands, when it does neither."""
     outcome: list[Any] = []
 
@@ -50,7 +52,7 @@ def returns(call: Callable[[], _T], within: float = 20.0) -> _T | BaseException:
     return outcome[0]
 
 
-def forked(check: Callable[[], object], within: float = 20.0) -> None:
+def forked(check: Callable[[], object], within: float = LONG) -> None:
     """Run `check` in a forked child; fail with its traceback if it raises, or if it hangs."""
     read, write = os.pipe()
     with warnings.catch_warnings():
@@ -79,7 +81,7 @@ def forked(check: Callable[[], object], within: float = 20.0) -> None:
     assert data == b"\0", data.decode(errors="replace")
 
 
-def interrupted(setup: str, call: str, cwd: Path, within: float = 20.0) -> None:
+def interrupted(setup: str, call: str, cwd: Path, within: float = LONG) -> None:
     """Run `setup`, then `call`, in a Python of its own, press Ctrl-C while it waits, and fail
     unless it ends, with what it left open closed, by KeyboardInterrupt."""
     setup = textwrap.dedent(setup)
@@ -144,7 +146,7 @@ def tasks() -> dict[str, str]:
 
 def settled(look: Callable[[], dict[str, str]], before: dict[str, str], what: str) -> None:
     """Fail if more of what `look` lists is left than `before`, once it had time to go."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + LONG / 3
     while len(look()) > len(before):
         if time.monotonic() > end:
             left = {key: value for key, value in look().items() if before.get(key) != value}

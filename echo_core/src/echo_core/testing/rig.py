@@ -18,6 +18,7 @@ from ..address import Address
 from ..client import Client
 from ..errors import EchoError, EchoTimeoutError
 from ..server import Server
+from .processes import LONG
 from .samples import Tally, example
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE", "Rig", "drain", "hear", "sever_sockets"]
 
-PATIENCE = 30.0  # seconds that anything in these tests may take before it counts as hanging
+PATIENCE = LONG  # seconds that anything in these tests may take before it counts as hanging
 
 _spawning = multiprocessing.get_context("spawn")
 _names = itertools.count(1)
