@@ -1,5 +1,7 @@
 """Builds the Cython modules; everything else is in pyproject.toml."""
 
+import os
+import sys
 from pathlib import Path
 
 import numpy
@@ -22,4 +24,8 @@ extensions = [
     )
     for source in sorted(package.glob("*.pyx"))
 ]
-setup(ext_modules=cythonize(extensions, include_path=["src"], build_dir="build/cython"))
+# Many modules, so that they are translated side by side as they are compiled; from 3.14 on a pool's children do not come from a fork,
+# and would run this file again.
+threads = len(os.sched_getaffinity(0)) if sys.version_info < (3, 14) else 0
+modules = cythonize(extensions, nthreads=threads, include_path=["src"], build_dir="build/cython")
+setup(ext_modules=modules, options={"build_ext": {"parallel": True}})

@@ -27,4 +27,4 @@ extensions = [
     for name in ("_learner", "_worker")
 ]
 # The folder above the package echo_core is where its .pxd files are found, installed or not.
-setup(ext_modules=cythonize(extensions, include_path=["src", str(capi.parent.parent)], build_dir="build/cython"))
+setup(ext_modules=cythonize(extensions, include_path=["src", str(capi.parent.parent)], build_dir="build/cython"), options={"build_ext": {"parallel": True}})

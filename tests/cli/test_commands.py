@@ -60,13 +60,19 @@ def test_plugins_are_listed_with_what_is_missing_and_broken(echoctl, tmp_path: P
     assert broken.code == 1 and row["name"] == "broken" and "no_such_module" in row["note"]
 
 
+def test_a_misspelt_command_is_guessed(echoctl) -> None:
+    guessed, lost = echoctl("tpo"), echoctl("nonsense")
+    assert guessed.code == lost.code == 2
+    assert "did you mean 'top'?" in guessed.err and "echoctl --help" in lost.err
+
+
 def test_a_plugin_is_shown_with_its_options(echoctl) -> None:
     (shown,) = echoctl("plugins", "show", "tcp", "--json").json
     assert shown["options"]["properties"]["port"] == {"type": "integer", "default": 50051}
     assert "window_bytes" in shown["connect_options"]["properties"]
     assert "max_connections" in echoctl("plugins", "show", "tcp").out
     missing = echoctl("plugins", "show", "tpc")
-    assert missing.code == 3 and "tpc" in missing.err
+    assert missing.code == 3 and "did you mean 'tcp'?" in missing.err
 
 
 def test_a_configuration_is_shown_with_origins_and_checked(echoctl, tmp_path: Path) -> None:

@@ -173,8 +173,8 @@ def test_doctor_looks_at_the_machine_and_the_way_to_a_server(serve, echoctl, tmp
     done = echoctl("doctor", server.address, "--json")
     found = {line["what"]: line for line in done.json}
     assert {"versions", "transports", "samplers", "memory", "/dev/shm", "file descriptors", "ports", "token"} < set(found)
-    assert {"connection", "round trip", "clocks", "server"} < set(found)
-    assert done.code == 0 and found["clocks"]["status"] == "ok"
+    assert {"connection", "round trip", "clocks", "its version", "server"} < set(found)
+    assert done.code == 0 and found["clocks"]["status"] == found["its version"]["status"] == "ok"
     token = tmp_path / "token"
     token.write_text("a token that everybody can read\n")
     token.chmod(0o644)
@@ -188,8 +188,17 @@ def test_what_a_transport_found_is_shown(serve, echoctl) -> None:
     (shown,) = echoctl("plugins", "show", "rdma", "--json", UCX_TLS="tcp").json
     assert shown["found"]["settings"] == "UCX_TLS=tcp" and {"UCX", "cards"} <= set(shown["found"])
     assert "UCX_TLS=tcp" in echoctl("plugins", "show", "rdma", UCX_TLS="tcp").out
-    names = [line["what"] for line in echoctl("doctor", "--json").json]
-    assert names.count("rdma") + names.count("ucx") == 1, "they are the same"
+
+
+def test_doctor_asks_transports_what_they_find(echoctl, tmp_path: Path) -> None:
+    pytest.importorskip("echo_grpc.transport")
+    fine = {line["what"]: line for line in echoctl("doctor", "--json", GRPC_ENABLE_FORK_SUPPORT="0").json}
+    assert fine["gRPC and fork"]["status"] == "ok"
+    told = {line["what"]: line for line in echoctl("doctor", "--json", GRPC_ENABLE_FORK_SUPPORT="1").json}
+    assert told["gRPC and fork"]["status"] == "warning" and "spawn" in told["gRPC and fork"]["fix"]
+    pytest.importorskip("echo_rdma.transport")
+    none = {line["what"]: line for line in echoctl("doctor", "--json", ECHO_UCX_LIBRARY=str(tmp_path / "no.so")).json}
+    assert none["UCX"]["status"] == "warning" and "install UCX" in none["UCX"]["fix"] and "RDMA devices" in none
 
 
 def get(url: str, **headers: str) -> tuple[int, bytes]:

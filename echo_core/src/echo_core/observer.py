@@ -104,7 +104,7 @@ class Observer:
             if "wait" not in body:
                 break
             if time.monotonic() - began >= seconds:
-                raise EchoTimeoutError(f"tap() waited {seconds:g} s for a sample: {body['wait']}")
+                raise EchoTimeoutError(f"tap() waited {seconds:g} s for a sample: {body['wait']}; start a worker, or see who waits: echoctl top {self.address}")
             time.sleep(pause)
             pause = min(2 * pause, POLL[1])
         spec, count, size = Spec.from_json(body["spec"]), int(body["n"]), int(body["bytes"])

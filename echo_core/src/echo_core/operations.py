@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from . import __version__
 from .errors import EchoError, EchoTimeoutError, ProtocolError
 from .security import needs
 from .step_table import StepTable
@@ -217,7 +218,7 @@ def _specs(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tup
 
 OPERATIONS: Mapping[str, Operation] = {
     "stats": needs("write", "read")(lambda server, peer, body, blob: (server.stats(), b"")),
-    "ping": needs("write", "read")(lambda server, peer, body, blob: ({"time": time.time()}, blob)),
+    "ping": needs("write", "read")(lambda server, peer, body, blob: ({"time": time.time(), "version": __version__}, blob)),
     "tables": needs("write", "read")(_specs),
     "update_priorities": needs("read")(_of_clients(_update_priorities)),
     "delete": needs("admin")(_of_clients(_delete)),

@@ -394,7 +394,7 @@ cdef class Store(Inlet):
         if c.leased == buffers:
             return f"all {buffers} batch buffers are leased to batches the learner still holds"
         return (f"{c.stored} samples wait in {buffers - c.leased} of {buffers} batch buffers for the learner to call sample() "
-                f"({c.leased} leased); the learner is slower than the writers")
+                f"({c.leased} leased); the learner is slower than the writers; take batches faster, or wait longer (timeout=)")
 
     def _who_blocks_learner(self) -> str:
         if self.replay is not None:
@@ -403,7 +403,7 @@ cdef class Store(Inlet):
         if c.stored >= self.ring.batch_size():
             return f"{c.stored} samples are there, and the earliest batch misses one that a writer has claimed and not committed yet"
         return (f"{c.stored} of {self.ring.batch_size()} samples are there, {c.connections} workers connected, "
-                f"{c.inserted} samples inserted so far; the workers are slower than the learner, or not started")
+                f"{c.inserted} samples inserted so far; the workers are slower than the learner, or not started; start more of them, or wait longer (timeout=)")
 
     # ---- figures and doors ------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from .errors import EchoError
 from .fields import Text, build_options
@@ -60,12 +60,14 @@ from .options import ConnectOptions, ListenOptions
 from .security import EVERYTHING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .address import Address
     from .sink import Sink
     from .spec import Spec
     from .weights import PackedWeights, Weights
 
-__all__ = ["ConnectOptions", "Connection", "ListenOptions", "Listener", "Peer", "StoreMemory", "Transport"]
+__all__ = ["ConnectOptions", "Connection", "Finding", "ListenOptions", "Listener", "Peer", "StoreMemory", "Transport"]
 
 
 
@@ -113,6 +115,15 @@ def _sharing() -> str:
 
 def _texts(address: Address) -> dict[str, Any]:
     return {name: Text(value) for name, value in address.options.items()}
+
+
+class Finding(NamedTuple):
+    """One line of `echoctl doctor`."""
+
+    status: Literal["ok", "warning", "failure"]
+    what: str  # was looked at
+    found: str
+    fix: str = ""  # the thing to do, unless all is well
 
 
 class Transport(ABC):
@@ -170,6 +181,11 @@ class Transport(ABC):
         `echoctl doctor` and `echoctl plugins show` print it. Opens nothing, and raises nothing for what is missing: it says so.
         """
         return {}
+
+    @classmethod
+    def findings(cls) -> Iterable[Finding]:
+        """For `echoctl doctor`: what of this machine helps it or gets in its way; opens nothing. An exception's text is a failure."""
+        return ()
 
 
 class Listener(ABC):

@@ -71,7 +71,7 @@ def test_no_transport_left_is_an_error_that_shows_the_settings(monkeypatch: pyte
 
 def test_no_silent_fallback(ucx: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
-    shown, counted = ("tcp/lo", "tcp") if ucx >= channel.NAMES_LANES else ("lanes it does not name", "")
+    shown, counted = ("tcp/lo", "tcp") if ucx >= lanes.NAMES_LANES else ("lanes it does not name", "")
     with Server(EXAMPLE, 2, "rdma://127.0.0.1:0", token=TOKEN) as server:
         with pytest.raises(EchoError, match=f"{shown}.*no RDMA.*UCX_TLS=tcp"):
             Client(server.address, EXAMPLE, token=TOKEN, require_rdma=True, timeout=10)
@@ -91,7 +91,7 @@ def test_the_lanes_are_logged_once(ucx: tuple[int, int, int], monkeypatch: pytes
     with Server(EXAMPLE, 2, "rdma://127.0.0.1:0", token=TOKEN) as server, Client(server.address, EXAMPLE, token=TOKEN):
         pass
     lines = [record.getMessage() for record in caplog.records if "no RDMA" in record.getMessage()]
-    shown = "tcp/lo" if ucx >= channel.NAMES_LANES else "lanes it does not name"
+    shown = "tcp/lo" if ucx >= lanes.NAMES_LANES else "lanes it does not name"
     assert len(lines) == 1 and shown in lines[0] and "UCX_TLS=tcp" in lines[0]
 
 

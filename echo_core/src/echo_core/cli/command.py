@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..errors import AddressError, ConfigError, EchoError, SpecError
+from ..errors import AddressError, ConfigError, EchoError, SpecError, did_you_mean
 
 __all__ = ["FOUND_WRONG", "UNREACHABLE", "UNUSABLE", "run"]
 
@@ -38,6 +38,11 @@ class _Root(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         return import_module(f".{name}", __package__).command if name in _COMMANDS else None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"there is no command {args[0]!r}{did_you_mean(args[0], _COMMANDS) or '; see: echoctl --help'}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -21,12 +21,12 @@ from ..address import Address, is_loopback_host
 from ..errors import EchoError
 from ..observer import Observer
 from ..security import default_token_path, find_token
+from ..transport import Finding
 from .output import console, json_option, print_json
 
 __all__ = ["command"]
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
-Finding = tuple[str, str, str, str]  # status, what was looked at, what was found, the fix
 
 GIB = 1 << 30
 
@@ -44,7 +44,7 @@ def command(address: str | None, timeout: float, as_json: bool) -> int:
     if address is not None:
         findings += list(_server(Address.parse(address), timeout))
     if as_json:
-        print_json([dict(zip(("status", "what", "found", "fix"), finding)) for finding in findings])
+        print_json([finding._asdict() for finding in findings])
     else:
         from rich.markup import escape
 
@@ -59,22 +59,21 @@ def _safely(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
     try:
         return list(check())
     except Exception as error:
-        return [(WARNING, check.__name__.strip("_"), f"could not be looked at: {type(error).__name__}: {error}", "")]
+        return [Finding(WARNING, check.__name__.strip("_"), f"could not be looked at: {type(error).__name__}: {error}")]
 
 
 def _versions() -> Iterator[Finding]:
-    yield (
+    yield Finding(
         OK,
         "versions",
         f"echo-core {__version__}, Python {sys.version.split()[0]}, numpy {np.__version__}, optree {optree.__version__}",
-        "",
     )
     try:
         installed = version("echo-core")
     except PackageNotFoundError:
         return
     if installed != __version__:
-        yield (
+        yield Finding(
             FAILURE,
             "versions",
             f"echo-core {__version__} is imported but {installed} is installed",
@@ -88,69 +87,66 @@ def _plugins() -> Iterator[Finding]:
         records = plugins.default.examine(group)
         for record in records:
             if record.error:
-                yield FAILURE, noun, record.error, ""
+                yield Finding(FAILURE, noun, record.error)
         usable = [f"{record.name} ({record})" for record in records if not record.error and not record.disabled]
         if usable:
-            yield OK, noun, ", ".join(usable), ""
+            yield Finding(OK, noun, ", ".join(usable))
         elif group != plugins.OBSERVERS:
             ways = "; ".join(dict.fromkeys(install for kind, _, install in plugins.known() if kind == group))
-            yield WARNING, noun, "none is installed", ways
+            yield Finding(WARNING, noun, "none is installed", ways)
 
 
 def _transports() -> Iterator[Finding]:
-    """What transports say of this machine; once where several names stand for the same."""
-    said: list[dict[str, str]] = []
+    """What transports themselves find: their libraries and devices. Here they are imported, which listing them did not do."""
+    seen = set()
     for record in plugins.default.examine(plugins.TRANSPORTS):
-        if not record.error and not record.disabled and (found := plugins.transport_class(record.name).describe()) and found not in said:
-            said.append(found)
-            yield OK, record.name, _in_a_line(found), ""
-
-
-def _in_a_line(found: dict[str, str]) -> str:
-    return "; ".join(f"{what}: {text}" for what, text in found.items())
+        if record.error or record.disabled:
+            continue
+        try:
+            cls = plugins.transport_class(record.name)
+            for finding in cls.findings():
+                if finding not in seen:  # one class may stand behind several names
+                    seen.add(finding)
+                    yield finding
+        except Exception as error:
+            yield Finding(FAILURE, record.name, str(error) or type(error).__name__)
 
 
 def _memory() -> Iterator[Finding]:
     free = _meminfo("MemAvailable")
     limit = _cgroup_limit()
     text = f"{free / GIB:.1f} GiB free" + (f", this container may use {limit / GIB:.1f} GiB" if limit else "")
-    yield (OK, "memory", text, "") if free > GIB else (WARNING, "memory", text, "use a smaller capacity or num_buffers")
-    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    shown = "unlimited" if locked == resource.RLIM_INFINITY else f"{locked >> 10} KiB"
-    if locked != resource.RLIM_INFINITY and locked < 64 << 20:
-        yield WARNING, "locked memory", f"{shown}, too little to register buffers with a network card", "for RDMA: ulimit -l unlimited"
-    else:
-        yield OK, "locked memory", shown, ""
+    yield Finding(OK, "memory", text) if free > GIB else Finding(WARNING, "memory", text, "use a smaller capacity or num_buffers")
 
 
 def _shared_memory() -> Iterator[Finding]:
     try:
         status = os.statvfs("/dev/shm")
     except OSError as error:
-        yield WARNING, "/dev/shm", f"{error.strerror}", "transports through shared memory need it: mount -t tmpfs tmpfs /dev/shm"
+        yield Finding(WARNING, "/dev/shm", f"{error.strerror}", "transports through shared memory need it: mount -t tmpfs tmpfs /dev/shm")
         return
     free, total = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     text = f"{free / GIB:.2f} of {total / GIB:.2f} GiB free"
     if not os.access("/dev/shm", os.W_OK):
-        yield FAILURE, "/dev/shm", "this user cannot write there", "chmod 1777 /dev/shm"
+        yield Finding(FAILURE, "/dev/shm", "this user cannot write there", "chmod 1777 /dev/shm")
     elif free < 256 << 20:
-        yield WARNING, "/dev/shm", text, "a container gets 64 MiB by default: docker run --shm-size=8g"
+        yield Finding(WARNING, "/dev/shm", text, "a container gets 64 MiB by default: docker run --shm-size=8g")
     else:
-        yield OK, "/dev/shm", text, ""
+        yield Finding(OK, "/dev/shm", text)
 
 
 def _files() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 1024:
-        yield WARNING, "file descriptors", f"{soft}, and every worker of a learner takes one or two", f"ulimit -n {min(65536, hard)}"
+        yield Finding(WARNING, "file descriptors", f"{soft}, and every worker of a learner takes one or two", f"ulimit -n {min(65536, hard)}")
     else:
-        yield OK, "file descriptors", f"{soft} (at most {hard})", ""
+        yield Finding(OK, "file descriptors", f"{soft} (at most {hard})")
 
 
 def _processors() -> Iterator[Finding]:
     usable, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     text = f"{usable} for this process, load {load:.1f}"
-    yield (OK, "processors", text, "") if load < 2 * usable else (WARNING, "processors", text, "busy: figures measured now mean little")
+    yield Finding(OK, "processors", text) if load < 2 * usable else Finding(WARNING, "processors", text, "busy: figures measured now mean little")
 
 
 def _ports() -> Iterator[Finding]:
@@ -159,7 +155,7 @@ def _ports() -> Iterator[Finding]:
     with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
         low, high = map(int, file.read().split())
     text = f"loopback works, {high - low + 1} outgoing ports ({low} to {high})"
-    yield (OK, "ports", text, "") if high - low > 5000 else (WARNING, "ports", text, 'sysctl -w net.ipv4.ip_local_port_range="32768 60999"')
+    yield Finding(OK, "ports", text) if high - low > 5000 else Finding(WARNING, "ports", text, 'sysctl -w net.ipv4.ip_local_port_range="32768 60999"')
 
 
 def _token() -> Iterator[Finding]:
@@ -169,41 +165,22 @@ def _token() -> Iterator[Finding]:
     else:
         path = default_token_path()
         if not path.exists():
-            yield OK, "token", f"none yet; {path} is made at first use", ""
+            yield Finding(OK, "token", f"none yet; {path} is made at first use")
             return
         name = str(path)
     try:
         token = find_token()
     except EchoError as error:
-        yield FAILURE, "token", str(error), ""
+        yield Finding(FAILURE, "token", str(error))
         return
     if len(token) < 16:
-        yield WARNING, "token", f"{name} has only {len(token)} bytes, which can be guessed", "echoctl token create --force"
+        yield Finding(WARNING, "token", f"{name} has only {len(token)} bytes, which can be guessed", "echoctl token create --force")
     else:
         mode = f", mode {stat.S_IMODE(os.stat(name).st_mode):04o}" if os.path.exists(name) else ""
-        yield OK, "token", f"{name}{mode}", ""
+        yield Finding(OK, "token", f"{name}{mode}")
 
 
-def _devices() -> Iterator[Finding]:
-    try:
-        names = sorted(os.listdir("/sys/class/infiniband"))
-    except OSError:
-        names = []
-    yield OK, "RDMA devices", ", ".join(names) or "none: RDMA transports use TCP or shared memory here", ""
-
-
-def _fork() -> Iterator[Finding]:
-    try:
-        grpc = version("grpcio")
-    except PackageNotFoundError:
-        return
-    if os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", "true"):
-        yield WARNING, "gRPC and fork", f"grpcio {grpc} with GRPC_ENABLE_FORK_SUPPORT can hang in forked children", "start workers by spawn"
-    else:
-        yield OK, "gRPC and fork", f"grpcio {grpc}; connect in the child, never before the fork", ""
-
-
-_CHECKS = (_versions, _plugins, _transports, _memory, _shared_memory, _files, _processors, _ports, _token, _devices, _fork)
+_CHECKS = (_versions, _plugins, _transports, _memory, _shared_memory, _files, _processors, _ports, _token)
 
 
 def _server(address: Address, timeout: float) -> Iterator[Finding]:
@@ -211,11 +188,11 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
         try:
             found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         except OSError as error:
-            yield FAILURE, "name", f"{address.host}: {error.strerror or error}", "check the spelling, or use an IP address"
+            yield Finding(FAILURE, "name", f"{address.host}: {error.strerror or error}", "check the spelling, or use an IP address")
             return
-        yield OK, "name", f"{address.host} is {', '.join(dict.fromkeys(str(entry[4][0]) for entry in found))}", ""
+        yield Finding(OK, "name", f"{address.host} is {', '.join(dict.fromkeys(str(entry[4][0]) for entry in found))}")
         if not is_loopback_host(address.host) and "ECHO_TOKEN" not in os.environ and "ECHO_TOKEN_FILE" not in os.environ:
-            yield (
+            yield Finding(
                 WARNING,
                 "token",
                 "a server elsewhere, and neither ECHO_TOKEN nor ECHO_TOKEN_FILE is set",
@@ -225,23 +202,28 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
     try:
         observer = Observer(address, timeout=timeout, name="echoctl doctor")
     except (EchoError, OSError) as error:
-        yield FAILURE, "connection", str(error), _remedy(error, address)
+        yield Finding(FAILURE, "connection", str(error), _remedy(error, address))
         return
     with observer:
-        yield OK, "connection", f"handshake and token in {1e3 * (time.monotonic() - start):.0f} ms", ""
+        yield Finding(OK, "connection", f"handshake and token in {1e3 * (time.monotonic() - start):.0f} ms")
         trips = sorted(observer.ping() for _ in range(9))
         seconds, ahead = trips[len(trips) // 2][0], trips[0][1]
-        yield (OK if seconds < 0.05 else WARNING), "round trip", f"{1e3 * seconds:.2f} ms (median of 9)", ""
+        yield Finding(OK if seconds < 0.05 else WARNING, "round trip", f"{1e3 * seconds:.2f} ms (median of 9)")
         if abs(ahead) > 1:
-            yield WARNING, "clocks", f"the server's clock is {ahead:+.1f} s from this one", "run an NTP client on both machines"
+            yield Finding(WARNING, "clocks", f"the server's clock is {ahead:+.1f} s from this one", "run an NTP client on both machines")
         else:
-            yield OK, "clocks", f"{1e3 * ahead:+.1f} ms apart, to within {1e3 * trips[0][0] / 2:.1f} ms", ""
+            yield Finding(OK, "clocks", f"{1e3 * ahead:+.1f} ms apart, to within {1e3 * trips[0][0] / 2:.1f} ms")
+        theirs = str(observer.request("ping").get("version", "of another version"))
+        if theirs != __version__:
+            yield Finding(WARNING, "its version", f"echo-core {theirs}, and {__version__} here", "install the same at both ends")
+        else:
+            yield Finding(OK, "its version", f"echo-core {theirs}, as here")
         stats: dict[str, Any] = observer.stats()
         workers = sum(key.endswith("/state") for key in stats)
         held = f"{stats['store/samples']}/{stats['store/capacity']} stored"
         if chosen := plugins.transport_class(address.scheme).describe():  # now that there is a connection
-            yield OK, address.scheme, _in_a_line(chosen), ""
-        yield OK, "server", f"{workers} workers, {stats['store/samples_inserted_total']} samples, {held}", ""
+            yield Finding(OK, address.scheme, "; ".join(f"{what}: {text}" for what, text in chosen.items()))
+        yield Finding(OK, "server", f"{workers} workers, {stats['store/samples_inserted_total']} samples, {held}")
 
 
 def _remedy(error: Exception, address: Address) -> str:

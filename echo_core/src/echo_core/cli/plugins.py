@@ -68,12 +68,14 @@ def show(name: str, as_json: bool) -> int:
     """Everything about the plugin NAME: who provides it, and its options."""
     found = [record for group in _GROUPS for record in plugins.default.examine(group) if record.name == name]
     if not found:
+        said = []
         for find in (plugins.transport, plugins.sampler):
             try:
                 find(name)
             except PluginNotFound as error:
-                missing = error
-        raise PluginNotFound(str(missing).replace("no sampler named", "no transport or sampler named"))
+                said.append(str(error))
+        # The one that knows what was meant; else both lists.
+        raise PluginNotFound(next((text for text in said if ";" in text), "; ".join(said) + "; see: echoctl plugins list"))
     described = [{**_row(record), "module": record.value, **_found(record), **_options(record)} for record in found]
     if as_json:
         print_json(described)

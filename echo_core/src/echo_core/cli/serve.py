@@ -75,6 +75,7 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
     example, arguments = with_tables(arguments, example)
     server = Server(example, **arguments)
     over = threading.Event()
+    served = False
 
     def end(number: int, frame: FrameType | None) -> None:
         over.set()
@@ -84,6 +85,7 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
     drainer = threading.Thread(target=_drop_batches, args=(server,), name="echo-consume", daemon=True) if consume else None
     try:
         server.start()
+        served = True
         if metrics_port is not None:
             exporter = prometheus.Exporter(server, metrics_host, metrics_port)
         if drainer is not None:
@@ -103,10 +105,11 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
             address_file.unlink(missing_ok=True)
         for number, handler in before.items():
             signal.signal(number, handler)
-        stats = server.stats()
-        click.echo(
-            f"ended: {stats['store/samples_inserted_total']} samples came, {stats['store/batches_taken_total']} batches were taken,"
-            f" {stats['store/samples']} samples were left", err=True)  # fmt: skip
+        if served:
+            stats = server.stats()
+            click.echo(
+                f"ended: {stats['store/samples_inserted_total']} samples came, {stats['store/batches_taken_total']} batches were taken,"
+                f" {stats['store/samples']} samples were left", err=True)  # fmt: skip
 
 
 def _announce(server: Server, config: configuration.Config, exporter: prometheus.Exporter | None, as_json: bool) -> None:

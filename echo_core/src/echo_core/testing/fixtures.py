@@ -20,7 +20,7 @@ import pytest
 
 __all__ = ["config_home", "no_settings_of_the_user", "nothing_left_behind", "skip_what_is_missing"]
 
-ENDING_SECONDS = 5.0  # for threads and processes to be gone after a test
+ENDING_SECONDS = 20.0  # for threads and processes to be gone after a test
 KEPT = ("ECHO_SOAK_SECONDS",)  # how long tests press on, no setting of Echo's
 
 

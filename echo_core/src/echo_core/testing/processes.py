@@ -16,14 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["SLOWER", "descriptors", "forked", "interrupted", "returns", "settled", "tasks", "until"]
+__all__ = ["LONG", "SLOWER", "descriptors", "forked", "interrupted", "returns", "settled", "tasks", "until"]
 
 _T = TypeVar("_T")
 
 SLOWER = float(os.environ.get("ECHO_TEST_SLOWER", "1"))  # times, of an emulated machine: how much longer everything may take there
+LONG = 60.0  # seconds: nothing here takes a second on an idle machine, and some take this on one with dozens of busy processes
 
 
-def until(ready: Callable[[], _T], what: str, within: float = 20.0) -> _T:
+def until(ready: Callable[[], _T], what: str, within: float = LONG) -> _T:
     """Wait for `ready()` to be true and return it; fail with `what` when it does not happen."""
     within *= SLOWER
     end = time.monotonic() + within
@@ -33,7 +34,7 @@ def until(ready: Callable[[], _T], what: str, within: float = 20.0) -> _T:
     return answer
 
 
-def returns(call: Callable[[], _T], within: float = 20.0) -> _T | BaseException:
+def returns(call: Callable[[], _T], within: float = LONG) -> _T | BaseException:
     """What `call()` returns or raises; fails, showing where it stands, when it does neither."""
     within *= SLOWER
     outcome: list[Any] = []
@@ -54,7 +55,7 @@ def returns(call: Callable[[], _T], within: float = 20.0) -> _T | BaseException:
     return outcome[0]
 
 
-def forked(check: Callable[[], object], within: float = 20.0) -> None:
+def forked(check: Callable[[], object], within: float = LONG) -> None:
     """Run `check` in a forked child; fail with its traceback if it raises, or if it hangs."""
     within *= SLOWER
     read, write = os.pipe()
@@ -84,7 +85,7 @@ def forked(check: Callable[[], object], within: float = 20.0) -> None:
     assert data == b"\0", data.decode(errors="replace")
 
 
-def interrupted(setup: str, call: str, cwd: Path, within: float = 20.0) -> None:
+def interrupted(setup: str, call: str, cwd: Path, within: float = LONG) -> None:
     """Run `setup`, then `call`, in a Python of its own, press Ctrl-C while it waits, and fail
     unless it ends, with what it left open closed, by KeyboardInterrupt."""
     within *= SLOWER
@@ -150,7 +151,7 @@ def tasks() -> dict[str, str]:
 
 def settled(look: Callable[[], dict[str, str]], before: dict[str, str], what: str) -> None:
     """Fail if more of what `look` lists is left than `before`, once it had time to go."""
-    end = time.monotonic() + 5 * SLOWER
+    end = time.monotonic() + LONG / 3 * SLOWER
     while len(look()) > len(before):
         if time.monotonic() > end:
             left = {key: value for key, value in look().items() if before.get(key) != value}

@@ -18,7 +18,7 @@ from ..address import Address
 from ..client import Client
 from ..errors import EchoError, EchoTimeoutError
 from ..server import Server
-from .processes import SLOWER
+from .processes import LONG, SLOWER
 from .samples import Tally, example
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE", "Rig", "drain", "hear", "sever_sockets"]
 
-PATIENCE = 30.0 * SLOWER  # seconds that anything in these tests may take before it counts as hanging
+PATIENCE = LONG * SLOWER  # seconds that anything in these tests may take before it counts as hanging
 
 _spawning = multiprocessing.get_context("spawn")
 _names = itertools.count(1)

@@ -9,6 +9,7 @@ from typing import Any
 from ..client import Client
 from ..server import Server
 from ..steps import Steps
+from .processes import LONG
 from .samples import example, sample, stacked
 
 __all__ = ["flood", "learn", "pour", "use", "wander"]
@@ -34,7 +35,7 @@ def pour(address: str, maker: int, filler: int, subscribe: bool, ready: Pipe, op
     """Send until killed; says "ready" once it is under way."""
     client = Client(address, example(filler), name=f"worker-{maker}", **options)
     if subscribe:
-        client.weights(timeout=30)
+        client.weights(timeout=LONG)
     number = 0
     while True:
         client.send(sample(maker, number, filler))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from echo_core.channel.connection import ChannelConnection
 from echo_core.channel.listener import ChannelListener
 from echo_core.client import Client
 from echo_core.security import check_exposure
+from echo_core.transport import Finding
 from echo_core.wire import HEADER_BYTES
 
 from .message import MAX_MESSAGE_BYTES, PIECE_BYTES
@@ -22,6 +24,8 @@ from .stream import GrpcChannel, Outbox, in_this_process
 from .window import GrpcUplink
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from echo_core.sink import Sink
     from echo_core.spec import Spec
     from echo_core.transport import Connection, Listener
@@ -98,6 +102,14 @@ class GrpcTransport(ChannelTransport):
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
         chosen = cls.connect_options(address, options)
         return ChannelConnection(cls.dial, address, spec, chosen, lambda: GrpcUplink(cls.dial, address, spec, chosen))
+
+    @classmethod
+    def findings(cls) -> Iterable[Finding]:
+        if os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", "true"):
+            found = f"grpcio {grpc.__version__} with GRPC_ENABLE_FORK_SUPPORT can hang in forked children"
+            yield Finding("warning", "gRPC and fork", found, "unset it, and start workers by spawn")
+        else:
+            yield Finding("ok", "gRPC and fork", f"grpcio {grpc.__version__}; connect in the child, never before the fork")
 
     @classmethod
     def dial(cls, address: Address, options: Any, timeout: float) -> GrpcChannel:

@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 from echo_core.address import Address
 from echo_core.channel import ChannelTransport
 from echo_core.client import Client
+from echo_core.errors import ConfigError
 from echo_core.options import ConnectOptions, ListenOptions
 from echo_core.security import check_exposure
+from echo_core.transport import Finding
 
+from . import library
 from .channel import RdmaAcceptor, RdmaChannel, dial
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from echo_core.sink import Sink
     from echo_core.spec import Spec
     from echo_core.transport import Connection, Listener
@@ -109,6 +114,23 @@ class RdmaTransport(ChannelTransport):
         from .connection import RdmaConnection
 
         return RdmaConnection(address, spec, cls.connect_options(address, options))
+
+    @classmethod
+    def findings(cls) -> Iterable[Finding]:
+        try:
+            path, version = library.ucx()
+        except ConfigError as error:
+            yield Finding("warning", "UCX", str(error).removesuffix(library.ADVICE).rstrip(), library.ADVICE)
+        else:
+            yield Finding("ok", "UCX", f"{'.'.join(map(str, version))}, {path}; {library.settings_shown() or 'no UCX_* variable is set'}")
+        cards = library.cards()
+        yield Finding("ok", "RDMA devices", ", ".join(cards) or "none: UCX takes shared memory or TCP here")
+        advice = library.memory_lock_advice()
+        if not advice:
+            yield Finding("ok", "locked memory", "enough may be locked")
+        else:  # without a card nobody misses it
+            found, _, fix = advice.partition("; ")
+            yield Finding("warning" if cards else "ok", "locked memory", found, fix if cards else "")
 
     @classmethod
     def dial(cls, address: Address, options: Any, timeout: float) -> RdmaChannel:

@@ -70,7 +70,8 @@ class ExperienceClauses:
         ended = threading.Event()
 
         def pour(maker: int) -> None:
-            with rig.client(server) as client:
+            # A window much larger than the store, and small enough to be taken in fours at the end.
+            with rig.client(server, max_inflight_msgs=1000) as client:
                 for number in itertools.takewhile(lambda _: not ended.is_set(), itertools.count()):
                     client.send(sample(maker, number))
 

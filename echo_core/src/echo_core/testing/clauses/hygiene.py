@@ -25,9 +25,9 @@ class HygieneClauses:
     def dial(self, address: Any) -> socket.socket:
         """A stranger's connection: a plain socket to the address."""
         if address.host:
-            return socket.create_connection((address.host, address.port), timeout=5)
+            return socket.create_connection((address.host, address.port), timeout=PATIENCE)
         stranger = socket.socket(socket.AF_UNIX)
-        stranger.settimeout(5)
+        stranger.settimeout(PATIENCE)
         stranger.connect(address.path)
         return stranger
 
@@ -127,7 +127,7 @@ class HygieneClauses:
 
         threads = [
             threading.Thread(
-                target=lambda client=client: outcomes.append(returns(lambda: work(client), 40)),
+                target=lambda client=client: outcomes.append(returns(lambda: work(client), PATIENCE)),
                 daemon=True,
             )
             for client in clients
@@ -144,7 +144,7 @@ class HygieneClauses:
         closing.join(PATIENCE)
         assert not closing.is_alive()
         for thread in threads:
-            thread.join(45)
+            thread.join(PATIENCE)
         assert len(outcomes) == 3
         for outcome in outcomes:
             assert isinstance(outcome, (ClosedError, ConnectionError, TimeoutError)), outcome

@@ -75,7 +75,7 @@ class ProcessClauses:
             ):
                 with pytest.raises(ForkError, match="fork"):
                     call()
-            returns(lambda: client.close(timeout=1), 10)  # raises or not, but ends
+            returns(lambda: client.close(timeout=1), PATIENCE / 2)  # raises or not, but ends
 
         forked(child, PATIENCE)
         tally = drain(server, 5)
