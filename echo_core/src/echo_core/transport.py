@@ -68,7 +68,6 @@ if TYPE_CHECKING:
 __all__ = ["ConnectOptions", "Connection", "ListenOptions", "Listener", "Peer", "StoreMemory", "Transport"]
 
 
-
 @dataclass
 class Peer:
     """One connected client as the learner sees it. The transport updates it in place."""
