@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 
 from .errors import AddressError
 
-__all__ = ["Address", "is_loopback_host"]
+__all__ = ["Address", "is_ip", "is_loopback_host"]
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+._-]*")
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_.])?")
@@ -129,6 +129,15 @@ class Address:
         return self.host, self.port
 
 
+def is_ip(host: str) -> bool:
+    """Whether this is the literal of an IPv4 or IPv6 address, without brackets."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback_host(host: str) -> bool:
     """True for 127/8, ::1 (and 127/8 mapped into IPv6) and localhost.
 
@@ -154,14 +163,6 @@ def _lower_host(host: str) -> str:
     return f"{name.lower()}{percent}{zone}"
 
 
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def _check_host(scheme: str, host: str, port: int) -> None:
     if not host:
         raise AddressError(
@@ -172,7 +173,7 @@ def _check_host(scheme: str, host: str, port: int) -> None:
         raise AddressError(
             f'"*" is not a host; every interface is written "{scheme}://0.0.0.0:{port}"'
         )
-    if not (_is_ip(host) or _HOST.fullmatch(host)):
+    if not (is_ip(host) or _HOST.fullmatch(host)):
         raise AddressError(f"{host!r} is not a host name or IP address; {_EXAMPLES}")
     if any(character in host for character in "/?#]"):  # in the zone of an IPv6 literal
         raise AddressError(f"{host!r} is not an IP address that an address can hold")
@@ -181,7 +182,7 @@ def _check_host(scheme: str, host: str, port: int) -> None:
 def _refuse_host_as_path(scheme: str, path: str) -> None:
     if not path:
         raise AddressError(f"the {scheme} address names neither a host nor a path; {_EXAMPLES}")
-    if _is_ip(path) or path.lower() == "localhost":
+    if is_ip(path) or path.lower() == "localhost":
         raise AddressError(
             f'"{scheme}://{path}" has no port; write "{scheme}://{_bracketed(path)}:5555"'
         )
@@ -211,7 +212,7 @@ def _split_authority(text: str, scheme: str, authority: str) -> tuple[str, int]:
         if not port.startswith(":"):
             raise AddressError(f'"{text}": after "]" comes ":" and a port, not {port!r}')
         port = port[1:]
-        if not (_is_ip(host) and ":" in host):
+        if not (is_ip(host) and ":" in host):
             raise AddressError(f'"{text}": brackets hold an IPv6 address, {host!r} is none')
     else:
         host, _, port = authority.rpartition(":")
@@ -221,9 +222,9 @@ def _split_authority(text: str, scheme: str, authority: str) -> tuple[str, int]:
             )
         if ":" in host:
             guess = ", as in [::1]:5555"
-            if _is_ip(host) and port.isdigit():
+            if is_ip(host) and port.isdigit():
                 guess = f'; did you mean "{scheme}://[{host}]:{port}"?'
-            elif _is_ip(authority):
+            elif is_ip(authority):
                 guess = f'; did you mean "{scheme}://[{authority}]:5555"?'
             raise AddressError(f'"{text}": IPv6 addresses stand in brackets{guess}')
     if not (port.isascii() and port.isdigit()):
@@ -254,7 +255,7 @@ def _no_scheme(text: str) -> str:
         guess = f"tcp://{bare}"
     elif one_slash and _HOST_AND_PORT.fullmatch(one_slash[2]):
         guess = f"{one_slash[1].lower()}://{one_slash[2]}"
-    elif _is_ip(bare) or _HOST.fullmatch(bare.lower()):
+    elif is_ip(bare) or _HOST.fullmatch(bare.lower()):
         guess = f"tcp://{_bracketed(bare)}:5555"
     else:
         return f'"{text}" has no scheme; {_EXAMPLES}'

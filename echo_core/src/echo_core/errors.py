@@ -99,7 +99,8 @@ class ConnectionClosedError(EchoError, ConnectionError):
 class HandshakeRefused(ConnectionClosedError):
     """The server answered the handshake with a refusal.
 
-    `code` is the machine-readable reason: "version", "auth", "spec", "busy", "shutdown" or "role".
+    `code` is the machine-readable reason: "version", "role", "table", "busy" or "shutdown"; refused
+    tokens and specs are a SecurityError and a SpecError.
     """
 
     def __init__(self, message: str = "", code: str = "") -> None:

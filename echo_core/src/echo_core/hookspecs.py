@@ -118,14 +118,14 @@ def echo_configure(config: Config) -> None:
 
 @hookspec
 def echo_peer_connected(peer: Peer) -> None:
-    """A worker has finished its handshake. Exceptions are logged and change nothing."""
+    """A client has finished its handshake: a worker, or an observer (`peer.role`). Exceptions are logged and change nothing."""
 
 
 @hookspec
 def echo_peer_lost(peer: Peer, reason: str) -> None:
-    """A worker's connection is gone; `reason` is text for people. Exceptions are logged."""
+    """A client's connection is gone; `reason` is text for people. Exceptions are logged."""
 
 
 @hookspec
-def echo_stats(stats: Mapping[str, float]) -> None:
+def echo_stats(stats: Mapping[str, float | int | str]) -> None:
     """The flat statistics of a server, once per interval. Exceptions are logged."""

@@ -22,10 +22,10 @@ __all__ = ["StatsTicker", "as_html", "server_stats"]
 def server_stats(server: Server) -> dict[str, float | int | str]:
     """`Server.stats()`. Names are `group/figure`; latencies in nanoseconds.
 
-    `store/*` the counters of `SampleInfo`; `latency/<histogram>_{count,p50,p90,p99,max}_ns`; `weights/version` (0: none published),
-    `weights/age_s`; `transport/<scheme>/*` what each listener counts; `worker/<name>/*` samples, bytes, weights_version, state,
-    state_s of each connected worker; `table/<name>/*` of each replay table its counters, samples_per_insert, and whom its rate limiter
-    blocks now (`blocked`).
+    `store/*` the counters of `SampleInfo`; `latency/<histogram>_count` and `_{p50,p90,p99,max}_ns`; `weights/version` (0: none
+    published), `weights/age_s`; `transport/<scheme>/*` what each listener counts; `worker/<name>/*` samples, bytes, weights_version,
+    weights_digest (hex), state, state_s of each connected worker; `table/<name>/*` of each replay table its counters,
+    samples_per_insert, and whom its rate limiter blocks now (`blocked`).
     """
     c = server._counters()
     out: dict[str, float | int | str] = {

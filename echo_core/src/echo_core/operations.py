@@ -32,13 +32,13 @@ Operation = Callable[["Server", "Peer", dict[str, Any], bytes], tuple[dict[str, 
 
 ROOM = 4096  # bytes of a message that are left for its JSON
 MAX_BYTES = MAX_CONTROL_BYTES - ROOM
-MAX_KEYS = (MAX_CONTROL_BYTES - ROOM) // 16  # keys with their priorities in one message
+MAX_KEYS = MAX_BYTES // 16  # keys with their priorities in one message
 DRAWN = 24  # bytes of an item's key (u64), probability (f64) and policy version (u64)
 
 
 def max_rows(spec: Spec) -> int:
     """The most items that fit into one answer."""
-    return (MAX_CONTROL_BYTES - ROOM) // max(1, spec.sample_bytes + DRAWN)
+    return MAX_BYTES // max(1, spec.sample_bytes + DRAWN)
 
 
 def split(blob: bytes, *parts: tuple[Any, tuple[int, ...]]) -> list[np.ndarray]:

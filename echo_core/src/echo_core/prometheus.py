@@ -23,7 +23,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STATES = ("streaming", "idle", "waiting for space", "half a message")
 
 _LABELS = {"worker": "worker", "transport": "transport", "table": "table"}
-# Gauges among names that do not tell; everything else that ends in _count or _total, or is listed below, only grows.
+# What ends in _count or _total only grows, and of names that do not tell these; everything else is a gauge.
 _GROWS = {
     "samples", "duplicates", "bytes_received", "bytes_sent", "refused", "protocol_errors", "frames", "frames_direct", "acks",
     "weights_sent", "rounds", "bytes",

@@ -1,44 +1,18 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The stream store as Python sees it: `submit` on one side, `sample` on the other, ring.hpp in between.
+"""The store as Python sees it: `submit` on one side, `sample` on the other; behind them a stream, or replay tables.
 
 `Server` derives from `Store`, so that `server.submit` and `server.sample` are builtin methods: a Python call in between would cost
 as much as the insert itself.
 """
-import errno
-import fcntl
-import logging
 import os
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.exc cimport PyErr_CheckSignals
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
-from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
-from libcpp.vector cimport vector
+from libc.stdint cimport int64_t
 
-from echo_core.door cimport Door, open_door
-from echo_core.inlet cimport Inlet, copy_in
 from echo_core.replay_native cimport NEWEST, Labels
 from echo_core.replay_table cimport ReplayTable
-from echo_core.ring cimport Counters, Ring, echo_run, now_ns
-from echo_core.sample cimport Lease, Sample, new_lease, new_sample, snapshot
-from echo_core.waits cimport SLICE_NS, deadline_of, first_sleep, next_sleep, slice_of
+from echo_core.stream cimport Stream
 
-from echo_core.errors import EchoTimeoutError, ForkError, LeaseError, UnknownTableError
-from echo_core.waits import available_memory
-
-_log = logging.getLogger("echo")
-
-cdef extern from "<unistd.h>" nogil:
-    int close_descriptor "close"(int)
-
-cdef extern from "tap.hpp" namespace "echo" nogil:
-    uint64_t newest "echo::Tap::newest"(const Ring&, uint64_t, char**)
-
-cdef enum:
-    INLINE_LEAVES = 64          # samples with more leaves take their pointers from the heap
-
-cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
-
+from echo_core.errors import ForkError, UnknownTableError
 
 cdef Labels UNLABELLED
 cdef int generation = 0  # of forks: a store belongs to the process of its birth
@@ -52,98 +26,28 @@ def _forked():
 os.register_at_fork(after_in_child=_forked)
 
 
-cdef void release_capsule(object capsule) noexcept:
-    (<Door*>PyCapsule_GetPointer(capsule, "echo_core.store")).release()
+cdef class Store(Stream):
+    """Batch buffers that writers fill slot by slot and learners take whole, or replay tables; see docs/design/store.md."""
 
-
-def _huge_pages_free() -> int:
-    with open("/proc/meminfo") as lines:
-        return next((int(line.split()[1]) for line in lines if line.startswith("HugePages_Free:")), 0)
-
-
-def _memfd(size: int, huge_pages: bool) -> int:
-    """A memfd of `size` bytes, all of them reserved now, whose size nobody can change any more."""
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | (os.MFD_HUGETLB if huge_pages else 0)
-    try:
-        fd = os.memfd_create("echo-store", flags)
-    except OSError as error:
-        raise OSError(error.errno, f"cannot make shared memory (memfd_create): {error.strerror}; a seccomp filter that forbids it must be relaxed") from None
-    try:
-        os.ftruncate(fd, size)
-        # Without this a full machine would be a SIGBUS in whoever first touches a page, perhaps hours later.
-        os.posix_fallocate(fd, 0, size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    except OSError as error:
-        os.close(fd)
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EPERM, errno.EFBIG):
-            raise
-        what = "lower batch_size or num_buffers, or raise the container's memory limit"
-        if huge_pages:
-            what = f"{size >> 21:,} huge pages, of which {_huge_pages_free():,} are free; raise vm.nr_hugepages, or leave out huge_pages"
-        elif error.errno == errno.EFBIG:
-            what = "lower batch_size or num_buffers, or raise this process's limit of file sizes (ulimit -f), which counts for memory of this kind"
-        raise MemoryError(f"the store needs {size:,} bytes of shared memory, which are not to be had: {error.strerror}; {what}") from None
-    return fd
-
-
-cdef class Store(Inlet):
-    """Batch buffers that writers fill slot by slot and learners take whole; see docs/design/store.md."""
-
-    def __cinit__(self):
-        self.memory_fd = -1
-
-    def __dealloc__(self):
-        if self.ring != NULL:
-            self.ring.close()
-            self.ring.release()
-        if self.door != NULL:
-            self.door.release()
-        if self.memory_fd >= 0:
-            close_descriptor(self.memory_fd)
-
-    cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout, object memory) except -1:
-        cdef vector[uint64_t] sizes
-        cdef uint64_t spares = 0 if memory is None else memory.spares
-        cdef uint64_t total
-        if self.ring != NULL:
-            raise RuntimeError("this store is open already")
-        for name, value, most in (("batch_size", batch_size, (1 << 24) - 1), ("num_buffers", num_buffers, (1 << 12) - 1)):
-            least = 2 if name == "num_buffers" else 1
-            if not hasattr(type(value), "__index__") or isinstance(value, bool) or not least <= value <= most:
-                raise ValueError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
-        if batch_size * num_buffers >= 1 << 32:
-            raise ValueError(f"batch_size x num_buffers must stay below 2**32, not {batch_size} x {num_buffers}")
-        for leaf in spec.leaves:
-            sizes.push_back(leaf.nbytes)
-        total = Ring.bytes(sizes, batch_size, num_buffers, spares, memory is not None)
-        free = available_memory()
-        if total > free:
-            raise MemoryError(
-                f"{num_buffers} buffers of {batch_size} samples of {spec.sample_bytes:,} bytes need {total:,} bytes; "
-                f"{free:,} are available: lower batch_size or num_buffers"
-            )
-        if memory is not None:
-            self.memory_fd = _memfd(total, memory.huge_pages)
-            self.memory_bytes = total
-        self.ring = new Ring(sizes, batch_size, num_buffers, spares, self.memory_fd)
-        self.door = open_door(self.ring)
+    def _open(self, spec, batch_size, num_buffers, lease_timeout, memory=None):
+        """Be a server of a stream. `memory`: a `StoreMemory` for one that other processes write to; None: private memory."""
+        self.refuse_twice()
+        self.open(spec, batch_size, num_buffers, lease_timeout, memory)
         self.tables = {}
-        self.spec = spec
-        self.flattener = spec.flattener
-        self.leaves = len(spec.leaves)
-        self.sample_bytes = spec.sample_bytes
         self.generation = generation
-        self.lease_timeout_ns = <int64_t>(lease_timeout * 1e9) if lease_timeout < 1e9 else INT64_MAX
-        return 0
 
     def _open_tables(self, tables, batch_size):
         """Be a server of replay tables: a dict of `ReplayTable` by name, the first of which is meant where none is named."""
-        if self.ring != NULL or self.replay is not None:
-            raise RuntimeError("this store is open already")
+        self.refuse_twice()
         self.tables = tables
         self.replay = next(iter(tables.values()))
         self.spec = self.replay.spec
         self.generation = generation
+
+    cdef int refuse_twice(self) except -1:
+        if self.ring != NULL or self.replay is not None:
+            raise RuntimeError("this store is open already")
+        return 0
 
     cdef ReplayTable table_of(self, object name):
         """The table called `name`; None means the first."""
@@ -167,10 +71,6 @@ cdef class Store(Inlet):
         self._check_process()
         return self.table_of(name)
 
-    def _open(self, spec, batch_size, num_buffers, lease_timeout, memory=None):
-        """`memory`: a `StoreMemory` for a store that other processes write to; None: private memory."""
-        self.open(spec, batch_size, num_buffers, lease_timeout, memory)
-
     cdef int refuse(self) except -1:
         """Say why this object cannot be used."""
         if self.ring == NULL and self.replay is None:
@@ -180,10 +80,10 @@ cdef class Store(Inlet):
             "there; make clients in the child, or start it with multiprocessing's 'spawn'"
         )
 
-    cdef Ring* opened(self) except NULL:
-        if self.ring == NULL:
+    cdef int check(self) except -1:
+        if self.ring == NULL or self.generation != generation:
             self.refuse()
-        return self.ring
+        return 0
 
     def _check_process(self) -> None:
         if (self.ring == NULL and self.replay is None) or self.generation != generation:
@@ -192,7 +92,7 @@ cdef class Store(Inlet):
     def _same_process(self) -> bool:
         return self.generation == generation
 
-    # ---- writing ----------------------------------------------------------------------------------------------------------
+    # ---- writing -----------------------------------------------------------------------------------------------------------
 
     def submit(self, sample, timeout=30.0, table=None, priority=None, policy_version=None):
         """Insert one sample, from any thread of this process.
@@ -238,33 +138,7 @@ cdef class Store(Inlet):
             return self.table_of(table).submit_batch(samples, timeout, priorities, policy_version)
         return self.put_many(samples, None, None, NEWEST, timeout, "submit_batch()")
 
-    cdef int check(self) except -1:
-        if self.ring == NULL or self.generation != generation:
-            self.refuse()
-        return 0
-
-    cdef size_t copy_now(self, const void** data, size_t done, size_t count, const Labels* labels, const echo_run* claimed):
-        self.ring.writer.runs()
-        return copy_in(self.ring, data, done, count, labels[0], claimed)
-
-    cdef int claim_now(self, uint32_t wanted, echo_run* run) noexcept nogil:
-        return self.ring.claim(wanted, run)
-
-    cdef int wait_space(self, int64_t timeout_ns) noexcept nogil:
-        self.ring.writer.sleeps()
-        return self.ring.wait_space(timeout_ns)
-
-    cdef void spins(self) noexcept nogil:
-        self.ring.writer.spins()
-        self.ring.spin_for_space()
-
-    cdef void runs(self) noexcept nogil:
-        self.ring.writer.runs()
-
-    cdef str blocked_writers(self):
-        return self._who_blocks_writers()
-
-    # ---- reading ----------------------------------------------------------------------------------------------------------
+    # ---- reading -----------------------------------------------------------------------------------------------------------
 
     def sample(self, timeout=None, *, table=None, n=None, beta=None):
         """The next batch: waits until `batch_size` samples are there.
@@ -282,29 +156,10 @@ cdef class Store(Inlet):
             LeaseError: batches still alive hold every buffer, so that no batch can ever come; raised when `timeout` or
                 `lease_timeout` has passed, whichever is first.
         """
-        cdef char* inline_data[INLINE_LEAVES]
-        cdef vector[char*] heap_data
-        cdef char** data = inline_data
-        cdef uint32_t i
-        cdef Lease lease
-        cdef int buffer
         if self.ring == NULL or self.generation != generation or table is not None or n is not None or beta is not None:
             self._check_process()
             return self.table_of(table).draw(n, timeout, beta)
-        buffer = self.ring.take()
-        if buffer < 0:
-            buffer = self.wait_batch(timeout)
-            if buffer < 0:
-                return None
-        lease = new_lease(self.ring, buffer)
-        if self._tap_wish is not None:
-            self.grant(buffer)
-        if self.leaves > INLINE_LEAVES:
-            heap_data.resize(self.leaves)
-            data = heap_data.data()
-        for i in range(self.leaves):
-            data[i] = self.ring.batch_leaf(buffer, i)
-        return new_sample(self.ring, self.flattener.arrays(data, self.ring.batch_size(), lease))
+        return self.next_batch(timeout)
 
     def update_priorities(self, keys, priorities, table=None) -> int:
         """Give items of a replay table new priorities; how many of them were gone. See `ReplayTable.update_priorities`."""
@@ -316,96 +171,12 @@ cdef class Store(Inlet):
         self._check_process()
         return self.table_of(table).ack(keys)
 
-    cdef int wait_batch(self, object timeout) except -2:
-        """A batch's buffer, or -1 once closed."""
-        cdef int64_t deadline = deadline_of(timeout), began = now_ns(), hoarded_since = -1, now
-        cdef int64_t most = min(<int64_t>SLICE_NS, max(self.lease_timeout_ns // 4, 1000000)), longest = min(first_sleep(), most)
-        cdef int buffer
-        cdef bint closed, told = False
-        self.ring.learner.spins()
-        with nogil:
-            self.ring.spin_for_batch()
-        while True:
-            with nogil:
-                # Closed before looked: what was committed before the close is still handed out.
-                closed = self.ring.closed()
-                buffer = self.ring.take()
-                if buffer < 0 and not closed:
-                    self.ring.learner.sleeps()
-                    self.ring.wait_ready(slice_of(deadline, longest))
-                    buffer = self.ring.take()
-                self.ring.learner.runs()
-            if buffer >= 0 or closed:
-                return buffer
-            PyErr_CheckSignals()
-            longest = min(2 * longest, most)
-            now = now_ns()
-            if self.ring.leased() < self.ring.buffers():
-                hoarded_since = -1
-            elif hoarded_since < 0:
-                hoarded_since = now
-            if hoarded_since >= 0 and (now - hoarded_since >= self.lease_timeout_ns or (deadline >= 0 and now >= deadline)):
-                raise LeaseError(
-                    f"all {self.ring.buffers()} batch buffers are held by batches still alive, so that no new batch can come; "
-                    f"drop batches you no longer need, keep copies (dataset_iter(copy=True), numpy.copy), or give the server more "
-                    f"num_buffers than the batches you hold at once"
-                )
-            if deadline >= 0 and now >= deadline:
-                raise EchoTimeoutError(f"sample() waited {timeout:g} s for a batch: {self._who_blocks_learner()}")
-            if not told and now - began > PATIENCE_NS:
-                told = True
-                _log.warning("sample() has waited 5 s for a batch: %s", self._who_blocks_learner())
-
-    # ---- looks from outside: see tap.py ---------------------------------------------------------------------------------------
-
-    def _newest(self, Py_ssize_t most):
-        """Copies of up to `most` of the newest committed samples that are in the store, oldest first: `(n, [bytes of each leaf])`."""
-        cdef Ring* ring = self.opened()
-        cdef vector[char*] to
-        cdef uint64_t n
-        cdef uint32_t i
-        cdef list leaves = []
-        for i in range(self.leaves):
-            leaves.append(PyBytes_FromStringAndSize(NULL, most * <Py_ssize_t>ring.leaf_bytes(i)))
-            to.push_back(PyBytes_AS_STRING(leaves[i]))
-        with nogil:
-            n = newest(ring[0], <uint64_t>most, to.data())
-        return n, [leaf[(most - <Py_ssize_t>n) * <Py_ssize_t>ring.leaf_bytes(i):] for i, leaf in enumerate(leaves)]
-
-    cdef int grant(self, int buffer) except -1:
-        """Give the wish of `_tap_wish` the newest samples of a batch that its learner has not seen yet."""
-        cdef Py_ssize_t batch = <Py_ssize_t>self.ring.batch_size(), n, size
-        cdef uint32_t i
-        wish, self._tap_wish = self._tap_wish, None
-        n = min(<Py_ssize_t>wish.most, batch)
-        leaves = []
-        try:
-            for i in range(self.leaves):
-                size = <Py_ssize_t>self.ring.leaf_bytes(i)
-                leaves.append(PyBytes_FromStringAndSize(self.ring.batch_leaf(buffer, i) + (batch - n) * size, n * size))
-        except MemoryError:
-            return 0  # the learner must not miss its batch for it
-        wish.granted = (n, leaves)
-        return 0
-
-    def _who_blocks_writers(self) -> str:
-        cdef Counters c = self.ring.counters()
-        cdef uint64_t buffers = self.ring.buffers()
-        if c.leased == buffers:
-            return f"all {buffers} batch buffers are leased to batches the learner still holds"
-        return (f"{c.stored} samples wait in {buffers - c.leased} of {buffers} batch buffers for the learner to call sample() "
-                f"({c.leased} leased); the learner is slower than the writers; take batches faster, or wait longer (timeout=)")
+    # ---- figures and doors -------------------------------------------------------------------------------------------------
 
     def _who_blocks_learner(self) -> str:
         if self.replay is not None:
             return self.replay.who_blocks_learner()
-        cdef Counters c = self.ring.counters()
-        if c.stored >= self.ring.batch_size():
-            return f"{c.stored} samples are there, and the earliest batch misses one that a writer has claimed and not committed yet"
-        return (f"{c.stored} of {self.ring.batch_size()} samples are there, {c.connections} workers connected, "
-                f"{c.inserted} samples inserted so far; the workers are slower than the learner, or not started; start more of them, or wait longer (timeout=)")
-
-    # ---- figures and doors ------------------------------------------------------------------------------------------------
+        return Stream._who_blocks_learner(self)
 
     @property
     def closed(self) -> bool:
@@ -443,44 +214,26 @@ cdef class Store(Inlet):
     def _counters(self) -> dict:
         if self.replay is not None:
             return _sum_of_tables(self.tables.values())
-        cdef Counters c = self.opened().counters()
-        return {
-            "inserted": c.inserted, "stored": c.stored, "batches_taken": c.batches_taken, "push_blocked": c.push_blocked,
-            "notified": c.notified, "aborted": c.aborted, "leased": c.leased, "connections": c.connections, "queued": c.queued,
-            "queue_depth_max": c.queue_depth_max,
-        }
+        return Stream._counters(self)
 
     def _histograms(self) -> dict:
         if self.replay is not None:
             return self.replay.histograms()
-        cdef Ring* ring = self.opened()
-        return {
-            "queue_dwell": snapshot(ring.queue_dwell.snapshot()),
-            "copy": snapshot(ring.copy.snapshot()),
-            "ingest_round": snapshot(ring.ingest_round.snapshot()),
-        }
+        return Stream._histograms(self)
 
     def reset_histograms(self) -> None:
         """Start the three latency histograms anew; counters stay as they are."""
-        if self.replay is not None:
-            for table in self.tables.values():
-                table.reset_histograms()
+        if self.replay is None:
+            Stream.reset_histograms(self)
             return
-        cdef Ring* ring = self.opened()
-        ring.queue_dwell.reset()
-        ring.copy.reset()
-        ring.ingest_round.reset()
+        for table in self.tables.values():
+            table.reset_histograms()
 
     def _native(self):
         """PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the store's memory alive."""
         if self.replay is not None:
             return self.replay.native()
-        cdef Door* door = open_door(self.opened())
-        try:
-            return PyCapsule_New(door, "echo_core.store", release_capsule)
-        except BaseException:
-            door.release()
-            raise
+        return Stream._native(self)
 
 
 def _sum_of_tables(tables):

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .address import is_ip
 from .errors import SecurityError
 from .options import ConnectOptions, ListenOptions
 from .security import check_private, default_token_path
@@ -278,7 +279,7 @@ def _by_cryptography(name: str, hosts: list[str], days: float, certificate: Path
         signing = x509.KeyUsage(key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False, **usage)
         builder = builder.add_extension(signing, critical=True)
     else:
-        names = [x509.IPAddress(ipaddress.ip_address(host)) if _is_ip(host) else x509.DNSName(host) for host in hosts]
+        names = [x509.IPAddress(ipaddress.ip_address(host)) if is_ip(host) else x509.DNSName(host) for host in hosts]
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
@@ -299,7 +300,7 @@ def _by_openssl(name: str, hosts: list[str], days: float, certificate: Path, key
             extensions.write_text(f"basicConstraints=critical,CA:TRUE,pathlen:0\n{usage}")
             sign: list[Any] = ["-signkey", new]
         else:
-            names = ",".join(f"{'IP' if _is_ip(host) else 'DNS'}:{host}" for host in hosts)
+            names = ",".join(f"{'IP' if is_ip(host) else 'DNS'}:{host}" for host in hosts)
             extensions.write_text(f"basicConstraints=critical,CA:FALSE\nextendedKeyUsage=serverAuth,clientAuth\nsubjectAltName={names}\n")
             sign = ["-CA", issuer.certificate, "-CAkey", issuer._key, "-set_serial", f"0x{secrets.token_hex(16)}"]
         _openssl("x509", "-req", "-in", request, *sign, "-days", whole_days, "-sha256", "-extfile", extensions, "-out", signed)
@@ -324,11 +325,3 @@ def _write(path: Path, data: bytes, mode: int) -> None:
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
         file.write(data)
     temporary.rename(path)
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -70,7 +70,6 @@ if TYPE_CHECKING:
 __all__ = ["ConnectOptions", "Connection", "Finding", "ListenOptions", "Listener", "Peer", "StoreMemory", "Transport"]
 
 
-
 @dataclass
 class Peer:
     """One connected client as the learner sees it. The transport updates it in place."""

@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any
 if "pytest" in sys.modules:
     # So that a failed `assert` in here shows its values. Other processes of a test import only
     # `echo_core.testing.workers`, and start without pytest.
-    parts = ("clauses", "native_door", "processes", "rig", "sampler", "sampler_clauses", "samples", "stress", "tls", "transport")
+    parts = ("clauses", "native_door", "processes", "rig", "sampler", "sampler_clauses", "samples", "stress", "threads", "tls", "transport")
     sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{part}" for part in parts))
 
 if TYPE_CHECKING:

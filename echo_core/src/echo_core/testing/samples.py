@@ -145,12 +145,12 @@ def random_like(tree: Any, seed: int, lead: tuple[int, ...] = ()) -> Any:
     return optree.tree_map(fill, tree)
 
 
-def assert_same(got: Any, wanted: Any) -> None:
-    """Same containers, dtypes, shapes and bits."""
-    got_leaves, got_tree = optree.tree_flatten(got)
-    leaves, tree = optree.tree_flatten(wanted)
+def assert_same(got: Any, wanted: Any, namespace: str = "") -> None:
+    """Same containers (with the classes of optree's `namespace`), dtypes, shapes and bits, so that NaN and padding count."""
+    got_leaves, got_tree = optree.tree_flatten(got, namespace=namespace)
+    leaves, tree = optree.tree_flatten(wanted, namespace=namespace)
     assert got_tree == tree
-    paths = optree.tree_paths(wanted)
+    paths = optree.tree_paths(wanted, namespace=namespace)
     for path, mine, theirs in zip(paths, got_leaves, leaves):
         assert mine.dtype == theirs.dtype, f"leaf {path} is {mine.dtype}, not {theirs.dtype}"
         assert mine.shape == theirs.shape, f"leaf {path} is {mine.shape}, not {theirs.shape}"

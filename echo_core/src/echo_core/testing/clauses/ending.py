@@ -26,6 +26,17 @@ CALLS: dict[str, Callable[[Client], Any]] = {
 }
 
 
+def interrupted_by(event: Callable[[], Any], call: Callable[[], Any]) -> Any:
+    """What `call`, waiting on a thread of its own, returns or raises when `event` happens meanwhile."""
+    outcome: list[Any] = []
+    waiting = threading.Thread(target=lambda: outcome.append(returns(call, PATIENCE)), daemon=True)
+    waiting.start()
+    time.sleep(0.1)
+    event()
+    waiting.join(PATIENCE + 5)
+    return outcome[0]
+
+
 class EndingClauses:
     def test_close_right_after_the_last_send_loses_nothing(self, rig: Rig) -> None:
         server = rig.server(batch_size=7, num_buffers=20)
@@ -93,32 +104,16 @@ class EndingClauses:
         server = rig.server(batch_size=1, num_buffers=2)
         client = rig.hasty(server, timeout=1, max_inflight_msgs=2)
         client.send_batch(stacked(1, 0, 4))
-        outcome: list[Any] = []
-        waiting = threading.Thread(
-            target=lambda: outcome.append(returns(lambda: CALLS[call](client), PATIENCE)),
-            daemon=True,
-        )
-        waiting.start()
-        time.sleep(0.1)
-        server.close(timeout=0)
-        waiting.join(PATIENCE + 5)
-        assert isinstance(outcome[0], (ConnectionError, TimeoutError)), outcome
+        outcome = interrupted_by(lambda: server.close(timeout=0), lambda: CALLS[call](client))
+        assert isinstance(outcome, (ConnectionError, TimeoutError)), outcome
 
     @pytest.mark.parametrize("call", ["send", "wait", "weights"])
     def test_closing_the_client_wakes_who_waits(self, rig: Rig, call: str) -> None:
         server = rig.server(batch_size=1, num_buffers=2)
         client = rig.client(server, max_inflight_msgs=2)
         client.send_batch(stacked(1, 0, 4))
-        outcome: list[Any] = []
-        waiting = threading.Thread(
-            target=lambda: outcome.append(returns(lambda: CALLS[call](client), PATIENCE)),
-            daemon=True,
-        )
-        waiting.start()
-        time.sleep(0.1)
-        returns(lambda: client.close(timeout=0.1), PATIENCE)
-        waiting.join(PATIENCE + 5)
-        assert isinstance(outcome[0], (ClosedError, ConnectionError, TimeoutError)), outcome
+        outcome = interrupted_by(lambda: returns(lambda: client.close(timeout=0.1), PATIENCE), lambda: CALLS[call](client))
+        assert isinstance(outcome, (ClosedError, ConnectionError, TimeoutError)), outcome
 
     def test_a_closing_server_commits_what_has_arrived(self, rig: Rig) -> None:
         server = rig.server(batch_size=4, num_buffers=8)
