@@ -26,6 +26,7 @@ SYSTEMS: dict[str, Entry] = {
     ),
     "echo-tcps": Entry("benchmarks.adapters.echo_core:EchoTcps", ("echo-tcp", "echo-core", "echo-samplers")),
     "grpcio": Entry("benchmarks.adapters.grpcio:Grpcio", ("grpcio",)),
+    "grpcio-bytes": Entry("benchmarks.adapters.grpcio:GrpcioBytes", ("grpcio",)),
     "sockets": Entry("benchmarks.adapters.sockets:Sockets", ()),
 }
 
