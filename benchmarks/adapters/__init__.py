@@ -30,6 +30,7 @@ SYSTEMS: dict[str, Entry] = {
     "ucx-perftest": Entry("benchmarks.adapters.ucx_perftest:UcxPerftest", (), program="ucx_perftest", hint="apt install ucx-utils"),
     "ucxx": Entry("benchmarks.adapters.ucxx:Ucxx", ("ucxx-cu12",), "BENCH_UCXX_PYTHON", hint="pip install ucxx-cu12"),
     "grpcio": Entry("benchmarks.adapters.grpcio:Grpcio", ("grpcio",)),
+    "grpcio-bytes": Entry("benchmarks.adapters.grpcio:GrpcioBytes", ("grpcio",)),
     "sockets": Entry("benchmarks.adapters.sockets:Sockets", ()),
     "sockets-kept": Entry("benchmarks.adapters.sockets:SocketsKept", ()),
 }

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
+import numpy as np
+
 from ..errors import ConnectionClosedError, EchoTimeoutError
 from ..handshake import ClientHandshake, ServerHandshake
 from ..wire import HEADER_BYTES, Buffer, Header, Kind, frame, parse_header
@@ -179,8 +181,8 @@ class Link:
             self._start += length  # it lies in one piece: no copy
             self.half_since = 0.0
             return self._buffer[self._start - length : self._start]
-        data = bytearray(length)
-        self._fill(memoryview(data), begun=True)
+        data = np.empty(length, np.uint8).data if length >= BUFFER_BYTES else memoryview(bytearray(length))  # a bytearray is zeroed first
+        self._fill(data, begun=True)
         return data
 
     def _fill(self, view: memoryview, begun: bool) -> None:

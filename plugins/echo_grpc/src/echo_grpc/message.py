@@ -37,7 +37,7 @@ def envelope(size: int) -> bytes:
 
 
 class Message:
-    """A message that is put together already, among buffers."""
+    """A message that is put together already, in the place of a frame's buffers."""
 
     __slots__ = ("data",)
 
@@ -48,10 +48,11 @@ class Message:
         return len(self.data)
 
 
-def pack(buffers: Sequence[Buffer | Message]) -> Iterator[bytes]:
+def pack(buffers: Sequence[Buffer]) -> Iterator[bytes]:
     """The buffers' bytes, one after another, as messages of at most `MAX_MESSAGE_BYTES`."""
-    if len(buffers) == 1 and isinstance(buffers[0], Message):
-        yield buffers[0].data
+    alone: object = buffers[0] if len(buffers) == 1 else None
+    if isinstance(alone, Message):
+        yield alone.data
         return
     size = sum(map(len, buffers))
     if size <= PIECE_BYTES:
