@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Final
 
 import click
 import numpy as np
@@ -26,7 +26,9 @@ from .output import console, json_option, print_json
 
 __all__ = ["command"]
 
-OK, WARNING, FAILURE = "ok", "warning", "failure"
+OK: Final = "ok"
+WARNING: Final = "warning"
+FAILURE: Final = "failure"
 
 GIB = 1 << 30
 
