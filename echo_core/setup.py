@@ -10,7 +10,7 @@ from setuptools import Extension, setup
 
 here = Path(__file__).parent
 package = Path("src/echo_core")
-headers = [str(path) for path in sorted(package.glob("**/*.h*")) + sorted(package.glob("*.pxd"))]
+headers = [str(path) for path in sorted(package.glob("**/*.h*")) + sorted(package.glob("*.px[di]"))]
 extensions = [
     Extension(
         f"echo_core.{source.stem}",

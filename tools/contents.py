@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCES = (".pyx", ".cpp", ".hpp", ".c", ".pyc")
+SOURCES = (".pyx", ".pxi", ".cpp", ".hpp", ".c", ".pyc")
 
 
 def of_wheel(path: Path) -> Iterator[str]:

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROJECTS = ["echo_core", "samplers", "adapters", *sorted(str(p.parent.relative_to(ROOT)) for p in ROOT.glob("plugins/*/pyproject.toml"))]
 COMPILED = [project for project in PROJECTS if (ROOT / project / "setup.py").exists()]
-SOURCES = {".py", ".pyx", ".pxd", ".hpp", ".h", ".toml", ".in", ".md", ".typed", ".proto", ".html", ".pyi"}
+SOURCES = {".py", ".pyx", ".pxi", ".pxd", ".hpp", ".h", ".toml", ".in", ".md", ".typed", ".proto", ".html", ".pyi"}
 
 
 def digest_of_sources() -> str:

@@ -57,7 +57,7 @@ def test_a_wheel_holds_its_package_and_nothing_else(wheels: Path, name: str) -> 
         assert f"{package}/py.typed" in files
         assert any(file.startswith(f"{info}/licenses/") for file in files)
         assert not [file for file in files if re.search(r"(^|/)(tests?|build)/", file)]
-        assert not [file for file in files if file.endswith((".pyx", ".cpp", ".hpp", ".c", ".pyc"))]
+        assert not [file for file in files if file.endswith((".pyx", ".pxi", ".cpp", ".hpp", ".c", ".pyc"))]
         metadata = Parser().parsestr(archive.read(f"{info}/METADATA").decode())
         assert metadata["License-Expression"] == "Apache-2.0"
         assert metadata["Requires-Python"] == ">=3.11"
@@ -107,7 +107,7 @@ def test_a_source_distribution_is_complete(name: str, tmp_path: Path) -> None:
     with tarfile.open(archive) as tar:
         files = {member.name.partition("/")[2] for member in tar.getmembers() if member.isfile()}
     for path in (source / "src").rglob("*"):
-        if path.suffix in {".py", ".pyx", ".pxd", ".hpp", ".h"} or path.name == "py.typed":
+        if path.suffix in {".py", ".pyx", ".pxi", ".pxd", ".hpp", ".h"} or path.name == "py.typed":
             assert str(path.relative_to(source)) in files
     assert {"pyproject.toml", "README.md", "LICENSE"} <= files
     assert not [file for file in files if file.endswith((".so", ".cpp"))]

@@ -49,11 +49,6 @@ cdef class Flattener:
     cdef Py_ssize_t batch_pointers(self, object samples, const void** out, list keep) except -1
     cdef object arrays(self, char** data, Py_ssize_t n, object base)
 
-    cdef int visit(self, Node* node, PyObject* value, Walk* walk) except -1
-    cdef int fit(self, Py_ssize_t index, PyObject* value, Walk* walk) noexcept
     cdef int carefully(self, object sample, Walk* walk, list keep) except -1
     cdef object convert(self, Py_ssize_t index, object value, Walk* walk)
     cdef list split(self, object sample)
-    cdef object build(self, Node* node, char** data, Py_ssize_t n, object base)
-    cdef object array(self, Py_ssize_t index, char* data, Py_ssize_t n, object base)
-    cdef bint compile(self, Node* node, object treedef, Py_ssize_t* next_leaf) except -1

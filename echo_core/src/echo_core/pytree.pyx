@@ -35,26 +35,11 @@ PyArray_ImportNumPyAPI()
 
 cdef enum:
     MAX_NDIM = 32  # spec.MAX_NDIM
-    LEAF = 0
-    DICT = 1
-    LIST = 2
-    TUPLE = 3
-    NONE = 4
-    # What visit() and fit() answer.
-    FITS = 0
-    OTHERWISE = 1  # perhaps right, perhaps wrong: the careful path will say
 
-# Where arrays without elements point when their memory is nowhere: numpy would allocate otherwise.
-cdef long long nowhere[8]
-
-
-cdef inline Walk new_walk(const void** out, int lead) noexcept:
-    cdef Walk walk
-    walk.out = out
-    walk.values = NULL
-    walk.lead = lead
-    walk.n = -1
-    return walk
+include "pytree_program.pxi"
+include "pytree_walk.pxi"
+include "pytree_build.pxi"
+include "pytree_scalars.pxi"
 
 
 @cython.final
@@ -95,7 +80,7 @@ cdef class Flattener:
         self.root = <Node*>PyMem_Calloc(1, sizeof(Node))
         if self.root == NULL:
             raise MemoryError()
-        if not self.compile(self.root, treedef, &next_leaf):
+        if not compile_node(self.root, treedef, &next_leaf, self.owned):
             free_node(self.root)
             PyMem_Free(self.root)
             self.root = NULL
@@ -110,54 +95,6 @@ cdef class Flattener:
                 PyMem_Free(self.leaf[i].shape)
             PyMem_Free(self.leaf)
 
-    cdef bint compile(self, Node* node, object treedef, Py_ssize_t* next_leaf) except -1:
-        """Fill `node` from `treedef`; False when it has containers the program does not know."""
-        cdef Py_ssize_t i, first
-        kind = treedef.kind
-        if kind == PyTreeKind.LEAF:
-            node.kind, node.leaf = LEAF, next_leaf[0]
-            next_leaf[0] += 1
-            return True
-        if kind == PyTreeKind.NONE:
-            node.kind = NONE
-            return True
-        children = treedef.children()
-        count = len(children)
-        node.children = <Node*>PyMem_Calloc(count + 1, sizeof(Node))
-        if node.children == NULL:
-            raise MemoryError()
-        node.count = count
-        place = list(range(count))  # of child i, in optree's order, among node.children
-        if kind == PyTreeKind.DICT:
-            node.kind = DICT
-            order = dict_order(treedef)
-            keys = tuple(key for key, _ in order)
-            # A lookup of another type of key could run Python code and change the sample below us.
-            if not all(type(key) is str or type(key) is int for key in keys):
-                return False
-            template = dict.fromkeys(keys)
-            self.owned += [keys, template]
-            node.keys = <PyObject**>PyMem_Calloc(count + 1, sizeof(PyObject*))
-            if node.keys == NULL:
-                raise MemoryError()
-            node.template = <PyObject*>template
-            for i, (key, child) in enumerate(order):
-                node.keys[i] = <PyObject*>keys[i]
-                place[child] = i
-        elif kind == PyTreeKind.LIST:
-            node.kind = LIST
-        elif kind == PyTreeKind.TUPLE or kind == PyTreeKind.NAMEDTUPLE:
-            node.kind = TUPLE
-            cls = treedef.type
-            self.owned.append(cls)
-            node.type = <PyObject*>cls
-        else:
-            return False
-        for i in range(count):
-            if not self.compile(&node.children[<Py_ssize_t>place[i]], children[i], next_leaf):
-                return False
-        return True
-
     # --- taking apart -------------------------------------------------------------------------
 
     cdef int pointers(self, object sample, const void** out, list keep) except -1:
@@ -167,7 +104,7 @@ cdef class Flattener:
         the way and must outlive the use of `out`, like the sample. Raises SpecError.
         """
         cdef Walk walk = new_walk(out, EXACT)
-        if self.root == NULL or self.visit(self.root, <PyObject*>sample, &walk) != FITS:
+        if self.root == NULL or visit(self.leaf, self.root, <PyObject*>sample, &walk) != FITS:
             self.carefully(sample, &walk, keep)
         return 0
 
@@ -181,7 +118,7 @@ cdef class Flattener:
     cdef int row_pointers(self, object sample, const void** out, list keep) except -1:
         """`pointers()` for leaves that may have one more leading axis of length 1."""
         cdef Walk walk = new_walk(out, ONE_OPTIONAL)
-        if self.root == NULL or self.visit(self.root, <PyObject*>sample, &walk) != FITS:
+        if self.root == NULL or visit(self.leaf, self.root, <PyObject*>sample, &walk) != FITS:
             self.carefully(sample, &walk, keep)
         return 0
 
@@ -193,85 +130,6 @@ cdef class Flattener:
         self.carefully(samples, &walk, keep)
         return walk.n
 
-    cdef int visit(self, Node* node, PyObject* value, Walk* walk) except -1:
-        """Walk `value` beside `node`: FITS, or OTHERWISE at the first thing that is not plain.
-
-        Runs no Python code, so what it borrows cannot go away meanwhile.
-        """
-        cdef Py_ssize_t i = 0, position = 0
-        cdef PyObject* key
-        cdef PyObject* item
-        if node.kind == LEAF:
-            if walk.values == NULL:
-                return self.fit(node.leaf, value, walk)
-            XINCREF(value)
-            PyList_SET_ITEM(walk.values, node.leaf, value)
-        elif node.kind == DICT:
-            if Py_TYPE(value) != &PyDict_Type or PyDict_Size(value) != node.count:
-                return OTHERWISE
-            # Samples are mostly written by one piece of code, keys in the example's order and
-            # interned: then no key is ever hashed.
-            while i < node.count and PyDict_Next(value, &position, &key, &item):
-                if key != node.keys[i]:
-                    break
-                if self.visit(&node.children[i], item, walk) != FITS:
-                    return OTHERWISE
-                i += 1
-            while i < node.count:
-                item = PyDict_GetItemWithError(value, node.keys[i])
-                if item == NULL or self.visit(&node.children[i], item, walk) != FITS:
-                    return OTHERWISE
-                i += 1
-        elif node.kind == LIST:
-            if Py_TYPE(value) != &PyList_Type or PyList_GET_SIZE(value) != node.count:
-                return OTHERWISE
-            for i in range(node.count):
-                if self.visit(&node.children[i], PyList_GET_ITEM(value, i), walk) != FITS:
-                    return OTHERWISE
-        elif node.kind == TUPLE:
-            if <PyObject*>Py_TYPE(value) != node.type or PyTuple_GET_SIZE(value) != node.count:
-                return OTHERWISE
-            for i in range(node.count):
-                if self.visit(&node.children[i], PyTuple_GET_ITEM(value, i), walk) != FITS:
-                    return OTHERWISE
-        elif value != Py_None:
-            return OTHERWISE
-        return FITS
-
-    cdef int fit(self, Py_ssize_t index, PyObject* value, Walk* walk) noexcept:
-        """FITS when `value` is an ndarray that can be used as it lies in memory."""
-        cdef Leaf* leaf = &self.leaf[index]
-        cdef PyArrayObject* array = <PyArrayObject*>value
-        cdef npy_intp* shape
-        cdef int axis
-        if Py_TYPE(value) != &PyArray_Type or not PyArray_FLAGS(array) & NPY_ARRAY_C_CONTIGUOUS:
-            return OTHERWISE
-        # Equivalent dtypes have the same byte order; unaligned memory is fine for copying.
-        if (<PyObject*>PyArray_DESCR(array) != leaf.dtype
-                and not PyArray_EquivTypes(PyArray_DESCR(array), <PyArray_Descr*>leaf.dtype)):
-            return OTHERWISE
-        shape = PyArray_DIMS(array)
-        if PyArray_NDIM(array) == leaf.ndim:
-            if walk.lead == STACKED:
-                return OTHERWISE
-        else:
-            if PyArray_NDIM(array) != leaf.ndim + 1 or walk.lead == EXACT:
-                return OTHERWISE
-            if walk.lead == ONE_OPTIONAL:
-                if shape[0] != 1:
-                    return OTHERWISE
-            elif walk.n < 0:
-                walk.n = shape[0]
-            elif shape[0] != walk.n:
-                return OTHERWISE
-            shape += 1
-        for axis in range(leaf.ndim):
-            if shape[axis] != leaf.shape[axis]:
-                return OTHERWISE
-        if walk.out != NULL:
-            walk.out[index] = PyArray_DATA(array)
-        return FITS
-
     cdef int carefully(self, object sample, Walk* walk, list keep) except -1:
         """The path on which anything may happen: every leaf is held by `keep` first."""
         cdef Py_ssize_t i
@@ -279,7 +137,7 @@ cdef class Flattener:
         if self.root != NULL:
             values = PyList_New(self.count)
             walk.values = <PyObject*>values
-            if self.visit(self.root, <PyObject*>sample, walk) != FITS:
+            if visit(self.leaf, self.root, <PyObject*>sample, walk) != FITS:
                 values = None
             walk.values = NULL
         if values is None:
@@ -287,10 +145,10 @@ cdef class Flattener:
         keep.append(values)
         for i in range(self.count):
             value = values[i]
-            if self.fit(i, <PyObject*>value, walk) != FITS:
+            if fit(self.leaf, i, <PyObject*>value, walk) != FITS:
                 value = self.convert(i, value, walk)
                 keep.append(value)
-                if self.fit(i, <PyObject*>value, walk) != FITS:
+                if fit(self.leaf, i, <PyObject*>value, walk) != FITS:
                     raise SpecError(f"leaf {self.specs[i].path!r} cannot be read as {self.specs[i]}")
         return 0
 
@@ -307,10 +165,10 @@ cdef class Flattener:
         if self.leaf[index].ndim == 0 and walk.lead != STACKED:
             if PyObject_TypeCheck(<PyObject*>value, &PyGenericArrType_Type):
                 array = PyArray_FromScalar(value, NULL)
-                if self.fit(index, <PyObject*>array, walk) == FITS:
+                if fit(self.leaf, index, <PyObject*>array, walk) == FITS:
                     return array
             else:
-                array = self.array(index, NULL, -1, None)
+                array = new_array(&self.leaf[index], NULL, -1, None)
                 if put_scalar(value, <PyArrayObject*><PyObject*>array):
                     return array
         return self.specs[index].convert(value, walk.lead, walk.n)
@@ -326,59 +184,8 @@ cdef class Flattener:
         """
         cdef Py_ssize_t i
         if self.root != NULL:
-            return self.build(self.root, data, n, base)
-        return self.treedef.unflatten([self.array(i, data[i], n, base) for i in range(self.count)])
-
-    cdef object build(self, Node* node, char** data, Py_ssize_t n, object base):
-        cdef Py_ssize_t i
-        cdef object child, tree
-        if node.kind == LEAF:
-            return self.array(node.leaf, data[node.leaf], n, base)
-        if node.kind == DICT:
-            # Cloning a dict that has the keys already never resizes and keeps their order.
-            tree = PyDict_Copy(<object>node.template)
-            for i in range(node.count):
-                PyDict_SetItem(tree, <object>node.keys[i], self.build(&node.children[i], data, n, base))
-            return tree
-        if node.kind == LIST:
-            tree = PyList_New(node.count)
-            for i in range(node.count):
-                child = self.build(&node.children[i], data, n, base)
-                Py_INCREF(child)  # SET_ITEM takes it over
-                PyList_SET_ITEM(<PyObject*>tree, i, <PyObject*>child)
-            return tree
-        if node.kind == TUPLE:
-            tree = PyTuple_New(node.count)
-            for i in range(node.count):
-                child = self.build(&node.children[i], data, n, base)
-                Py_INCREF(child)
-                PyTuple_SET_ITEM(<PyObject*>tree, i, <PyObject*>child)
-            if <PyObject*>tuple != node.type:
-                return PyObject_CallObject(<object>node.type, tree)
-            return tree
-        return None
-
-    cdef object array(self, Py_ssize_t index, char* data, Py_ssize_t n, object base):
-        """One array of `arrays()`; with `base` None numpy allocates and owns its memory."""
-        cdef Leaf* leaf = &self.leaf[index]
-        cdef npy_intp shape[MAX_NDIM + 1]
-        cdef int ndim = leaf.ndim
-        cdef object array
-        if n >= 0:
-            shape[0] = n
-            memcpy(shape + 1, leaf.shape, ndim * sizeof(npy_intp))
-            ndim += 1
-        else:
-            memcpy(shape, leaf.shape, ndim * sizeof(npy_intp))
-        if data == NULL and base is not None:
-            data = <char*>nowhere
-        XINCREF(leaf.dtype)  # NewFromDescr takes it over, also when it fails
-        array = PyArray_NewFromDescr(&PyArray_Type, <PyArray_Descr*>leaf.dtype, ndim, shape, NULL,
-                                     data, NPY_ARRAY_CARRAY, NULL)
-        if base is not None:
-            XINCREF(<PyObject*>base)  # SetBaseObject takes it over, also when it fails
-            PyArray_SetBaseObject(<PyArrayObject*>array, <PyObject*>base)
-        return array
+            return build(self.leaf, self.root, data, n, base)
+        return self.treedef.unflatten([new_array(&self.leaf[i], data[i], n, base) for i in range(self.count)])
 
     # --- for Python ---------------------------------------------------------------------------
 
@@ -400,7 +207,7 @@ cdef class Flattener:
         cdef list leaves = self.split(sample)
         for i in range(self.count):
             value = leaves[i]
-            if self.fit(i, <PyObject*>value, &walk) != FITS:
+            if fit(self.leaf, i, <PyObject*>value, &walk) != FITS:
                 leaves[i] = self.convert(i, value, &walk)
         return leaves
 
@@ -450,50 +257,6 @@ cdef class Flattener:
 
     def __reduce__(self):
         return Flattener, (self.treedef, self.specs, self.namespace)
-
-
-cdef bint put_scalar(object value, PyArrayObject* array) except -1:
-    """Store a Python scalar in a 0-d array of a frequent dtype; False: this is not that easy."""
-    cdef int number = PyArray_TYPE(array), overflow = 0
-    cdef void* target = PyArray_DATA(array)
-    cdef double real
-    cdef int64_t integer
-    if type(value) is float:
-        real = PyFloat_AS_DOUBLE(<PyObject*>value)
-        if number == NPY_FLOAT64:
-            (<double*>target)[0] = real
-            return True
-        if number == NPY_FLOAT32 and (-3.4e38 < real < 3.4e38 or real - real != 0):
-            (<float*>target)[0] = <float>real
-            return True
-    elif type(value) is bool:
-        if number == NPY_BOOL:
-            (<uint8_t*>target)[0] = value is True
-            return True
-    elif type(value) is int:
-        integer = PyLong_AsLongLongAndOverflow(value, &overflow)
-        if overflow == 0:
-            if number == NPY_INT64:
-                (<int64_t*>target)[0] = integer
-                return True
-            if number == NPY_INT32 and integer == <int32_t>integer:
-                (<int32_t*>target)[0] = <int32_t>integer
-                return True
-            if number == NPY_FLOAT32 and -(1 << 24) <= integer <= 1 << 24:
-                (<float*>target)[0] = <float>integer
-                return True
-            if number == NPY_FLOAT64 and -(1LL << 53) <= integer <= 1LL << 53:
-                (<double*>target)[0] = <double>integer
-                return True
-    return False
-
-
-cdef void free_node(Node* node) noexcept:
-    cdef Py_ssize_t i
-    for i in range(node.count):
-        free_node(&node.children[i])
-    PyMem_Free(node.children)
-    PyMem_Free(node.keys)
 
 
 cdef tuple gather(Flattener self, object sample, bint stacked):

@@ -16,17 +16,17 @@ import optree
 
 from . import checkpoint, metrics, mixture, plugins, security
 from .address import Address
+from .arguments import make_tables, make_transports, short_form, stream_sampler
 from .errors import ClosedError, ConfigError, EchoError
 from .operations import OPERATIONS, Operation
 from .rate_limiters import RateLimiter
-from .replay_table import ReplayTable
 from .sample import Sample
 from .sampler import Sampler
 from .sink import Sink
 from .spec import Spec
 from .step_table import StepTable
 from .store import Store
-from .table import Table, make_sampler
+from .table import Table
 from .tap import Taps
 from .transport import Listener, Peer, Transport
 from .weights import PackedWeights, pack
@@ -105,18 +105,18 @@ class Server(Store):
             if example is None:
                 raise ConfigError("Server needs the example pytree, one sample: Server({'obs': np.zeros(4, np.float32)}, batch_size=32)")
             of_table = {"remover": remover, "rate_limiter": rate_limiter, "max_times_sampled": max_times_sampled, "seed": seed}
-            tables = _short_form(example, sampler, capacity, of_table, host)
+            tables = short_form(example, sampler, capacity, of_table, host)
         elif example is not None or sampler != "fifo" or capacity is not None:
             raise ConfigError("with tables=[...], example, sampler and capacity belong into each Table(...)")
-        self._transports = list(_transports(transport, host))
+        self._transports = list(make_transports(transport, host))
         self._token = token
         self._token_source: security.TokenSource | None = None
         if tables:
-            made = _make_tables(tables, batch_size, host)
+            made = make_tables(tables, batch_size, host)
             self._open_tables(made, batch_size)
             self.sampler = next(iter(made.values())).sampler
         else:
-            self.sampler = _sampler(sampler, host)
+            self.sampler = stream_sampler(sampler, host)
             memory = next((t.store_memory for t in self._transports if t.store_memory is not None), None)
             self._open(Spec.from_example(example), batch_size, num_buffers, lease_timeout, memory)
         self._listeners: list[Listener] = []
@@ -377,70 +377,3 @@ class Server(Store):
     def __repr__(self) -> str:
         where = ", ".join(map(str, self.addresses)) or ("closed" if self.closed else "not started" if self._transports else "in-process")
         return f"<Server {where} batch_size={self.batch_size} pid={os.getpid()}>"
-
-
-def _sampler(choice: Sampler | str | Mapping[str, Any], host: plugins.PluginHost) -> Sampler:
-    sampler = make_sampler(choice, host)
-    if sampler.storage != "stream":
-        raise ConfigError(f"sampler {type(sampler).__name__} draws from a replay table: give Server a capacity")
-    return sampler
-
-
-def _short_form(
-    example: Any, sampler: Any, capacity: int | None, of_table: dict[str, Any], host: plugins.PluginHost
-) -> list[Table]:
-    """The one replay table that `Server(example, ...)` asks for; none for a stream."""
-    if isinstance(sampler, Sampler):
-        if sampler.storage == "stream" and capacity is None:
-            return []
-        capacity = sampler.capacity if capacity is None else capacity
-    elif isinstance(sampler, Mapping):
-        own = sampler.get("capacity")
-        if None not in (own, capacity) and own != capacity:
-            raise ConfigError(f"capacity is given twice: {own} with the sampler and {capacity} beside it; leave one out")
-        capacity = own if capacity is None else capacity
-    name = sampler if isinstance(sampler, str) else sampler.get("type") if isinstance(sampler, Mapping) else None
-    if capacity is None:
-        if name is not None and getattr(host.sampler_class(name), "storage", None) == "replay":
-            raise ConfigError(
-                f"sampler {name!r} draws from a replay table, which needs a capacity: Server(..., sampler={name!r}, capacity=100_000)"
-            )
-        if len(given := [key for key, value in of_table.items() if value not in (None, "fifo")]):
-            raise ConfigError(f"{' and '.join(given)} belong to a replay table, which needs a capacity and a replay sampler")
-        return []
-    return [Table("default", example, capacity=capacity, sampler=sampler, **of_table)]
-
-
-def _make_tables(tables: Iterable[Table], batch_size: int, host: plugins.PluginHost) -> dict[str, ReplayTable]:
-    if isinstance(batch_size, bool) or not hasattr(type(batch_size), "__index__") or not 1 <= batch_size < 1 << 24:
-        raise ValueError(f"batch_size must be a whole number from 1 to {(1 << 24) - 1}, not {batch_size!r}")
-    made: dict[str, ReplayTable] = {}
-    for table in tables:
-        if not isinstance(table, Table):
-            raise ConfigError(f"tables must be Table objects, not {table!r}")
-        if table.name in made:
-            raise ConfigError(f"two tables are called {table.name!r}; give each its own name")
-        made[table.name] = table.make(batch_size, host)
-    return made
-
-
-def _transports(choice: Any, host: plugins.PluginHost) -> Iterable[Transport]:
-    if choice is None:
-        return
-    if isinstance(choice, (Transport, str, Mapping, Address)) or not isinstance(choice, Iterable):
-        choice = [choice]
-    for one in choice:
-        if isinstance(one, Transport):
-            yield one
-        elif isinstance(one, Mapping):
-            options = dict(one)
-            try:
-                name = options.pop("type")
-            except KeyError:
-                raise ConfigError("the transport's table needs a key 'type', such as {type = 'tcp', port = 0}") from None
-            yield host.transport_class(name)(**options)
-        elif not isinstance(one, (str, Address)):
-            raise ConfigError(f"a transport is an address such as 'tcp://127.0.0.1:0', a mapping, or a Transport, not {one!r}")
-        else:
-            address = one if isinstance(one, Address) else Address.parse(one)
-            yield host.transport_class(address.scheme).at(address)

@@ -1,4 +1,4 @@
-"""The control plane of a listener: one thread that accepts, authenticates, and reports.
+"""The control plane of a listener: one thread that accepts (see door.py), authenticates, and reports.
 
 It holds every connection until its handshake is done, then hands the socket to the native loops
 and hears of it again only through their events. All handshakes run side by side, each bounded in
@@ -7,7 +7,6 @@ bytes and time, so that strangers can neither stop it nor fill its memory.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -17,9 +16,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from echo_core.errors import EchoError, ProtocolError
 from echo_core.handshake import ServerHandshake
@@ -27,9 +25,10 @@ from echo_core.transport import Peer
 from echo_core.wire import MAX_NUMBER, REPLY, Kind, frame, pack_error, pack_reply, parse_request
 
 from ._learner import ADDED, CONTROL, LOST, RECEIPT, NativeLearner
+from .complaints import Seldom
+from .door import Door
 from .loops import Loops
 from .pending import Pending
-from .sockets import free, name_of, unpaced
 
 if TYPE_CHECKING:
     from echo_core.sink import Sink
@@ -41,12 +40,7 @@ __all__ = ["Control"]
 _log = logging.getLogger("echo")
 
 NO_SAMPLES = MAX_NUMBER  # the base of clients that send none
-ACCEPT_PAUSE = 0.25  # seconds without accepting when nothing else helps
-REFUSALS_AT_ONCE = 16  # between such pauses
-ACCEPTS_AT_ONCE = 64  # then the handshakes under way are looked after
 CROWDED_SECONDS = 2.0  # in a crowd a handshake may be thrown out after so long
-OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-OUT_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 
 
 class Control:
@@ -66,7 +60,6 @@ class Control:
         greeting: bytes | None,
     ) -> None:
         self.counts = {"connections_total": 0, "refused": 0, "protocol_errors": 0}
-        self._listening = list(listening)
         self._natives = natives
         self._sink = sink
         self._tokens = tokens
@@ -76,17 +69,14 @@ class Control:
         self._lock = threading.Lock()
         self._peers: dict[tuple[str, int], Peer] = {}  # by table and the native key
         self._pending: OrderedDict[socket.socket, Pending] = OrderedDict()  # oldest first
-        self._accepting = False
-        self._accept_again_at = 0.0  # time.monotonic(); while not accepting
         self._closing = False  # no more clients
         self._over = False  # and no more events
-        self._reserve: int | None = _spare_descriptor()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         for table, native in natives.items():
             self._selector.register(native.fileno(), selectors.EVENT_READ, partial(self._report, table))
-        self._accept_from_now_on()
+        self._door = Door(listening, self._selector, self._complaints, self._crowded, self._welcome, self._turn_away)
         self._unlistened = threading.Event()
         self._thread = threading.Thread(target=self._run, name="echo-tcp-control", daemon=True)
         self._thread.start()
@@ -139,16 +129,14 @@ class Control:
             self._unlisten()
             self._selector.close()
             os.close(self._wake)
-            if self._reserve is not None:
-                os.close(self._reserve)
 
     def _woken(self, _: int) -> None:
         os.eventfd_read(self._wake)
 
     def _patience(self) -> float | None:
         times = [pending.deadline for pending in self._pending.values()]
-        if not self._accepting and not self._closing:
-            times.append(self._accept_again_at)
+        if not self._door.is_open and not self._closing:
+            times.append(self._door.opens_at)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _look_at_the_clock(self) -> None:
@@ -157,90 +145,29 @@ class Control:
             if not pending.hanging_up:
                 self._complain_of(pending, pending.too_slow(self._options.handshake_timeout))
             self._drop(pending)
-        if not self._accepting and not self._closing and self._accept_again_at <= now:
-            self._accept_from_now_on()
+        if not self._door.is_open and not self._closing and self._door.opens_at <= now:
+            self._door.open()
 
-    # ------------------------------------------------------------------------------ accepting
+    # --------------------------------------------------------------------------- at the door
 
-    def _accept_from_now_on(self) -> None:
-        for sock in self._listening:
-            self._selector.register(sock, selectors.EVENT_READ, self._acceptor(sock))
-        self._accepting = True
-
-    def _acceptor(self, listening: socket.socket) -> Callable[[int], None]:
-        return lambda events: self._accept(listening)
-
-    def _pause_accepting(self, until: float) -> None:
-        if self._accepting:
-            for sock in self._listening:
-                self._selector.unregister(sock)
-        self._accepting = False
-        self._accept_again_at = until
-
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPTS_AT_ONCE):
-            if not self._accepting or not self._room():
-                return
-            try:
-                sock, address = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                self._cannot_accept(listening, error)
-                return
-            unpaced(sock)
-            self._welcome(sock, name_of(address))
-
-    def _room(self) -> bool:
-        """Whether one more handshake can be under way; makes room by ending one that lingers."""
+    def _crowded(self) -> float | None:
+        """None when one more handshake can be under way (room is made by ending one that lingers), else when that may be."""
         if len(self._pending) < self._options.max_pending:
-            return True
+            return None
         oldest = next(iter(self._pending.values()))
         throw_out_at = min(oldest.began + CROWDED_SECONDS, oldest.deadline)
         if throw_out_at > time.monotonic():
-            self._pause_accepting(throw_out_at)
-            return False
+            return throw_out_at
         self._complain_of(oldest, EchoError("it kept others waiting in its handshake"))
         self._drop(oldest)
-        return True
+        return None
 
-    def _cannot_accept(self, listening: socket.socket, error: OSError) -> None:
-        if error.errno not in OUT_OF_DESCRIPTORS + OUT_OF_MEMORY:
-            # An error of the connection that was about to be accepted (see accept(2)): the next.
-            self._complaints.warn("a client could not be accepted: %s", str(error))
-            return
-        self._complaints.warn(
-            "no more clients can be accepted: %s; those connected are served on (raise the limit:"
-            " ulimit -n)",
-            str(error),
-        )
-        if error.errno in OUT_OF_DESCRIPTORS and self._reserve is not None:
-            self._refuse_at_the_door(listening)
-        self._pause_accepting(time.monotonic() + ACCEPT_PAUSE)
-
-    def _refuse_at_the_door(self, listening: socket.socket) -> None:
-        """Accept with the descriptor kept for this, one client after another, to say why not.
-
-        Left in the queue they would wait for an answer, in front of those who come when there are
-        descriptors again, and this thread would be told of them again and again.
-        """
-        assert self._reserve is not None
-        os.close(self._reserve)
-        self._reserve = None
-        try:
-            for _ in range(REFUSALS_AT_ONCE):
-                sock, _ = listening.accept()
-                self.counts["refused"] += 1
-                with sock, suppress(OSError):  # it may have given up
-                    if self._greeting is None:
-                        handshake = ServerHandshake(self._sink.spec)
-                        sock.setblocking(False)
-                        sock.send(handshake.refuse("busy", "the learner is out of file descriptors"))
-                        # What it said already: closing over it would take the answer back.
-                        sock.recv(65536)
-        except OSError:
-            pass  # nobody is left, or somebody else took the descriptor
-        self._reserve = _spare_descriptor()
+    def _turn_away(self) -> bytes:
+        """What a client is told for which there is no descriptor."""
+        self.counts["refused"] += 1
+        if self._greeting is not None:
+            return b""
+        return ServerHandshake(self._sink.spec).refuse("busy", "the learner is out of file descriptors")
 
     # ----------------------------------------------------------------------------- handshakes
 
@@ -390,8 +317,7 @@ class Control:
         if self._unlistened.is_set():
             return
         self._closing = True
-        self._pause_accepting(0.0)
-        free(self._listening)
+        self._door.close()
         for pending in list(self._pending.values()):
             pending.refuse("shutdown", "the learner is closing")
             try:
@@ -400,29 +326,3 @@ class Control:
                 pass
             self._drop(pending)
         self._unlistened.set()
-
-
-class Seldom:
-    """Logs the same complaint at most once in a few seconds: strangers must not fill the disk."""
-
-    INTERVAL = 5.0  # seconds
-
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[float, int]] = {}  # by text: when, and left out since
-
-    def warn(self, text: str, *values: Any) -> None:
-        now = time.monotonic()
-        when, left_out = self._last.get(text, (-self.INTERVAL, 0))
-        if now - when < self.INTERVAL:
-            self._last[text] = (when, left_out + 1)
-            return
-        self._last[text] = (now, 0)
-        more = f" ({left_out} more like this)" if left_out else ""
-        _log.warning(f"tcp: {text}%s", *values, more)
-
-
-def _spare_descriptor() -> int | None:
-    try:
-        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None

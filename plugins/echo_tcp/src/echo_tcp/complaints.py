@@ -1,0 +1,30 @@
+"""What a listener logs of strangers: seldom, so that they cannot fill the disk."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+__all__ = ["Seldom"]
+
+_log = logging.getLogger("echo")
+
+
+class Seldom:
+    """Logs the same complaint at most once in a few seconds, and how many were left out."""
+
+    INTERVAL = 5.0  # seconds
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[float, int]] = {}  # by text: when, and left out since
+
+    def warn(self, text: str, *values: Any) -> None:
+        now = time.monotonic()
+        when, left_out = self._last.get(text, (-self.INTERVAL, 0))
+        if now - when < self.INTERVAL:
+            self._last[text] = (when, left_out + 1)
+            return
+        self._last[text] = (now, 0)
+        more = f" ({left_out} more like this)" if left_out else ""
+        _log.warning(f"tcp: {text}%s", *values, more)
