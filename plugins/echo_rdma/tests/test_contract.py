@@ -38,4 +38,4 @@ class TestOverTcp(OverUcx):
 
 @pytest.mark.usefixtures("shared_memory")
 class TestOverSharedMemory(OverUcx):
-    lanes = "posix,cma,tcp"
+    lanes = "sysv,cma,tcp"
