@@ -42,4 +42,4 @@ class TestOverTcp(OverUcx):
 
 @pytest.mark.usefixtures("shared_memory")
 class TestOverSharedMemory(OverUcx):
-    lanes = "posix,cma,tcp"
+    lanes = "sysv,cma,tcp"

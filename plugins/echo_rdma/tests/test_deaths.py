@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from echo_core.testing.processes import until
 from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.transport import RdmaTransport
 
-SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "6"))
+SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "4"))
 LEASE = {"heartbeat": 0.2, "lease": 1.0}
 TOKEN = "the token of these tests, long enough"
 spawning = multiprocessing.get_context("spawn")
@@ -31,9 +32,9 @@ pytestmark = [pytest.mark.usefixtures("ucx"), pytest.mark.timeout(int(120 + 3 * 
 HOST = os.environ.get("ECHO_RDMA_HOST", "127.0.0.1")
 
 
-@pytest.fixture(params=[os.environ["ECHO_RDMA_LANES"]] if "ECHO_RDMA_LANES" in os.environ else ["tcp", "posix,cma,tcp"])
+@pytest.fixture(params=[os.environ["ECHO_RDMA_LANES"]] if "ECHO_RDMA_LANES" in os.environ else ["tcp", "sysv,cma,tcp"])
 def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "posix" in request.param:
+    if "sysv" in request.param:
         request.getfixturevalue("shared_memory")
     monkeypatch.setenv("UCX_TLS", request.param)
     monkeypatch.setenv("ECHO_TOKEN", TOKEN)
@@ -177,6 +178,23 @@ def test_a_learner_killed_under_load_wedges_nobody(processes: list[Any], filler:
             numbers = tally.numbers[1]
             assert numbers == list(range(numbers[0], number + 5)), "lost, doubled or out of order"
             client.wait()
+
+
+@pytest.mark.usefixtures("shared_memory")
+def test_a_killed_worker_leaves_no_shared_memory(processes: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHO_TOKEN", TOKEN)
+    tally = Tally()
+    with Server(example(), 4, RdmaTransport(port=0, **LEASE), num_buffers=4) as server:
+        process, ready = start(processes, server, 1, 48)
+        until(lambda: take(server, tally) and ready.poll(0), "the worker sends", 60)
+        assert server.stats()["transport/rdma/lane_sysv"] == 1
+        mapped = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "/SYSV" in mapped and "/dev/shm/ucx" not in mapped
+        process.kill()
+        until(lambda: not take(server, tally) and not server.peers(), "it is noticed", 20)
+    process.join()
+    segments = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+    assert not [line for line in segments if int(line[4]) in (process.pid, os.getpid())]  # cpid: who made it
 
 
 def serve(address: str, filler: int, ready: Any) -> None:

@@ -35,6 +35,11 @@ RELIED_ON = {
     "MM_ERROR_HANDLING": "y",  # otherwise endpoints that report failures use TCP even within one machine
     "KEEPALIVE_INTERVAL": "1s",  # a peer that was killed is noticed
     "TCP_CM_REUSEADDR": "y",  # an address can be taken again at once
+    # Shared memory of System V: it is gone with the last process that maps it, however that ends, and no two segments have one name. POSIX's
+    # would outlive a process that is killed; or, with links to /proc, be named by process and descriptor, and as both come again, a peer
+    # that was stopped for a while would write what is for a closed connection into the queue of the next.
+    "TLS": "^posix",
+    "POSIX_USE_PROC_LINK": "n",  # for who asks for it by UCX_TLS
     # In shared memory a message is a segment, and the default ones of 8 KiB make three to four times as many of a large sample.
     "POSIX_SEG_SIZE": "32768",
     "SYSV_SEG_SIZE": "32768",
