@@ -28,9 +28,13 @@ class UcxPerftest(Program):
     def measure(self, case: Case, pace: Pace, report: Reporter) -> Figures:
         size = PAYLOADS[case.payload].sample_bytes
         report.phase("warm-up", pace.warmup)
-        rate = self._run(size, min(FIRST_MESSAGES, FIRST_BYTES // size))
-        report.phase("measure", pace.seconds)
-        rate = self._run(size, max(100, round(rate * pace.seconds)))
+        count = min(FIRST_MESSAGES, FIRST_BYTES // size)
+        rate = self._run(size, count)
+        # What a short run says is what its buffers take, or how long it took to start: only one of about the time wanted counts.
+        while count < rate * pace.seconds / 2:
+            count = min(20 * count, max(count + 1, round(rate * pace.seconds)))
+            report.phase("measure", 2 * count / rate)
+            rate = self._run(size, count)
         return {"rate": rate, "bytes_per_s": rate * size}
 
     def _run(self, size: int, count: int) -> float:

@@ -4,7 +4,8 @@
 
 Made of Debian's packages, once, in build/rdma_vm: qemu, a kernel with its modules, the system's UCX, which has verbs. The machine sees this
 one's file system read-only, with a layer in memory over it; it boots in about ten seconds. What it measures means nothing. Needs Debian, and
-root to install packages that are missing.
+root to install packages that are missing. ECHO_TEST_SLOWER says how many times longer tests may wait there than elsewhere; on a machine that
+has other things to do a group of tests at a time (`-k`) says more than all of them.
 """
 
 from __future__ import annotations
@@ -23,8 +24,16 @@ ROOT = HERE.parents[1]
 OUT = ROOT / "build" / "rdma_vm"
 PACKAGES = ["qemu-system-x86", "busybox-static", "kmod", "cpio", "iproute2", "ibverbs-providers", "librdmacm1", "libucx0", "ucx-utils"]
 MODULES = ["virtio_pci", "9pnet_virtio", "9p", "virtio_net", "crc32c_generic", "crc32_generic", "overlay", "ib_uverbs", "rdma_ucm", "rdma_rxe"]
-LANES = {"UCX_TLS": "rc_verbs", "UCX_NET_DEVICES": "rxe0:1", "ECHO_RDMA_HOST": "10.0.2.15", "ECHO_RDMA_LANES": "rc_verbs"}
+LANES = {
+    "UCX_TLS": "rc_verbs",
+    "UCX_NET_DEVICES": "rxe0:1",
+    "UCX_RNDV_THRESH": "64k",  # by itself UCX reckons that this device is never worth a rendezvous, which is what is to be tested
+    "UCX_RC_VERBS_TIMEOUT": "10s",  # a machine that stands still for seconds is no lost peer
+    "ECHO_RDMA_HOST": "10.0.2.15",
+    "ECHO_RDMA_LANES": "rc_verbs",
+}
 
+DEFAULT = [f"plugins/echo_rdma/tests/{name}" for name in ("test_contract.py::TestOverVerbs", "test_deaths.py", "test_verbs.py")]
 SLOWER = "20"  # times slower than a machine is, where nothing else runs beside it; ECHO_TEST_SLOWER says otherwise
 
 
@@ -84,10 +93,18 @@ def in_order(modules: Path) -> list[str]:
 
 def main() -> int:
     build()
-    guest = OUT / "guest"
+    place = OUT / f"run-{os.getpid()}"  # of its own: several machines may run beside each other, and each reads it when it has booted
+    place.mkdir(exist_ok=True)
+    try:
+        return boot(place, sys.argv[1:] or DEFAULT)
+    finally:
+        shutil.rmtree(place)
+
+
+def boot(place: Path, tests: list[str]) -> int:
+    """Run pytest with these arguments in a machine; its exit status."""
+    guest = place / "guest"
     shutil.copy(HERE / "guest", guest)
-    ours = "plugins/echo_rdma/tests"
-    tests = sys.argv[1:] or [f"{ours}/test_contract.py::TestOverVerbs", f"{ours}/test_deaths.py", f"{ours}/test_verbs.py"]
     # Compiled here, in a hundredth of the time that it takes inside, for every process anew.
     folders = [sysconfig.get_path("purelib"), *(str(ROOT / name) for name in ("echo_core", "plugins", "samplers"))]
     subprocess.run([sys.executable, "-m", "compileall", "-qq", *folders], check=False)  # some of others' files are no valid Python
@@ -95,7 +112,7 @@ def main() -> int:
     values = {**LANES, "ECHO_TEST_SLOWER": slower, "ECHO_ROOT": str(ROOT), "ECHO_PYTHON": sys.executable}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
     lines.append(f"ECHO_TESTS=({' '.join(map(shlex.quote, tests))})")
-    (OUT / "environment").write_text("\n".join(lines) + "\n")
+    (place / "environment").write_text("\n".join(lines) + "\n")
     (linux,) = (OUT / "kernel" / "boot").glob("vmlinuz-*")
     command = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "3072", "-nographic", "-no-reboot"]
     command += ["-kernel", str(linux), "-initrd", str(OUT / "initramfs.gz")]

@@ -27,3 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     leases = {id(lease): lease for item in items if (lease := getattr(getattr(item, "module", None), "LEASE", None))}
     for lease in leases.values():
         lease["lease"] *= SLOWER
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Why a test failed, at once: the machine may be ended long before the last."""
+    if report.failed:
+        print(f"\n{report.longreprtext}\n", flush=True)

@@ -14,7 +14,8 @@ from echo_core.errors import ConfigError
 from echo_core.testing.processes import SLOWER
 from echo_rdma import library
 
-KEPT = {"ECHO_SOAK_SECONDS", "ECHO_TEST_SLOWER", "ECHO_RDMA_HOST", "ECHO_RDMA_LANES", "UCX_NET_DEVICES", library.LIBRARY}
+OF_ECHO = {"ECHO_SOAK_SECONDS", "ECHO_TEST_SLOWER", "ECHO_RDMA_HOST", "ECHO_RDMA_LANES", library.LIBRARY}
+KEPT = OF_ECHO | {"UCX_NET_DEVICES", "UCX_RNDV_THRESH", "UCX_RC_VERBS_TIMEOUT"}  # what `nox -s rdma_vm` sets
 
 
 @pytest.fixture(autouse=True)

@@ -130,6 +130,22 @@ def test_the_reason_is_the_first_that_holds(cards: list[str], of_wheel: bool, tl
     assert re.search(why, lanes.why_no_rdma())
 
 
+@pytest.mark.parametrize(
+    ("found", "scheme", "reads"),
+    [
+        ("rc_mlx5/mlx5_0:1", "", True),
+        ("tcp/lo", "", False),
+        ("ud_verbs/rxe0:1", "", False),
+        ("rc_verbs/rxe0:1", "get_zcopy", True),
+        ("rc_verbs/rxe0:1", "put_zcopy", False),
+    ],
+)
+def test_slots_are_received_into_only_where_the_receiver_moves_the_bytes(found: str, scheme: str, reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if scheme:
+        monkeypatch.setenv("UCX_RNDV_SCHEME", scheme)
+    assert lanes.receiver_reads(("tcp/", found)) is reads
+
+
 def test_without_ucx_the_description_says_what_to_install() -> None:
     code = "from echo_rdma.transport import RdmaTransport; print(RdmaTransport.describe()['UCX'])"
     said = python(code, ECHO_UCX_LIBRARY="/nowhere/libucp.so.0")

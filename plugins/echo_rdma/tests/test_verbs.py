@@ -13,7 +13,8 @@ from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.lanes import is_rdma
 from echo_rdma.transport import RdmaTransport
 
-SIZES = {48: 0, 300_000: 8}  # bytes of filler: how many of 8 samples are read
+# Bytes of filler, from which size on UCX is to use rendezvous, how many of 8 samples are read. UCX's own limit depends on the card.
+CASES = [(48, "64k", 0), (300_000, "64k", 8), (300_000, "inf", 0)]
 
 pytestmark = [
     pytest.mark.usefixtures("ucx"),
@@ -28,8 +29,9 @@ def _lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("filler", SIZES)
-def test_large_samples_are_read_straight_into_their_slots(filler: int) -> None:
+@pytest.mark.parametrize(("filler", "rendezvous", "read"), CASES)
+def test_large_samples_are_read_straight_into_their_slots(filler: int, rendezvous: str, read: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_RNDV_THRESH", rendezvous)
     times = {"require_rdma": True, "lease": 10.0 * SLOWER}
     transport = RdmaTransport(host=os.environ["ECHO_RDMA_HOST"], port=0, handshake_timeout=10.0 * SLOWER, **times)
     tally = Tally()
@@ -44,6 +46,6 @@ def test_large_samples_are_read_straight_into_their_slots(filler: int) -> None:
             tally.add(one.batch)
             del one
     assert tally.numbers == {1: list(range(8))}
-    assert stats["transport/rdma/direct"] == SIZES[filler]
+    assert stats["transport/rdma/direct"] == read
     assert all(map(is_rdma, lanes)), lanes
     assert RdmaTransport.describe()["lanes"].endswith(": RDMA")

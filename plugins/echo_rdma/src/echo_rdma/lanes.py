@@ -9,11 +9,13 @@ from echo_core.errors import ConfigError
 
 from . import _ucx, library
 
-__all__ = ["allowed", "chosen", "describe", "is_rdma", "note", "of", "why_no_rdma"]
+__all__ = ["allowed", "chosen", "describe", "is_rdma", "note", "of", "receiver_reads", "why_no_rdma"]
 
 log = logging.getLogger("echo")
 
 RDMA = ("rc", "dc", "ud")  # how the names of transports on InfiniBand and RoCE begin
+READING = ("rc", "dc", "cma", "xpmem", "knem")  # lanes by which a receiver can read a sender's memory
+READ = library.RELIED_ON["RNDV_SCHEME"]
 NAMES_LANES = (1, 15)  # asking an older one ends the process
 UNNAMED = "lanes it does not name"
 
@@ -37,6 +39,12 @@ def of(wire: _ucx.Wire) -> tuple[str, ...]:
     names = dict.fromkeys(wire.lanes())
     # The lane of the connection's set-up has no device, and says nothing new beside one of the same transport that has.
     return tuple(name for name in names if not (name.endswith("/") and any(other != name and other.startswith(name) for other in names)))
+
+
+def receiver_reads(lanes: tuple[str, ...]) -> bool:
+    """Whether the receiver of a large message reads the sender's memory itself: only then can a sender that stops hold no slot, nor write into
+    one after it was given up. Not when the user has told UCX otherwise."""
+    return os.environ.get("UCX_RNDV_SCHEME", READ) == READ and any(lane.startswith(READING) for lane in lanes)
 
 
 def why_no_rdma() -> str:

@@ -15,6 +15,7 @@ from echo_core.wire import Header
 
 from . import _ucx
 from .channel import RdmaAcceptor, RdmaChannel
+from .lanes import receiver_reads
 
 if TYPE_CHECKING:
     from echo_core.sink import Sink
@@ -25,9 +26,6 @@ __all__ = ["RdmaListener"]
 
 PAUSE = 0.005  # seconds between looks whether what has arrived is in the store
 FAREWELL_SECONDS = 1.0  # for that, when the learner closes
-
-# Lanes on which the receiver reads the sender's memory itself: with these, and no others, a stopped sender cannot hold a slot.
-READING = ("rc", "dc", "cma", "xpmem", "knem")
 
 
 class RdmaServed(ServedClient):
@@ -49,7 +47,7 @@ class RdmaServed(ServedClient):
         channel, options = self._channel, self.listener.options
         assert isinstance(channel, RdmaChannel)
         session = self._session
-        direct = any(lane.startswith(READING) for lane in channel.lanes)
+        direct = receiver_reads(channel.lanes)
         self._before = session.inserted
         self._intake_of_samples = intake = _ucx.Intake(channel.wire, self._sink.native, session.committed, options.credit_bytes, direct)
         try:
