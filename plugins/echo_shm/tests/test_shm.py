@@ -18,7 +18,7 @@ from echo_core.errors import EchoError, EchoTimeoutError
 from echo_core.testing.processes import forked, until
 from echo_core.testing.samples import Tally, example, sample, stacked
 from echo_core.transport import Connection
-from echo_core.weights import pack, unpack
+from echo_core.weights import PackedWeights, aligned_bytes, pack, unpack
 from echo_shm.board import Board, Reader
 from echo_shm.transport import ShmClient, ShmTransport
 
@@ -213,6 +213,37 @@ def test_readers_that_are_slower_than_the_writer_see_no_torn_version() -> None:
         thread.join()
     assert len(seen) > 10 and max(seen) > 2
     board.close()
+
+
+def test_weights_are_packed_where_workers_read_them_and_no_version_that_is_held_changes() -> None:
+    board, count = Board(), 20_000
+
+    def publish(version: int) -> PackedWeights:
+        def memory(size: int) -> np.ndarray:
+            found = board.memory(size)
+            return aligned_bytes(size) if found is None else found
+
+        packed = pack({"w": np.full(count, version)}, version, memory=memory)
+        board.put(packed)
+        newest = board.newest
+        assert newest is not None
+        whole = Reader(board.fd).copy(newest)
+        assert whole is not None and (unpack(*whole[1:3]).params["w"] == version).all()
+        return packed
+
+    held = [publish(version) for version in range(1, 9)]  # more than there are places: who is slow to send one keeps it
+    for packed in held:
+        assert (unpack(packed.meta, packed.payload).params["w"] == packed.version).all()
+    del held, packed
+    publish(9)
+    generation = board.newest.generation
+    for version in range(10, 20):
+        packed = publish(version)
+        assert np.shares_memory(packed.payload, board._memory), "it was copied"
+    assert board.newest.generation == generation
+    assert len(pack({}, 20, memory=board.memory).payload) == 0
+    board.close()
+    assert (unpack(packed.meta, packed.payload).params["w"] == 19).all(), "the memory outlives the board for who has it"
 
 
 @pytest.mark.timeout(int(120 + 2 * SECONDS))
