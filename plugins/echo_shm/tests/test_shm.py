@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import mmap
 import os
 import sys
@@ -176,6 +178,31 @@ def test_a_name_leaves_no_file_and_a_long_one_is_refused() -> None:
         Server(example(), 2, ShmTransport("x" * 120)).start()
     with pytest.raises(OSError, match="make the folder first"):
         Server(example(), 2, ShmTransport("/no/such/folder/a.sock")).start()
+
+
+@pytest.mark.parametrize("mode", ["direct", "private"])
+def test_a_worker_that_had_to_wait_puts_its_samples_itself_again(mode: str) -> None:
+    """A store that was full for a moment must not leave a worker that sends without a break on the slow way for good."""
+    over = threading.Event()
+    with Server(example(), 64, ShmTransport(mode=mode), num_buffers=4) as server, Client(server.address, example()) as client:
+
+        def pour() -> None:
+            for number in itertools.takewhile(lambda _: not over.is_set(), itertools.count()):
+                client.send(sample(0, number))
+
+        worker = threading.Thread(target=pour)
+        worker.start()
+        until(lambda: client.stats()["unacknowledged"] > 1000, "the store is full, and samples wait in the window")
+        tally, before = Tally(), client.stats()["direct_samples"]
+        end = time.monotonic() + 60
+        while client.stats()["direct_samples"] < before + 20_000 and time.monotonic() < end:
+            tally.add(server.sample(timeout=60).batch)
+        over.set()
+        while worker.is_alive():
+            with contextlib.suppress(EchoTimeoutError):
+                tally.add(server.sample(timeout=0.1).batch)
+        assert client.stats()["direct_samples"] >= before + 20_000
+        assert tally.numbers[0] == list(range(tally.count)), "out of order"
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------
