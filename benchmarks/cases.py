@@ -52,6 +52,8 @@ MODES: dict[str, Mode] = {
         Mode(
             "latency", "idle send → sample, batch of 1, p50", "tcp", Metric("p50_us", "µs", False)
         ),
+        Mode("weights", "publish() → weights() of a waiting worker, p50", "weights", Metric("p50_us", "µs", False)),
+        Mode("publish", "publish() of 10 MB of weights that a worker reads, median call", "weights", Metric("publish_us", "µs per call", False)),
         Mode(
             "idle",
             "CPU of an idle server",
@@ -96,7 +98,7 @@ class Case:
     @property
     def batch_size(self) -> int:
         """Latency is a matter of single samples, all else of the payload's batches."""
-        if self.mode in ("latency", "idle"):
+        if self.mode in ("latency", "idle", "weights", "publish"):
             return 1
         return PAYLOADS[self.payload].batch_size
 
@@ -130,6 +132,8 @@ def _all() -> Iterable[Case]:
         yield Case("submit", payload, quick=payload == "20B")
     yield Case("submit-batch", "20B", quick=True)
     yield Case("latency", "20B", 1, quick=True)
+    yield Case("weights", "20B", 1, quick=True)
+    yield Case("publish", "20B", 1, quick=True)
     yield Case("idle", "20B", 4, quick=True)
     yield Case("crowd", "1KB", workers=20, connections=500)
     for payload in ("20B", "1KB", "28KB", "1MB"):

@@ -68,6 +68,25 @@ def _pace(system: System, job: dict[str, Any], payload: Payload) -> Loop:
     return loop
 
 
+def _follow(system: System, job: dict[str, Any], payload: Payload) -> Loop:
+    """Wait for weights; send for each version when it was published and when it was here."""
+    worker = system.worker(job["address"], payload)
+    sample = payload.samples(1)[0]
+    stamps = payload.leaf(sample, payload.paths[0]).reshape(-1)[:4].view(np.int64)
+    now = time.monotonic_ns
+
+    def loop() -> NoReturn:
+        version = 0
+        worker.send(sample)  # it waits
+        while True:
+            params, version = worker.weights(version)
+            stamps[1] = now()
+            stamps[0] = params["published"][0]
+            worker.send(sample)
+
+    return loop
+
+
 def _idle(system: System, job: dict[str, Any], payload: Payload) -> Loop:
     worker = system.worker(job["address"], payload)
     sample = payload.samples(1)[0]
@@ -125,6 +144,7 @@ ROLES = {
     "flood": _flood,
     "flood-batch": _flood_batch,
     "pace": _pace,
+    "follow": _follow,
     "idle": _idle,
     "crowd": _crowd,
 }

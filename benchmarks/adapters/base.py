@@ -27,6 +27,8 @@ class Learner(ABC):
     #: In-process use, where the system has it: one sample; samples with a leading axis.
     submit: Callable[[Tree], Any]
     submit_batch: Callable[[Tree], Any]
+    #: Offer a pytree of arrays to the workers, where the system can.
+    publish: Callable[[Tree], Any]
 
     def __init__(self, payload: Payload, batch_size: int) -> None:
         self.payload = payload
@@ -88,6 +90,8 @@ class Worker:
     send: Callable[[Tree], Any]
     #: Send the samples of a tree whose leaves have a leading axis, where the system can.
     send_batch: Callable[[Tree], Any]
+    #: Wait for weights newer than a version, the last of which was returned before: ``(tree, version)``.
+    weights: Callable[[int], tuple[Tree, int]]
 
     def flood(self, samples: list[Tree]) -> NoReturn:
         """Send round and round until killed: the plain loop that workers are measured in."""
@@ -102,7 +106,7 @@ class System(ABC):
 
     "tcp" (workers in other processes), "tcp-batch" (``send_batch``), "inprocess" (``submit``),
     "inprocess-batch" (``submit_batch``), "batches" (``sample`` hands over arrays), "crowd"
-    (hundreds of connections), "ucx" (over UCX, by the lanes in the environment).
+    (hundreds of connections), "ucx" (over UCX, by the lanes in the environment), "weights" (``publish`` and ``weights``).
     """
 
     name: str

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from benchmarks.adapters.base import ArrayLearner, Learner, System, Worker
-from benchmarks.payloads import Payload
+from benchmarks.payloads import Payload, Tree
 from echo_core import Client, Server
 
 
@@ -21,6 +21,7 @@ class EchoLearner(ArrayLearner):
         self.sample = self._server.sample
         self.submit = self._server.submit
         self.submit_batch = self._server.submit_batch
+        self.publish = self._server.publish
 
 
 class EchoWorker(Worker):
@@ -29,10 +30,14 @@ class EchoWorker(Worker):
         self.send = self._client.send
         self.send_batch = self._client.send_batch
 
+    def weights(self, newer_than: int) -> tuple[Tree, int]:  # type: ignore[override]
+        found = self._client.weights(None, newer_than)
+        return found.params, found.version
+
 
 class EchoCore(System):
     name = "echo"
-    can = frozenset({"tcp", "tcp-batch", "inprocess", "inprocess-batch", "batches", "crowd"})
+    can = frozenset({"tcp", "tcp-batch", "inprocess", "inprocess-batch", "batches", "crowd", "weights"})
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return EchoLearner(payload, batch_size, connections)
@@ -45,7 +50,7 @@ class EchoShm(EchoCore):
     """The same calls with another address: its columns stand beside those of TCP, which is what it replaces on one machine."""
 
     name = "echo-shm"
-    can = frozenset({"tcp", "tcp-batch"})
+    can = frozenset({"tcp", "tcp-batch", "weights"})
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return EchoLearner(payload, batch_size, connections, f"shm://echo-benchmark-{os.getpid()}")

@@ -18,6 +18,8 @@ MODULES = {
     "submit": "calls",
     "submit-batch": "calls",
     "latency": "latency",
+    "weights": "weights",
+    "publish": "weights",
     "idle": "idle",
     "crowd": "crowd",
     "ucx-shm": "ucx",

@@ -29,7 +29,7 @@ from .store import Store
 from .table import Table
 from .tap import Taps
 from .transport import Listener, Peer, Transport
-from .weights import PackedWeights, pack
+from .weights import PackedWeights, aligned_bytes, pack
 
 __all__ = ["Published", "Server"]
 
@@ -289,7 +289,7 @@ class Server(Store):
         """
         self._check_process()
         with self._publishing:
-            packed = pack(weights, next(self._versions))
+            packed = pack(weights, next(self._versions), memory=self._weights_memory)
             self._weights = packed
             self._published_at = time.monotonic()
             for table in self.tables.values():
@@ -297,6 +297,13 @@ class Server(Store):
             for listener in list(self._listeners):
                 listener.publish(packed)
         return Published(packed.version, packed.digest)
+
+    def _weights_memory(self, count: int) -> np.ndarray:
+        """Where the next version is packed: where workers of this machine read it, if a transport has such memory."""
+        for listener in self._listeners:
+            if (memory := listener.weights_memory(count)) is not None:
+                return memory
+        return aligned_bytes(count)
 
     # ---- looking ----------------------------------------------------------------------------------------------------------
 

@@ -62,6 +62,8 @@ from .security import EVERYTHING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy as np
+
     from .address import Address
     from .sink import Sink
     from .spec import Spec
@@ -199,6 +201,11 @@ class Listener(ABC):
         A subscriber is sent the newest version when it has confirmed the one before; versions
         in between are never sent. Its receipt is reported by `sink.receipt`.
         """
+
+    def weights_memory(self, count: int) -> np.ndarray | None:
+        """A uint8 array of `count` bytes from the beginning of a page, contents undefined, into which the next weights should be
+        packed, because this listener's clients read them there; None: anywhere. It is the version's for as long as anything refers to it."""
+        return None
 
     @abstractmethod
     def peers(self) -> list[Peer]:

@@ -12,6 +12,7 @@ back in its receipt.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -78,11 +79,13 @@ def aligned_bytes(count: int) -> np.ndarray:
     return raw[start : start + count]
 
 
-def pack(tree: Any, version: int, *, namespace: str = "") -> PackedWeights:
+def pack(
+    tree: Any, version: int, *, namespace: str = "", memory: Callable[[int], np.ndarray] = aligned_bytes
+) -> PackedWeights:
     """Copy `tree` (arrays, array-likes, and Python numbers, bools and strings) into one payload.
 
-    The tree may be changed as soon as this returns. Raises SpecError naming the leaf that cannot
-    travel.
+    `memory` gives the array of so many bytes that becomes the payload. The tree may be changed as
+    soon as this returns. Raises SpecError naming the leaf that cannot travel.
     """
     values, treedef = optree.tree_flatten(tree, namespace=namespace)
     if len(values) > MAX_LEAVES:
@@ -107,7 +110,7 @@ def pack(tree: Any, version: int, *, namespace: str = "") -> PackedWeights:
         )
         arrays.append((size, array))
         size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-    payload = aligned_bytes(size)
+    payload = memory(size)
     content = {"leaves": leaves, "structure": structure.to_json(treedef, keep_order=True)}
     digester = Digester(_seed(content))
     for offset, array in arrays:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import mmap
 import os
 import sys
@@ -18,7 +20,7 @@ from echo_core.errors import EchoError, EchoTimeoutError
 from echo_core.testing.processes import forked, until
 from echo_core.testing.samples import Tally, example, sample, stacked
 from echo_core.transport import Connection
-from echo_core.weights import pack, unpack
+from echo_core.weights import PackedWeights, aligned_bytes, pack, unpack
 from echo_shm.board import Board, Reader
 from echo_shm.transport import ShmClient, ShmTransport
 
@@ -178,6 +180,31 @@ def test_a_name_leaves_no_file_and_a_long_one_is_refused() -> None:
         Server(example(), 2, ShmTransport("/no/such/folder/a.sock")).start()
 
 
+@pytest.mark.parametrize("mode", ["direct", "private"])
+def test_a_worker_that_had_to_wait_puts_its_samples_itself_again(mode: str) -> None:
+    """A store that was full for a moment must not leave a worker that sends without a break on the slow way for good."""
+    over = threading.Event()
+    with Server(example(), 64, ShmTransport(mode=mode), num_buffers=4) as server, Client(server.address, example()) as client:
+
+        def pour() -> None:
+            for number in itertools.takewhile(lambda _: not over.is_set(), itertools.count()):
+                client.send(sample(0, number))
+
+        worker = threading.Thread(target=pour)
+        worker.start()
+        until(lambda: client.stats()["unacknowledged"] > 1000, "the store is full, and samples wait in the window")
+        tally, before = Tally(), client.stats()["direct_samples"]
+        end = time.monotonic() + 60
+        while client.stats()["direct_samples"] < before + 20_000 and time.monotonic() < end:
+            tally.add(server.sample(timeout=60).batch)
+        over.set()
+        while worker.is_alive():
+            with contextlib.suppress(EchoTimeoutError):
+                tally.add(server.sample(timeout=0.1).batch)
+        assert client.stats()["direct_samples"] >= before + 20_000
+        assert tally.numbers[0] == list(range(tally.count)), "out of order"
+
+
 # ---- weights ---------------------------------------------------------------------------------------------------
 
 
@@ -213,6 +240,37 @@ def test_readers_that_are_slower_than_the_writer_see_no_torn_version() -> None:
         thread.join()
     assert len(seen) > 10 and max(seen) > 2
     board.close()
+
+
+def test_weights_are_packed_where_workers_read_them_and_no_version_that_is_held_changes() -> None:
+    board, count = Board(), 20_000
+
+    def publish(version: int) -> PackedWeights:
+        def memory(size: int) -> np.ndarray:
+            found = board.memory(size)
+            return aligned_bytes(size) if found is None else found
+
+        packed = pack({"w": np.full(count, version)}, version, memory=memory)
+        board.put(packed)
+        newest = board.newest
+        assert newest is not None
+        whole = Reader(board.fd).copy(newest)
+        assert whole is not None and (unpack(*whole[1:3]).params["w"] == version).all()
+        return packed
+
+    held = [publish(version) for version in range(1, 9)]  # more than there are places: who is slow to send one keeps it
+    for packed in held:
+        assert (unpack(packed.meta, packed.payload).params["w"] == packed.version).all()
+    del held, packed
+    publish(9)
+    generation = board.newest.generation
+    for version in range(10, 20):
+        packed = publish(version)
+        assert np.shares_memory(packed.payload, board._memory), "it was copied"
+    assert board.newest.generation == generation
+    assert len(pack({}, 20, memory=board.memory).payload) == 0
+    board.close()
+    assert (unpack(packed.meta, packed.payload).params["w"] == 19).all(), "the memory outlives the board for who has it"
 
 
 @pytest.mark.timeout(int(120 + 2 * SECONDS))

@@ -40,6 +40,8 @@ __all__ = ["ShmConnection"]
 ATTACH = 1 << 60  # number of the request that asks for the store; those of callers count from 1
 SAID = ATTACH + 1  # of requests whose answer does not matter
 WEIGHTS = ATTACH + 2  # of the learner's notices of weights
+CATCH_UP_SECONDS = 0.02  # that a call waits for samples taken over before it, while they are going out
+GOING_SECONDS = 0.003  # since one of them went, for as long as they count as going out
 PUMP_SECONDS = 0.05  # a wait of the pump that an ending link must be able to cut short
 LANE_SECONDS = 0.02  # the same of who waits for a lane to be copied
 
@@ -80,6 +82,7 @@ class ShmUplink(Uplink):
         self.direct = Direct(spec, options.patience)
         self._board: Reader | None = None
         self._pumping = False
+        self._pumped_at = 0.0  # when the last one was put by the pump, of time.monotonic()
         self._pump_thread: threading.Thread | None = None
         # An observer puts no samples, and is not given the memory for them.
         self._asks = {"records": 1 + options.reservations, "mode": options.mode} if options.role == "worker" else None
@@ -219,6 +222,21 @@ class ShmUplink(Uplink):
         """Let callers put samples themselves when none is waiting. `gate.lock` held."""
         self.direct.open(self.attached and self.window.acknowledged == self.window.taken and not self.closing)
 
+    def catch_up(self) -> bool:
+        """Whether a call may put its samples itself again, after what was taken over before.
+
+        By way of the window a sample costs many times more. Who sends without a break would fill it again and again, and never get out of
+        it once the store was full for a moment: so he waits for it to empty, but only while it does.
+        """
+        with self.gate.lock:
+            end = time.monotonic() + CATCH_UP_SECONDS
+            while self.attached and not (self.direct.ready or self.closing or self.over.is_set()):
+                left = min(end, self._pumped_at + GOING_SECONDS) - time.monotonic()
+                if left <= 0:
+                    break
+                self.gate.changed.wait(left)
+            return bool(self.direct.ready)
+
     def _work(self) -> Work | None:
         if not self.settled or self.attached:
             return None
@@ -258,6 +276,7 @@ class ShmUplink(Uplink):
                     if put:
                         row += put
                         with lock:
+                            self._pumped_at = time.monotonic()
                             window.acknowledge(entry.first + row - 1)
                             self.gate.changed.notify_all()
         finally:
@@ -326,10 +345,16 @@ class ShmConnection(ChannelConnection):
     def _send_kept(self, sample: Any, timeout: float | None) -> None:
         self._check()
         self._check_role()
-        self._take(1, self._flattener.tobytes(sample), timeout)
+        if not self._direct.ready and self._uplink.catch_up():
+            self._direct.send(sample, timeout)
+        else:
+            self._take(1, self._flattener.tobytes(sample), timeout)
 
     def _send_batch(self, samples: Any, timeout: float | None) -> None:
-        super().send_batch(samples, timeout)
+        if not self._direct.ready and self._uplink.catch_up():
+            self._direct.send_batch(samples, timeout)
+        else:
+            super().send_batch(samples, timeout)
 
     def _take(self, count: int, data: bytes, timeout: float | None) -> None:
         up = self._uplink

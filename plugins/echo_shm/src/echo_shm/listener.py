@@ -24,6 +24,8 @@ from .connection import WEIGHTS
 from .lanes import Lane
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from echo_core.channel.link import Link
     from echo_core.channel.sessions import Session
     from echo_core.shared import SharedStore
@@ -264,6 +266,10 @@ class ShmListener(ChannelListener):
         super().__init__(acceptor, sink, options)
 
     # --------------------------------------------------------------------------------- weights
+
+    def weights_memory(self, count: int) -> np.ndarray | None:
+        with self.publishing:
+            return self.board.memory(count)
 
     def publish(self, weights: PackedWeights) -> None:
         self._put(weights)
