@@ -107,7 +107,8 @@ def abilities(suite: str, name: str, notes: list[str]) -> frozenset[str]:
     """What a system can do, asked in a process of its own: importing it may fail or crash."""
     code = (
         "import json, sys; from benchmarks import suites; "
-        "print(json.dumps(sorted(suites.part(sys.argv[1], 'adapters').load(sys.argv[2]).can)))"
+        "system = suites.part(sys.argv[1], 'adapters').load(sys.argv[2]); "
+        "print(json.dumps([sorted(system.can), dict(getattr(system, 'lacks', {}))]))"
     )
     asked = subprocess.run(
         [suites.part(suite, "adapters").SYSTEMS[name].python, "-c", code, suite, name],
@@ -120,7 +121,9 @@ def abilities(suite: str, name: str, notes: list[str]) -> frozenset[str]:
         reason = (asked.stderr.strip().splitlines() or ["no message"])[-1]
         notes.append(f"{name} cannot be imported: {reason}")
         return frozenset()
-    return frozenset(json.loads(asked.stdout.splitlines()[-1]))
+    can, lacks = json.loads(asked.stdout.splitlines()[-1])
+    notes.extend(f"{name} is measured without what it calls {what}: {reason}" for what, reason in lacks.items())
+    return frozenset(can)
 
 
 def run_once(case: Case, system: str, settings: Settings, suite: str = "stream") -> Result:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from echo_core import ConfigError, Server, Table
+from echo_core.replay_table import ReplayTable
 
 pytestmark = pytest.mark.needs("echo-samplers")
 
@@ -168,3 +169,21 @@ def test_nonsense_is_refused(options: dict) -> None:
         make(**options)
     with pytest.raises(ValueError, match="policy_version"):
         make(policy_versions=True).submit(EXAMPLE, policy_version=-1)
+
+
+def test_of_two_who_publish_at_once_the_last_wins() -> None:
+    """The first has many rows to let go of, and is not done when the second has nothing left to do."""
+    for turn in range(20):
+        table = make(capacity=100_000, max_policy_lag=0).table()
+        table.submit_batch(items(0, 100_000))
+
+        def first(table: ReplayTable = table) -> None:
+            table.policy_version = 1
+
+        other = threading.Thread(target=first)
+        other.start()
+        while not table.stats()["stale"]:
+            pass
+        table.policy_version = 2
+        other.join()
+        assert table.policy_version == 2 and len(table) == 0, turn

@@ -133,7 +133,7 @@ sys.stdin.read()
 
 
 def test_what_a_killed_learner_had_is_given_to_another() -> None:
-    with make(2.0) as server, Client(server.address, EXAMPLE, table="queue") as client:
+    with make(3600) as server, Client(server.address, EXAMPLE, table="queue") as client:
         client.send_batch(numbers(0, 20))
         client.wait()
         learner = subprocess.Popen(

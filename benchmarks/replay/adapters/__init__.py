@@ -11,7 +11,7 @@ SYSTEMS: dict[str, Entry] = {
     "echo": Entry("benchmarks.replay.adapters.echo:Echo", ("echo-core", "echo-samplers", "echo-tcp")),
     "echo-remote": Entry("benchmarks.replay.adapters.echo:EchoRemote", ("echo-core", "echo-samplers", "echo-tcp")),
     "cpprb": Entry("benchmarks.replay.adapters.cpprb:Cpprb", ("cpprb",), hint="pip install cpprb"),
-    "torchrl": Entry("benchmarks.replay.adapters.torchrl:TorchRL", ("torchrl", "torch"), hint="pip install torchrl torch"),
+    "torchrl": Entry("benchmarks.replay.adapters.torchrl:TorchRL", ("torchrl", "torch"), hint='pip install "torchrl>=0.14" "torch>=2.15"'),
     "reverb": Entry(
         "benchmarks.replay.adapters.reverb:Reverb",
         ("dm-reverb", "psutil"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -78,6 +78,8 @@ class System(ABC):
 
     name: str
     can: frozenset[str]
+    #: What of it does not work as it is installed, and why.
+    lacks: Mapping[str, str] = {}
     #: The most items for which memory is measured, where filling the table of the case would take too long.
     most_items: int = 1 << 40
 

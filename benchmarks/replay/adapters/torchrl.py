@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -54,22 +55,26 @@ class TorchBuffer(Buffer):
         return [batch[name].numpy() for name in self._names]
 
 
-def _loads(module: str) -> bool:
+def _trouble(module: str) -> str:
+    """Why a compiled module does not load; nothing if it does."""
     try:
         importlib.import_module(module)
-    except ImportError:
-        return False
-    return True
+    except ImportError as error:
+        return str(error).rpartition("/")[2][:160]  # without the path: what is missing is behind it
+    return ""
 
 
 class TorchRL(System):
     name = "torchrl"
 
     def __init__(self) -> None:
-        can = {"insert", "uniform"}
-        # Its prioritized sampler is compiled, and loads only into the torch that its release was built for; TorchRL itself goes on.
-        if _loads("torchrl._torchrl"):
-            can |= {"prioritized", "memory"}
+        can = {"insert", "uniform", "prioritized", "memory"}
+        # Its sum trees are compiled, and load only into the torch that the wheel was built against: 0.14 into 2.15, neither it nor 0.13 into
+        # 2.13. pip does not know that, as TorchRL asks for any torch from 2.1 on, and goes on without them until a buffer is made.
+        if trouble := _trouble("torchrl._torchrl"):
+            can -= {"prioritized", "memory"}
+            built = f"torchrl {version('torchrl')} was built for another torch than {torch.__version__} ({trouble}); 0.14 needs torch 2.15"
+            self.lacks = {"prioritized": built}
         self.can = frozenset(can)
 
     def buffer(self, payload: Payload, capacity: int, batch: int, prioritized: bool) -> Buffer:

@@ -206,6 +206,15 @@ cdef class KeyedTable(Inlet):
             ended = self.table.acknowledge(&k[0], n)
         return ended
 
+    def take_back(self, uint64_t borrower) -> int:
+        """Give out again what `draw(borrower=...)` lent to somebody who is gone, as far as it is not acknowledged; how many items that is.
+        The server does so for every client whose connection ends."""
+        cdef uint64_t taken
+        self.opened()
+        with nogil:
+            taken = self.table.take_back(borrower)
+        return taken
+
     # ---- versions of the policy --------------------------------------------------------------------------------------------
 
     @property

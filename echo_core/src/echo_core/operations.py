@@ -7,7 +7,7 @@ after another: for a table operation first `n` keys (u64), then what belongs to 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .step_layout import StepSample
     from .transport import Peer
 
-__all__ = ["MAX_KEYS", "OPERATIONS", "Operation", "join", "max_rows", "split"]
+__all__ = ["MAX_KEYS", "OPERATIONS", "Operation", "fill", "join", "max_rows", "split"]
 
 Operation = Callable[["Server", "Peer", dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
 
@@ -47,20 +47,35 @@ def split(blob: bytes, *parts: tuple[Any, tuple[int, ...]]) -> list[np.ndarray]:
     Raises:
         ProtocolError: it has another length.
     """
-    sizes = [np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in parts]
-    if sum(sizes) != len(blob):
-        raise ProtocolError(f"a message of {len(blob)} bytes where {sum(sizes)} belong; install the same echo-core at both ends")
-    arrays, at = [], 0
-    for (dtype, shape), size in zip(parts, sizes):
-        data = np.frombuffer(blob, np.uint8, size, at).copy() if size else np.empty(0, np.uint8)
-        arrays.append(data.view(np.dtype(dtype)).reshape(shape) if size else np.empty(shape, dtype))
-        at += size
+    arrays = [np.empty(shape, dtype) for dtype, shape in parts]
+    fill(blob, arrays)
     return arrays
 
 
+def fill(blob: bytes, arrays: Sequence[np.ndarray]) -> None:
+    """Copy `blob` into contiguous arrays, one after another, which it must fill exactly.
+
+    Raises:
+        ProtocolError: it has another length; nothing was copied.
+    """
+    wanted = sum(array.nbytes for array in arrays)
+    if wanted != len(blob):
+        raise ProtocolError(f"a message of {len(blob)} bytes where {wanted} belong; install the same echo-core at both ends")
+    at = 0
+    for array in arrays:
+        if array.nbytes:
+            _bytes_of(array)[:] = np.frombuffer(blob, np.uint8, array.nbytes, at)
+        at += array.nbytes
+
+
 def join(*arrays: np.ndarray) -> bytes:
-    """The bytes of arrays, one after another."""
-    return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+    """The bytes of arrays, one after another, copied once."""
+    return b"".join(_bytes_of(np.ascontiguousarray(array)) for array in arrays if array.size)  # type: ignore[misc]
+
+
+def _bytes_of(array: np.ndarray) -> np.ndarray:
+    """A view of a contiguous array that is not empty."""
+    return array.reshape(-1).view(np.uint8)
 
 
 def _table(server: Server, body: dict[str, Any]) -> ReplayTable:
@@ -116,12 +131,15 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     beta = body.get("beta")
     if beta is not None and type(beta) not in (int, float):
         raise EchoError(f"beta must be a number from 0 to 1, not {beta!r}")
+    borrower = 0 if table.lease_timeout is None else id(peer)
     try:
-        sample = table.sample(n, 0, beta)
+        sample = table.draw(n, 0, beta, borrower)
     except EchoTimeoutError as error:
         return {"wait": str(error)}, b""
     if sample is None:
         return {"closed": True}, b""
+    if borrower and not server.has(peer):  # it left meanwhile, and what it had was taken back before this batch was drawn
+        table.take_back(borrower)
     leaves = [] if keys_only else layout.to_leaves(cast("StepSample", sample)) if layout else optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
     info = sample.info
     figures = {"store_size": info.store_size, "inserted": info.inserted, "sampled": info.sampled, "redrawn": info.redrawn}

@@ -14,7 +14,7 @@ import numpy as np
 
 from .errors import ClosedError, EchoTimeoutError, SpecError, UnknownTableError
 from .labels import UnlabelledError, labelled
-from .operations import MAX_KEYS, join, max_rows, split
+from .operations import MAX_KEYS, fill, join, max_rows, split
 from .sampler import Keys, check_keys, check_priorities
 from .spec import Spec
 from .steps import Steps, StepStreams, new_client_id
@@ -192,17 +192,18 @@ class RemoteTable:
         self, n: int, timeout: float | None, beta: float | None, step: int, wanted: Sequence[LeafSpec], **more: Any
     ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
         """Keys, probabilities and leaves of n items, at most `step` of them in a message; figures, of the table and of the draw."""
-        parts = []
-        shapes = [(leaf.dtype, leaf.shape) for leaf in wanted]
+        arrays: list[np.ndarray] = []
+        shapes: list[tuple[Any, tuple[int, ...]]] = [(np.uint64, ()), (np.float64, ()), *((leaf.dtype, leaf.shape) for leaf in wanted)]
         for start in range(0, n, step):
             k = min(step, n - start)
             body, blob = self._until_there("sample", k, b"", timeout, more | ({} if beta is None else {"beta": beta}))
             if body.get("closed"):
                 raise ClosedError("sample(): the server is closed")
-            versions = [(np.uint64, (k,))] if body.get("versions") else []
-            parts.append(split(blob, (np.uint64, (k,)), (np.float64, (k,)), *((d, (k, *s)) for d, s in shapes), *versions))
+            if not arrays:  # of the whole batch, into which every message goes at once
+                versions = [(np.uint64, ())] if body.get("versions") else []
+                arrays = [np.empty((n, *shape), dtype) for dtype, shape in [*shapes, *versions]]
+            fill(blob, [array[start : start + k] for array in arrays])
             figures = body
-        arrays = list(parts[0]) if len(parts) == 1 else [np.concatenate(rows) for rows in zip(*parts)]
         made_by = arrays.pop() if figures.get("versions") else None
         w = 1.0 / arrays[1]
         info = RemoteInfo(

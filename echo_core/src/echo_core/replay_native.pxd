@@ -59,6 +59,7 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
 
     cdef cppclass Batch:
         uint64_t n
+        uint64_t borrower
         vector[char*] leaf
         uint64_t* keys
         uint64_t* versions
@@ -101,11 +102,13 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
         uint64_t update(const uint64_t*, const double*, size_t)
         uint64_t erase(const uint64_t*, size_t)
         uint64_t acknowledge(const uint64_t*, size_t)
+        uint64_t take_back(uint64_t)
         void find(const uint64_t*, size_t, Batch*, uint8_t*)
         void gather_known(Batch*, uint8_t*)
         void overwrite(const uint64_t*, size_t, const char**, uint8_t*)
         size_t items(uint64_t*, double*, uint32_t*, size_t)
         size_t newest(uint64_t*, size_t)
+        cbool told(uint32_t)
         void take_log(vector[Change]*) except +
         size_t known_rows(const uint64_t*, size_t, uint32_t*, uint32_t*)
         void close()

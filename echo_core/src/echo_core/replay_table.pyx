@@ -120,7 +120,7 @@ cdef class ReplayTable(KeyedTable):
         """
         return self.draw(n, timeout, beta)
 
-    cpdef object draw(self, object n=None, object timeout=None, object beta=None):
+    cpdef object draw(self, object n=None, object timeout=None, object beta=None, uint64_t borrower=0):
         cdef Batch* batch
         cdef Batch* whole
         cdef int answer = kClosed
@@ -131,6 +131,7 @@ cdef class ReplayTable(KeyedTable):
         cdef bint told
         self.opened()
         batch = self.table.take_batch(count)
+        batch.borrower = borrower  # who has to acknowledge it, where the table lends
         try:
             while True:
                 if self.told is not None:

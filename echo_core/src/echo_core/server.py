@@ -339,6 +339,10 @@ class Server(Store):
         with self._lock:
             return sorted(self._peers.values(), key=lambda peer: peer.connected_at)
 
+    def has(self, peer: Peer) -> bool:
+        """Whether this client is connected."""
+        return self._peers.get(id(peer)) is peer
+
     def stats(self) -> dict[str, float | int | str]:
         """Everything that is counted, as a flat dict ready for a logger: see docs/getting-started.md for each name."""
         return metrics.server_stats(self)
@@ -374,6 +378,8 @@ class Server(Store):
         for table in self.tables.values():
             if isinstance(table, StepTable):
                 table.end_streams(peer.id)
+            if table.lease_timeout is not None:
+                table.take_back(id(peer))  # after it is no longer among the peers: see operations._sample
         _log.log(logging.WARNING if reason else logging.INFO, "%s %s left%s", peer.role, peer.name, f": {reason}" if reason else "")
         plugins.notify(self._observers, "echo_peer_lost", peer=peer, reason=reason)
 

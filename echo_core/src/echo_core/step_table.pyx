@@ -125,8 +125,8 @@ cdef class StepTable(ReplayTable):
 
     # ---- reading ----------------------------------------------------------------------------------------------------------
 
-    cpdef object draw(self, object n=None, object timeout=None, object beta=None):
-        cdef Sample drawn = ReplayTable.draw(self, n, timeout, beta)
+    cpdef object draw(self, object n=None, object timeout=None, object beta=None, uint64_t borrower=0):
+        cdef Sample drawn = ReplayTable.draw(self, n, timeout, beta, borrower)
         if drawn is None:
             return None
         trees = self.trees(<BatchLease>drawn.lease)

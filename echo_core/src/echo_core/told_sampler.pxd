@@ -12,5 +12,7 @@ cdef class ToldSampler:
     cdef int catch_up(self) except -1
     cdef int draw_locked(self, Batch* batch) except -1
     cdef bint ask(self, Batch* batch, uint32_t first, uint64_t n) except -1
+    cdef bint ask_another(self, Batch* batch, uint32_t at) except -1
+    cdef int check(self, uint64_t key) except -1
 
 cdef ToldSampler tell(Table* table, object sampler, object rng, object lock)

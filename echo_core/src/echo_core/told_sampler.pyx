@@ -96,7 +96,7 @@ cdef class ToldSampler:
                 if not redraws_all:
                     for i in range(<uint32_t>batch.n):
                         if self.table.overwritten(batch, i):
-                            if not self.ask(batch, i, 1):
+                            if not (self.ask(batch, i, 1) if self.sampler.replacement else self.ask_another(batch, i)):
                                 counted = False
                                 return self.table.uncount(batch)
                             answer = self.table.admit(batch, i, 1, True)
@@ -122,8 +122,28 @@ cdef class ToldSampler:
         drawn, chances = self.sampler.sample(n, self.rng)
         rows, probabilities = drawn, chances
         for i in range(<Py_ssize_t>n):
-            if rows[i] >= self.table.capacity():
-                raise EchoError(f"sampler {type(self.sampler).__name__} drew key {rows[i]}, which it was never given")
+            self.check(rows[i])
             batch.rows[first + i] = <uint32_t>rows[i]
             batch.probabilities[first + i] = probabilities[i]
         return True
+
+    cdef bint ask_another(self, Batch* batch, uint32_t at) except -1:
+        """The same for one item, of a sampler that gives every item once per batch: one that the batch does not have."""
+        cdef uint32_t i
+        n = min(batch.n, len(self.sampler))
+        if n == 0:
+            return False
+        # Those before it were drawn anew already, those behind it have their turn.
+        had = {batch.rows[i] for i in range(<uint32_t>batch.n) if i < at or (i > at and not self.table.overwritten(batch, i))}
+        for key, chance in zip(*self.sampler.sample(n, self.rng)):
+            if int(key) not in had:
+                self.check(key)
+                batch.rows[at], batch.probabilities[at] = key, chance
+                return True
+        return False
+
+    cdef int check(self, uint64_t key) except -1:
+        if key >= self.table.capacity() or not self.table.told(<uint32_t>key):
+            raise EchoError(
+                f"sampler {type(self.sampler).__name__} drew key {key}, which it does not hold: it was never given it, or told to delete it")
+        return 0

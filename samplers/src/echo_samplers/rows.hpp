@@ -32,15 +32,23 @@ inline constexpr uint64_t kMaxRows = (uint64_t{1} << 32) - 3;  // two numbers ar
 template <class T>
 class Array {
 public:
-    explicit Array(size_t size) : size_(size), bytes_((size * sizeof(T) + kPage - 1) / kPage * kPage + (size ? 0 : kPage)) {
-        if (size > (std::numeric_limits<size_t>::max() - kPage) / sizeof(T)) throw std::bad_alloc();
-        void *memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    explicit Array(size_t size) : size_(size), bytes_(pages(size)) {
+        if (size > (std::numeric_limits<size_t>::max() - 2 * kHuge) / sizeof(T)) throw std::bad_alloc();
+        const size_t room = bytes_ < kHuge ? bytes_ : bytes_ + kHuge;
+        void *memory = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) throw std::bad_alloc();
-        data_ = static_cast<T *>(memory);
+        char *begin = static_cast<char *>(memory);
+        if (room > bytes_) {
+            // From a huge page's border on: of an array of two huge pages that began anywhere else, only one would be one.
+            const size_t skipped = (kHuge - reinterpret_cast<uintptr_t>(begin) % kHuge) % kHuge;
+            if (skipped) munmap(begin, skipped);
+            begin += skipped;
+            if (skipped < kHuge) munmap(begin + bytes_, kHuge - skipped);
 #ifdef MADV_HUGEPAGE
-        // A random row of 10 M misses the TLB at every level of a tree otherwise; small arrays would only be rounded up.
-        if (bytes_ >= 2 * kHuge) madvise(memory, bytes_, MADV_HUGEPAGE);
+            madvise(begin, bytes_, MADV_HUGEPAGE);  // a random row misses the TLB at every level of a tree otherwise
 #endif
+        }
+        data_ = reinterpret_cast<T *>(begin);
     }
     ~Array() { munmap(static_cast<void *>(data_), bytes_); }
     Array(const Array &) = delete;
@@ -56,6 +64,13 @@ public:
 private:
     static constexpr size_t kPage = 4096;
     static constexpr size_t kHuge = 2u << 20;
+
+    // Whole pages; whole huge ones where that costs at most an eighth more.
+    static size_t pages(size_t size) {
+        const size_t bytes = size * sizeof(T), huge = (bytes + kHuge - 1) / kHuge * kHuge;
+        return bytes >= kHuge && huge - bytes <= bytes / 8 ? huge : (bytes + kPage - 1) / kPage * kPage + (size ? 0 : kPage);
+    }
+
     size_t size_;
     size_t bytes_;
     T *data_;

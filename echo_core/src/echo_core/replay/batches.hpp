@@ -16,6 +16,7 @@ namespace echo::replay {
 
 struct Batch {
     uint64_t n;
+    uint64_t borrower;  // whom a queue that lends gives it to; 0: this process
     char *memory;
     uint64_t mapped;
     std::vector<char *> leaf;

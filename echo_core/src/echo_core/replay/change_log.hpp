@@ -2,6 +2,7 @@
 // Not thread-safe: the table's mutex guards it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -19,7 +20,9 @@ struct Change {
 class ChangeLog {
 public:
     // capacity 0: the sampler is native and needs no log.
-    explicit ChangeLog(uint32_t capacity) : capacity_(capacity), known_(capacity ? std::make_unique<uint32_t[]>(capacity) : nullptr) {}
+    explicit ChangeLog(uint32_t capacity) : capacity_(capacity), known_(capacity ? std::make_unique<uint32_t[]>(capacity) : nullptr) {
+        std::fill_n(known_.get(), capacity, 1u);
+    }
 
     void note(uint32_t row, bool inserted, double priority) {
         log_.push_back({row, inserted, priority});
@@ -31,7 +34,7 @@ public:
         log->swap(log_);
         for (const Change &change : *log) known_[change.row] = generations.live(change.row) ? generations.of(change.row) : 1;
     }
-    // The generation of the item that the sampler was told of; 1 when it was told that there is none.
+    // The generation of the item that the sampler was told of; 1 when it was told of none, or that it is gone.
     uint32_t known(uint32_t row) const { return known_[row]; }
     // The sampler has this item already, from a checkpoint.
     void knows(uint32_t row, uint32_t generation) {

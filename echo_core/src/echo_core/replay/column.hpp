@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <new>
 
 namespace echo::replay {
@@ -12,12 +13,21 @@ namespace echo::replay {
 template <class T>
 class Column {
 public:
-    explicit Column(size_t size) : bytes_((size * sizeof(T) + 4095) & ~size_t(4095)) {
+    explicit Column(size_t size) : bytes_(pages(size * sizeof(T))) {
         if (bytes_ == 0) return;
-        void *memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        const size_t room = bytes_ < kHuge ? bytes_ : bytes_ + kHuge;
+        void *memory = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED) throw std::bad_alloc();
-        if (bytes_ >= kHuge) madvise(memory, bytes_, MADV_HUGEPAGE);
-        data_ = static_cast<T *>(memory);
+        char *begin = static_cast<char *>(memory);
+        if (room > bytes_) {
+            // From a huge page's border on: of an array of two huge pages that began anywhere else, only one would be one.
+            const size_t skipped = (kHuge - reinterpret_cast<uintptr_t>(begin) % kHuge) % kHuge;
+            if (skipped) munmap(begin, skipped);
+            begin += skipped;
+            if (skipped < kHuge) munmap(begin + bytes_, kHuge - skipped);
+            madvise(begin, bytes_, MADV_HUGEPAGE);
+        }
+        data_ = reinterpret_cast<T *>(begin);
     }
     ~Column() {
         if (data_) munmap(static_cast<void *>(data_), bytes_);
@@ -30,6 +40,12 @@ public:
 
 private:
     static constexpr size_t kHuge = 2u << 20;
+
+    // Whole pages; whole huge ones where that costs at most an eighth more.
+    static size_t pages(size_t bytes) {
+        const size_t huge = (bytes + kHuge - 1) / kHuge * kHuge;
+        return bytes >= kHuge && huge - bytes <= bytes / 8 ? huge : (bytes + 4095) / 4096 * 4096;
+    }
 
     const size_t bytes_;
     T *data_ = nullptr;

@@ -1,5 +1,5 @@
-// Rows of a queue that a learner was given and has not acknowledged yet: on loan until their time is over, then given out again, before
-// what nobody has had. Not thread-safe: the table's mutex guards it.
+// Rows of a queue that a learner was given and has not acknowledged yet: on loan until their time is over or their borrower is gone, then given out
+// again, before what nobody has had. Not thread-safe: the table's mutex guards it.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,9 @@ public:
     uint64_t out() const { return out_; }
     uint64_t back() const { return back_; }
 
-    void lend(uint32_t row, int64_t now) {
+    void lend(uint32_t row, int64_t now, uint64_t borrower) {
         state_[row] = ++turn_ << 1;
-        lent_.push_back({row, state_[row], now + duration_});
+        lent_.push_back({row, state_[row], now + duration_, borrower});
         ++out_;
     }
     enum Ended { kNeither, kOut, kCameBack };  // kCameBack: it waited to be given out again
@@ -45,10 +45,25 @@ public:
         }
         return expired;
     }
+    // What this borrower still has: it is gone, and nothing of it has to be waited for.
+    uint64_t take_back(uint64_t borrower) {
+        std::deque<Loan> others;
+        uint64_t taken = 0;
+        for (const Loan &loan : lent_) {
+            if (loan.borrower != borrower) {
+                others.push_back(loan);
+            } else if (state_[loan.row] == loan.state) {
+                give_back(loan.row);
+                --out_, ++taken;
+            }
+        }
+        lent_.swap(others);
+        return taken;
+    }
     // A row that was on loan, here or in the life before a restart.
     void give_back(uint32_t row) {
         state_[row] = ++turn_ << 1 | kBack;
-        returned_.push_back({row, state_[row], 0});
+        returned_.push_back({row, state_[row], 0, 0});
         ++back_;
     }
     // One that waits to be given out again; false when there is none.
@@ -82,6 +97,7 @@ private:
         uint32_t row;
         uint64_t state;
         int64_t until;
+        uint64_t borrower;
     };
 
     const int64_t duration_;

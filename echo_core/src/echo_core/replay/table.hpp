@@ -127,6 +127,8 @@ public:
     Answer uncount(const Batch *batch);
     // Ends items that were drawn for the last time; after the last gather() of a batch.
     void finish(Batch *batch, bool delivered = true);
+    // What a borrower had and did not acknowledge is given out again now; how much that was.
+    uint64_t take_back(uint64_t borrower);
     bool wait_ready(uint32_t n, int64_t timeout_ns);
     void weigh(Batch *batch, double beta) const;
     Batch *take_batch(uint64_t n) { return batches_.take(n); }
@@ -157,6 +159,8 @@ public:
         std::lock_guard<std::mutex> lock(mutex_);
         log_.take(log, generations_);
     }
+    // Whether it was told that there is such an item.
+    bool told(uint32_t row) const { return (log_.known(row) & 1) == 0; }
     // keys -> rows of those still there whose insertion the sampler was told of.
     size_t known_rows(const uint64_t *keys, size_t n, uint32_t *rows, uint32_t *index);
 
@@ -288,6 +292,7 @@ private:
     bool can_claim();
     uint64_t update_some(const uint64_t *keys, const double *priorities, size_t n);
     Answer draw_locked(Batch *batch, uint32_t first, uint32_t n);
+    Answer draw_another(Batch *batch, size_t torn);
     bool use(Batch *batch, uint32_t row);
     void label(Batch *batch, uint32_t i) {
         if (follower_) follower_->choose(batch, i, random_);
@@ -352,7 +357,7 @@ private:
     Preserved preserved_;
     int64_t size_ = 0;
     uint64_t uses_left_ = 0, deleted_ = 0, evicted_ = 0, push_blocked_ = 0, aborted_ = 0, redrawn_ = 0, updated_ = 0, gone_ = 0, batches_drawn_ = 0,
-             refused_ = 0, stale_ = 0, acknowledged_ = 0, redelivered_ = 0, refused_sample_ = 0;
+             refused_ = 0, stale_ = 0, acknowledged_ = 0, redelivered_ = 0, refused_sample_ = 0, version_turns_ = 0;
     double refused_priority_ = 0;
     std::vector<uint32_t> scratch_;
     std::vector<double> scratch_priorities_;

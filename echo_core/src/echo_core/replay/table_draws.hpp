@@ -38,6 +38,25 @@ inline Answer Table::draw_locked(Batch *batch, uint32_t first, uint32_t n) {
     return kDrawn;
 }
 
+// Draw batch->torn[torn] anew, of items with several uses and a sampler that gives every item once per batch: one that the batch does not have. Of as many as make a
+// batch, which are all different, at least one is.
+inline Answer Table::draw_another(Batch *batch, size_t torn) {
+    const uint32_t at = batch->torn[torn];
+    std::vector<uint32_t> had(batch->rows, batch->rows + batch->n);
+    for (size_t i = batch->torn.size(); i-- > torn;) had.erase(had.begin() + batch->torn[i]);  // those still to be drawn anew
+    std::sort(had.begin(), had.end());
+    const size_t wanted = std::min<size_t>(batch->n, sampler_->count(sampler_->state));
+    std::vector<uint32_t> rows(wanted);
+    std::vector<double> probabilities(wanted);
+    if (wanted == 0 || sampler_->sample(sampler_->state, random_, wanted, rows.data(), probabilities.data()) == 0) return kNothing;
+    for (size_t i = 0; i < wanted; ++i) {
+        if (std::binary_search(had.begin(), had.end(), rows[i]) || !use(batch, rows[i])) continue;
+        batch->rows[at] = rows[i], batch->probabilities[at] = probabilities[i];
+        return kDrawn;
+    }
+    return kNothing;
+}
+
 inline Answer Table::draw(Batch *batch) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_.load(std::memory_order_relaxed)) return kClosed;
@@ -122,7 +141,7 @@ inline Answer Table::sample(Batch *batch) {
             for (uint32_t i = 0; answer == kDrawn && i < batch->n; ++i) label(batch, i);
         }
         for (size_t k = 0; !all && answer == kDrawn && k < batch->torn.size(); ++k) {
-            answer = draw_locked(batch, batch->torn[k], 1);
+            answer = replacement_ || max_times_ == 1 ? draw_locked(batch, batch->torn[k], 1) : draw_another(batch, k);
             label(batch, batch->torn[k]);
         }
         if (answer != kDrawn) break;
@@ -154,7 +173,7 @@ inline void Table::finish(Batch *batch, bool delivered) {
         const int64_t now = loans_.any() ? now_ns() : 0;
         for (uint32_t row : batch->ending) {
             if (loans_.any() && delivered) {
-                loans_.lend(row, now);
+                loans_.lend(row, now, batch->borrower);
                 continue;
             }
             if (loans_.any()) {
@@ -192,6 +211,20 @@ inline void Table::expire_loans() {
     const uint64_t expired = loans_.expire(now_ns());
     size_ += int64_t(expired), uses_left_ += expired, redelivered_ += expired;
     limiter_.samples -= int64_t(expired);
+}
+
+inline uint64_t Table::take_back(uint64_t borrower) {
+    if (!loans_.any()) return 0;
+    uint64_t taken;
+    {
+        std::unique_lock<std::mutex> lock(mutex_);
+        resumed_.wait(lock, [this] { return !paused_; });
+        taken = loans_.take_back(borrower);
+        size_ += int64_t(taken), uses_left_ += taken, redelivered_ += taken;
+        limiter_.samples -= int64_t(taken);
+    }
+    if (taken) after_insert();  // learners may wait for what came back
+    return taken;
 }
 
 // (1 / (N p))^beta over the largest of the batch (Schaul et al. 2016, section 3.4).

@@ -161,9 +161,12 @@ inline uint64_t Table::drop_stale(uint64_t newest, uint64_t most) {
 
 inline void Table::set_policy_version(uint64_t version) {
     constexpr uint64_t kChunk = 4096;  // writers and learners get their turn in between
+    uint64_t turn = 0;
     for (bool more = true; more;) {
         std::unique_lock<std::mutex> lock(mutex_);
         resumed_.wait(lock, [this] { return !paused_; });
+        if (turn == 0) turn = ++version_turns_;
+        if (turn != version_turns_) break;  // another call came meanwhile: the last one wins, however long the others take
         more = versions_.kept() && drop_stale(version, kChunk) == kChunk;
         // Seen only once nothing lags too far behind it: whoever reads it and then draws is given no such row.
         if (!more) versions_.publish(version);
