@@ -113,6 +113,7 @@ public:
     // `counted`: the limiter was asked for this batch already.
     Answer admit(Batch *batch, uint32_t first, uint32_t n, bool counted);
     // Copy the drawn rows into the batch; how many of them were overwritten meanwhile. Without the GIL.
+    void find_torn(Batch *batch);
     uint32_t gather(Batch *batch);
     // The same for those alone that were, drawn anew meanwhile: what was whole stays, whoever overwrites its row later.
     uint32_t mend(Batch *batch);

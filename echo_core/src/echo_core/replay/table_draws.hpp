@@ -108,11 +108,15 @@ inline void Table::copy_steady(Copy copy) {
     copy();
 }
 
-inline uint32_t Table::gather(Batch *batch) {
-    copy_steady([&] { copy_rows(batch); });
+inline void Table::find_torn(Batch *batch) {
     batch->torn.clear();
     for (uint32_t i = 0; i < batch->n; ++i)
         if (!whole(batch, i)) batch->torn.push_back(i);
+}
+
+inline uint32_t Table::gather(Batch *batch) {
+    copy_steady([&] { copy_rows(batch); });
+    find_torn(batch);
     count_redrawn(batch->torn.size());
     return uint32_t(batch->torn.size());
 }
@@ -136,6 +140,8 @@ inline Answer Table::sample(Batch *batch) {
         resumed_.wait(lock, [this] { return !paused_; });
         // A follower gathers all of a batch or nothing: what was whole is looked at anew each time, and the last time drawn anew as well.
         all = all || (follower_ && !max_times_ && turn >= kPolite);
+        // Of items with uses the whole ones stay, and are copied once more below: those that were overwritten since are drawn anew, too.
+        if (follower_ && !all && turn >= kPolite) find_torn(batch);
         if (all) {
             answer = draw_locked(batch, 0, uint32_t(batch->n));
             for (uint32_t i = 0; answer == kDrawn && i < batch->n; ++i) label(batch, i);
