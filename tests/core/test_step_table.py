@@ -217,8 +217,9 @@ def test_workers_wait_for_the_limiter_of_the_items() -> None:
 
 
 def test_every_item_of_a_queue_exactly_once() -> None:
-    server = serve(Sequences(3), sampler="fifo", rate_limiter=Queue(16), batch_size=4, capacity=200)
     total, seen = 200, []
+    # Room for all steps: those of an open episode are no item yet, and go when others overwrite them while its worker sleeps.
+    server = serve(Sequences(3), sampler="fifo", rate_limiter=Queue(16), batch_size=4, capacity=2 * total * 3)
 
     def work(stream: int) -> None:
         writer = server.table().writer()

@@ -85,7 +85,8 @@ class Inbox {
     Piece take(std::string &why) {
         std::unique_lock hold(lock_);
         changed_.wait(hold, [&] { return over_ || ended_ || !ready_.empty(); });
-        if (!ready_.empty() && !over_) {
+        // What came before the other end was lost is read first: it may say why, as a refusal does.
+        if (!ready_.empty() && (!over_ || !why_.empty())) {
             Piece piece = std::move(ready_.front());
             ready_.pop_front();
             read_ += piece.size;
