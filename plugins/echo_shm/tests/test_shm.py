@@ -198,7 +198,7 @@ def test_a_worker_that_had_to_wait_puts_its_samples_itself_again(mode: str) -> N
         while client.stats()["direct_samples"] < before + 20_000 and time.monotonic() < end:
             tally.add(server.sample(timeout=60).batch)
         over.set()
-        while worker.is_alive():
+        while worker.is_alive() or client.stats()["unacknowledged"]:
             with contextlib.suppress(EchoTimeoutError):
                 tally.add(server.sample(timeout=0.1).batch)
         assert client.stats()["direct_samples"] >= before + 20_000

@@ -40,8 +40,8 @@ __all__ = ["ShmConnection"]
 ATTACH = 1 << 60  # number of the request that asks for the store; those of callers count from 1
 SAID = ATTACH + 1  # of requests whose answer does not matter
 WEIGHTS = ATTACH + 2  # of the learner's notices of weights
-CATCH_UP_SECONDS = 0.02  # that a call waits for samples taken over before it, while they are going out
-GOING_SECONDS = 0.003  # since one of them went, for as long as they count as going out
+CATCH_UP_SECONDS = 0.05  # that a call waits for samples taken over before it, while they are going out
+GOING_SECONDS = 0.01  # since one of them went, for as long as they count as going out
 PUMP_SECONDS = 0.05  # a wait of the pump that an ending link must be able to cut short
 LANE_SECONDS = 0.02  # the same of who waits for a lane to be copied
 
