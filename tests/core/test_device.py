@@ -79,6 +79,7 @@ def test_it_is_refused_by_name_with_the_fix(value: Any, where: str) -> None:
         Spec.from_example({"obs": value})
 
 
+@pytest.mark.needs("echo-samplers")
 def test_weights_are_refused_too() -> None:
     with Server({"obs": FITS}, 2) as server:
         with pytest.raises(SpecError, match="'layer'.*lies in the memory of CUDA device 0"):
@@ -88,6 +89,7 @@ def test_weights_are_refused_too() -> None:
         server.publish({"layer": FITS})
 
 
+@pytest.mark.needs("echo-samplers")
 def test_nothing_of_a_refused_sample_reaches_the_store() -> None:
     with Server({"obs": FITS}, 2) as server:
         for value, _ in DEVICES:
