@@ -201,14 +201,14 @@ def _leaf_of(path: str, value: Any) -> LeafSpec:
     try:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
     except Exception as error:
-        if reason := device.refusal(value):
+        if elsewhere := device.refusal(value):
             raise SpecError(f"{where}: {reason}") from error
         raise SpecError(
             f"{where}: numpy cannot read this {type(value).__name__}: {error}; use numpy arrays"
         ) from error
     if array.dtype.hasobject and not isinstance(value, np.ndarray):
-        if reason := device.refusal(value):
-            raise SpecError(f"{where}: {reason}")
+        if elsewhere := device.refusal(value):
+            raise SpecError(f"{where}: {elsewhere}")
         raise SpecError(
             f"{where} is a {type(value).__name__}, neither an array nor a container optree knows; "
             "register the class (optree.register_pytree_node, optree.dataclasses.dataclass) and "

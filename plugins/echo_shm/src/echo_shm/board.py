@@ -77,7 +77,8 @@ class Board:
         if slot is None:
             return None
         # A view of the mapping and not of an array, so that all that is made of it refers to this one, and it is seen to go.
-        whole: np.ndarray = np.frombuffer(self._mapped, np.uint8, count, self._start(slot))  # type: ignore[call-overload]
+        assert self._mapped is not None  # it has a capacity
+        whole: np.ndarray = np.frombuffer(self._mapped, np.uint8, count, self._start(slot))
         self._held[slot] = weakref.ref(whole)
         return whole[:]
 

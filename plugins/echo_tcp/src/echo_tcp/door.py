@@ -81,6 +81,8 @@ class Door:
         if self._reserve is not None:
             os.close(self._reserve)
             self._reserve = None
+        # Who gave them holds this: the circle would keep the descriptors of a closed learner until Python looks for circles.
+        del self._crowded, self._welcome, self._turn_away
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTS_AT_ONCE):
