@@ -202,7 +202,7 @@ def _leaf_of(path: str, value: Any) -> LeafSpec:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
     except Exception as error:
         if elsewhere := device.refusal(value):
-            raise SpecError(f"{where}: {reason}") from error
+            raise SpecError(f"{where}: {elsewhere}") from error
         raise SpecError(
             f"{where}: numpy cannot read this {type(value).__name__}: {error}; use numpy arrays"
         ) from error
