@@ -186,7 +186,7 @@ def test_doctor_looks_at_the_machine_and_the_way_to_a_server(serve, echoctl, tmp
 @pytest.mark.needs("echo-rdma")
 def test_what_a_transport_found_is_shown(serve, echoctl) -> None:
     (shown,) = echoctl("plugins", "show", "rdma", "--json", UCX_TLS="tcp").json
-    assert shown["found"]["settings"] == "UCX_TLS=tcp" and {"UCX", "cards"} <= set(shown["found"])
+    assert shown["found"]["UCX settings"] == "UCX_TLS=tcp" and {"UCX", "UCX lanes", "RDMA devices", "locked memory"} <= set(shown["found"])
     assert "UCX_TLS=tcp" in echoctl("plugins", "show", "rdma", UCX_TLS="tcp").out
 
 

@@ -176,17 +176,17 @@ class Transport(ABC):
         """
 
     @classmethod
-    def describe(cls) -> dict[str, str]:
-        """What this transport found on this machine and chose in this process, for people: `{"what": "finding"}`.
+    def findings(cls) -> Iterable[Finding]:
+        """For `echoctl doctor`: what of this machine helps it or gets in its way, and what it chose in this process; opens nothing.
 
-        `echoctl doctor` and `echoctl plugins show` print it. Opens nothing, and raises nothing for what is missing: it says so.
+        An exception's text is a failure.
         """
-        return {}
+        return ()
 
     @classmethod
-    def findings(cls) -> Iterable[Finding]:
-        """For `echoctl doctor`: what of this machine helps it or gets in its way; opens nothing. An exception's text is a failure."""
-        return ()
+    def describe(cls) -> dict[str, str]:
+        """Its findings without a verdict but with the remedy, as `echoctl plugins show` prints them: `{"what": "finding"}`."""
+        return {finding.what: " ".join(filter(None, (finding.found, finding.fix))) for finding in cls.findings()}
 
 
 class Listener(ABC):

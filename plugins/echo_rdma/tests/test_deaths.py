@@ -21,7 +21,7 @@ from echo_core.testing.processes import until
 from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.transport import RdmaTransport
 
-SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "4"))
+SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "6"))
 LEASE = {"heartbeat": 0.2, "lease": 1.0}
 TOKEN = "the token of these tests, long enough"
 spawning = multiprocessing.get_context("spawn")

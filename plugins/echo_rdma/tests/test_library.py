@@ -101,12 +101,12 @@ def test_it_describes_what_was_chosen_and_why(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(lanes, "chosen", {})
     monkeypatch.setattr(library, "cards", list)
     before = RdmaTransport.describe()
-    assert before["settings"] == "UCX_TLS=tcp" and before["cards"] == "none" and str(library.ucx()[0]) in before["UCX"]
-    assert before["lanes"] == "none yet; they will be no RDMA: this machine has no RDMA device (/sys/class/infiniband is empty)"
+    assert before["UCX settings"] == "UCX_TLS=tcp" and before["RDMA devices"].startswith("none") and str(library.ucx()[0]) in before["UCX"]
+    assert before["UCX lanes"] == "none yet; they will be no RDMA: this machine has no RDMA device (/sys/class/infiniband is empty)"
     with Server(EXAMPLE, 2, "rdma://127.0.0.1:0", token=TOKEN) as server, Client(server.address, EXAMPLE, token=TOKEN):
         pass
     after = RdmaTransport.describe()
-    assert after["lanes"] == "tcp/lo: no RDMA: this machine has no RDMA device (/sys/class/infiniband is empty)"
+    assert after["UCX lanes"] == "tcp/lo: no RDMA: this machine has no RDMA device (/sys/class/infiniband is empty)"
     assert UcxTransport.describe() == after
 
 

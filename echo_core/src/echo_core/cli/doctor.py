@@ -200,6 +200,8 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
                 "a server elsewhere, and neither ECHO_TOKEN nor ECHO_TOKEN_FILE is set",
                 "copy the learner's token file here",
             )
+    way = plugins.transport_class(address.scheme)
+    before = set(way.findings())
     start = time.monotonic()
     try:
         observer = Observer(address, timeout=timeout, name="echoctl doctor")
@@ -223,8 +225,7 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
         stats: dict[str, Any] = observer.stats()
         workers = sum(key.endswith("/state") for key in stats)
         held = f"{stats['store/samples']}/{stats['store/capacity']} stored"
-        if chosen := plugins.transport_class(address.scheme).describe():  # now that there is a connection
-            yield Finding(OK, address.scheme, "; ".join(f"{what}: {text}" for what, text in chosen.items()))
+        yield from (finding for finding in way.findings() if finding not in before)  # what was chosen for this connection
         yield Finding(OK, "server", f"{workers} workers, {stats['store/samples_inserted_total']} samples, {held}")
 
 

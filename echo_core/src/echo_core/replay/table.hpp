@@ -113,7 +113,6 @@ public:
     // `counted`: the limiter was asked for this batch already.
     Answer admit(Batch *batch, uint32_t first, uint32_t n, bool counted);
     // Copy the drawn rows into the batch; how many of them were overwritten meanwhile. Without the GIL.
-    void find_torn(Batch *batch);
     uint32_t gather(Batch *batch);
     // The same for those alone that were, drawn anew meanwhile: what was whole stays, whoever overwrites its row later.
     uint32_t mend(Batch *batch);
@@ -294,6 +293,7 @@ private:
     uint64_t update_some(const uint64_t *keys, const double *priorities, size_t n);
     Answer draw_locked(Batch *batch, uint32_t first, uint32_t n);
     Answer draw_another(Batch *batch, size_t torn);
+    void find_torn(Batch *batch);
     bool use(Batch *batch, uint32_t row);
     void label(Batch *batch, uint32_t i) {
         if (follower_) follower_->choose(batch, i, random_);

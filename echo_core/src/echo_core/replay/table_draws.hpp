@@ -108,6 +108,7 @@ inline void Table::copy_steady(Copy copy) {
     copy();
 }
 
+// Into batch->torn: the places whose rows were overwritten since they were drawn.
 inline void Table::find_torn(Batch *batch) {
     batch->torn.clear();
     for (uint32_t i = 0; i < batch->n; ++i)

@@ -12,7 +12,6 @@ from echo_core.wire import Buffer
 
 __all__ = ["ENVELOPE_BYTES", "MAX_MESSAGE_BYTES", "Message", "envelope", "health_request", "health_response", "pack", "unpack"]
 
-
 MAX_MESSAGE_BYTES = 4 << 20  # gRPC's own limit, which clients of other languages keep; a stranger cannot make us allocate more
 ENVELOPE_BYTES = 6  # of `envelope`
 PIECE_BYTES = MAX_MESSAGE_BYTES - 16  # of data in one message: a frame that is larger travels in pieces

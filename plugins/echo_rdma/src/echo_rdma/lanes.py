@@ -1,15 +1,13 @@
-"""The lanes that UCX takes between two ends: which they are, whether they are RDMA, and if not, why; told once each, and kept for `describe`."""
+"""The lanes that UCX takes between two ends: which they are, whether they are RDMA, and if not, why; told once each, and kept for who asks later."""
 
 from __future__ import annotations
 
 import logging
 import os
 
-from echo_core.errors import ConfigError
-
 from . import _ucx, library
 
-__all__ = ["allowed", "chosen", "describe", "is_rdma", "note", "of", "receiver_reads", "why_no_rdma"]
+__all__ = ["allowed", "chosen", "is_rdma", "note", "of", "receiver_reads", "told", "why_no_rdma"]
 
 log = logging.getLogger("echo")
 
@@ -76,17 +74,10 @@ def note(peer: str, lanes: tuple[str, ...]) -> None:
         log.warning("%s: %s", peer, advice)
 
 
-def describe() -> dict[str, str]:
-    """See `RdmaTransport.describe`."""
-    found = {"settings": library.settings_shown() or "no UCX_* variable is set", "cards": ", ".join(library.cards()) or "none"}
-    try:
-        path, version = library.ucx()
-    except ConfigError as error:
-        return {"UCX": str(error), **found}
+def told() -> str:
+    """Which lanes this process's connections were given, and why they are no RDMA if they are none."""
     if chosen:
-        lanes = "; ".join(f"{', '.join(names) or UNNAMED}: {what}" for names, what in chosen.items())
-    elif library.cards() and not library.is_of_wheel():
-        lanes = "none yet, chosen with the first connection"
-    else:
-        lanes = f"none yet; they will be no RDMA: {why_no_rdma()}"
-    return {"UCX": f"{'.'.join(map(str, version))}, {path}", **found, "locked memory": library.memory_lock_advice() or "enough", "lanes": lanes}
+        return "; ".join(f"{', '.join(names) or UNNAMED}: {what}" for names, what in chosen.items())
+    if library.cards() and not library.is_of_wheel():
+        return "none yet, chosen with the first connection"
+    return f"none yet; they will be no RDMA: {why_no_rdma()}"

@@ -13,7 +13,7 @@ from echo_core.options import ConnectOptions, ListenOptions
 from echo_core.security import check_exposure
 from echo_core.transport import Finding
 
-from . import library
+from . import lanes, library
 from .channel import RdmaAcceptor, RdmaChannel, dial
 
 if TYPE_CHECKING:
@@ -102,14 +102,6 @@ class RdmaTransport(ChannelTransport):
         return RdmaAcceptor(options, self.scheme)
 
     @classmethod
-    def describe(cls) -> dict[str, str]:
-        """Which UCX is used, its settings, the cards there are, whether enough memory may be locked, and which lanes the connections of
-        this process were given, with the reason where they are no RDMA."""
-        from . import lanes
-
-        return lanes.describe()
-
-    @classmethod
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
         from .connection import RdmaConnection
 
@@ -117,12 +109,16 @@ class RdmaTransport(ChannelTransport):
 
     @classmethod
     def findings(cls) -> Iterable[Finding]:
+        """Which UCX is used, its settings, the cards there are, whether enough memory may be locked, and which lanes the connections of
+        this process were given, with the reason where they are no RDMA."""
         try:
             path, version = library.ucx()
         except ConfigError as error:
             yield Finding("warning", "UCX", str(error).removesuffix(library.ADVICE).rstrip(), library.ADVICE)
         else:
-            yield Finding("ok", "UCX", f"{'.'.join(map(str, version))}, {path}; {library.settings_shown() or 'no UCX_* variable is set'}")
+            yield Finding("ok", "UCX", f"{'.'.join(map(str, version))}, {path}")
+            yield Finding("ok", "UCX lanes", lanes.told())
+        yield Finding("ok", "UCX settings", library.settings_shown() or "no UCX_* variable is set")
         cards = library.cards()
         yield Finding("ok", "RDMA devices", ", ".join(cards) or "none: UCX takes shared memory or TCP here")
         advice = library.memory_lock_advice()

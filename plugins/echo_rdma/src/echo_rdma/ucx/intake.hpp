@@ -205,91 +205,18 @@ class Intake final : public Flow {
         Memory memory;
     };
 
-    ucp::status part(Peer &peer, const Head &head, const char *data, size_t length, uint64_t attributes, std::string &broken) {
-        if (attributes & ucp::MessageParam::RENDEZVOUS || length == 0 || head.limit + length > sample_bytes_ || head.limit + length < length)
-            broken = "a part of " + std::to_string(length) + " bytes from " + std::to_string(head.limit);
-        else if (head.limit != partial_.bytes || (head.limit > 0 && head.number != partial_.number))
-            broken = "parts out of order";
-        else if (head.number > limit_ || head.number == 0 || head.number > next_)
-            broken = "sample " + std::to_string(head.number) + ", with credit up to " + std::to_string(limit_);
-        if (!broken.empty()) return ucp::OK;
-        bytes_ += length + sizeof head;
-        if (head.limit == 0) {
-            partial_.number = head.number;
-            partial_.known = head.number < next_;
-            partial_.since = peer.engine->now();
-            partial_.in_run = !partial_.known && parked_.empty() && claim(1, partial_.run);
-            messages_++;
-        }
-        if (!partial_.in_run && !partial_.known) {
-            if (!partial_.memory) partial_.memory = allocate(sample_bytes_);
-            if (!partial_.memory) {
-                broken = "no memory for what it sent";
-                return ucp::OK;
-            }
-            memcpy(partial_.memory.get() + head.limit, data, length);
-        } else if (partial_.in_run)
-            through_leaves(head.limit, length, [&](char *slot, size_t size) {
-                memcpy(slot, data, size);
-                data += size;
-            });
-        partial_.bytes += length;
-        if (partial_.bytes == sample_bytes_) whole();
-        return ucp::OK;
-    }
+    // A sample in parts: parts.hpp.
+    ucp::status part(Peer &peer, const Head &head, const char *data, size_t length, uint64_t attributes, std::string &broken);
+    void whole();
+    void move_out(Peer &peer);
+    template <class Each> void through_leaves(uint64_t offset, uint64_t length, Each each);
 
-    // Its last part is here.
-    void whole() {
-        Partial all = std::move(partial_);
-        partial_ = {};
-        if (all.known) {
-            duplicates_++;
-            ack_due_ = true;
-        } else if (all.in_run) {
-            api_->commit(store_, &all.run);
-            next_++;
-            count_in(1);
-        } else {
-            Parked one{};
-            one.first = all.number;
-            one.count = 1;
-            one.bytes = sample_bytes_;
-            one.state = HERE;
-            one.memory = std::move(all.memory);
-            one.rows = one.memory.get();
-            place(std::move(one));
-        }
-    }
-
-    void move_out(Peer &peer) {
-        partial_.memory = allocate(sample_bytes_);
-        if (!partial_.memory) {
-            peer.engine->give_up(peer, "no memory for what it sent");
-            return;
-        }
-        char *to = partial_.memory.get();
-        through_leaves(0, partial_.bytes, [&](char *slot, size_t size) {
-            memcpy(to, slot, size);
-            to += size;
-        });
-        api_->abort(store_, &partial_.run);
-        partial_.in_run = false;
-    }
-
-    // Calls `each` for the stretches of the partial sample's slot that hold its bytes from `offset` on.
-    template <class Each> void through_leaves(uint64_t offset, uint64_t length, Each each) {
-        for (uint32_t leaf = 0; length > 0; leaf++) {
-            uint64_t size = leaves_[leaf];
-            if (offset >= size) {
-                offset -= size;
-                continue;
-            }
-            uint64_t some = std::min(size - offset, length);
-            each(static_cast<char *>(api_->leaf(store_, &partial_.run, leaf)) + offset, some);
-            offset = 0;
-            length -= some;
-        }
-    }
+    // What is offered by rendezvous: offers.hpp.
+    void begin(Peer &peer);
+    bool only_slots_before(const Parked *one) const;
+    bool claim_all(Parked &one);
+    static void on_received(void *request, ucp::status status, size_t, void *argument);
+    static void received(Parked *one, ucp::status status);
 
     // Messages may overtake each other on their way: what comes early waits for what is missing.
     void place(Parked one) {
@@ -374,100 +301,6 @@ class Intake final : public Flow {
         ack_due_ = true;
     }
 
-    // Begin to receive what was offered, in order.
-    void begin(Peer &peer) {
-        size_t under_way = 0;
-        for (auto &one : parked_) {
-            if (one->state == ARRIVING) under_way++;
-            if (one->state != OFFERED) continue;
-            if (under_way >= AT_ONCE || peer.failed) return;
-            ucp::RequestParam param{};
-            param.mask = param.CALLBACK | param.USER_DATA;
-            param.callback.receive = &Intake::on_received;
-            param.user_data = one.get();
-            void *to;
-            size_t count;
-            if (direct_ && one->first > committed_ && only_slots_before(one.get())) {
-                if (!claim_all(*one)) return; // no space, or not in one piece: see there
-            }
-            if (one->in_run) {
-                param.mask |= param.DATATYPE;
-                param.datatype = one->pieces.size() == 1 ? ucp::CONTIGUOUS : ucp::IOV;
-                to = one->pieces.size() == 1 ? one->pieces[0].buffer : one->pieces.data();
-                count = one->pieces.size() == 1 ? one->bytes : one->pieces.size();
-            } else {
-                one->memory = allocate(one->bytes);
-                if (!one->memory) {
-                    one->state = FAILED;
-                    return;
-                }
-                to = one->memory.get();
-                count = one->bytes;
-            }
-            one->intake = this;
-            one->peer = &peer;
-            one->keep = peer.flow;
-            one->state = ARRIVING;
-            peer.in_flight++;
-            under_way++;
-            void *descriptor = one->descriptor;
-            one->descriptor = nullptr; // UCX's from now on
-            void *answer = library().am_recv_data_nbx(peer.engine->worker(), descriptor, to, count, &param);
-            if (!ucp::pending(answer)) received(one.get(), ucp::status_of(answer));
-        }
-    }
-
-    // Slots are claimed in the order of the samples: only behind others that have theirs.
-    bool only_slots_before(const Parked *one) const {
-        for (auto &other : parked_) {
-            if (other.get() == one) return true;
-            if (!other->in_run) return false;
-        }
-        return true;
-    }
-
-    // False: there is no space now. A run that is too short is given back, and the message takes the way over memory of its own.
-    bool claim_all(Parked &one) {
-        full_ = false;
-        if (!claim(one.count, one.run, true)) return false;
-        if (one.run.count < one.count || uint64_t(one.count) * leaves_.size() > 64) {
-            api_->abort(store_, &one.run);
-            return true;
-        }
-        one.in_run = true;
-        for (uint32_t i = 0; i < one.count; i++)
-            for (uint32_t leaf = 0; leaf < leaves_.size(); leaf++)
-                if (leaves_[leaf]) one.pieces.push_back({static_cast<char *>(api_->leaf(store_, &one.run, leaf)) + i * leaves_[leaf], leaves_[leaf]});
-        return true;
-    }
-
-    static void on_received(void *request, ucp::status status, size_t, void *argument) {
-        received(static_cast<Parked *>(argument), status);
-        library().request_free(request);
-    }
-
-    static void received(Parked *one, ucp::status status) {
-        Intake &intake = *one->intake;
-        auto keep = std::move(one->keep);
-        one->peer->in_flight--;
-        if (intake.stopped_) {
-            if (one->in_run) intake.api_->abort(intake.store_, &one->run);
-            one->in_run = false;
-            std::erase_if(intake.parked_, [&](auto &other) { return other.get() == one; });
-            return;
-        }
-        if (status != ucp::OK) {
-            if (one->in_run) intake.api_->abort(intake.store_, &one->run);
-            one->in_run = false;
-            one->state = FAILED;
-        } else if (one->in_run) {
-            one->state = IN_SLOTS;
-        } else {
-            one->rows = one->memory.get();
-            one->state = HERE;
-        }
-    }
-
     void drop(Peer &peer, Parked &one) {
         if (one.descriptor != nullptr) library().am_data_release(peer.engine->worker(), one.descriptor);
         one.descriptor = nullptr;
@@ -497,3 +330,6 @@ inline void stop_intake(Engine &engine, Intake &intake) {
 }
 
 } // namespace echo_rdma
+
+#include "offers.hpp"
+#include "parts.hpp"
