@@ -14,7 +14,7 @@ extension = Extension(
     "echo_samplers._native",
     [str(package / "_native.pyx")],
     language="c++",
-    depends=[str(path) for path in sorted(package.glob("*.hpp"))] + [str(capi / "echo_sampler.h")],
+    depends=[str(path) for path in sorted(package.glob("*.hpp"))] + [str(path) for path in sorted(capi.glob("*.h"))],
     include_dirs=[str(package), str(capi), numpy.get_include()],
     # No contraction: a seed draws the same keys whether or not the machine has fused multiply-add. No errno: it is what keeps
     # the square root of a weight from being one instruction. CXXFLAGS come after these: a sanitizer build only adds to them.

@@ -80,6 +80,7 @@ def test_core_brings_what_native_plugins_compile_against(wheels: Path) -> None:
         "echo_core/capi.pxd",
         "echo_core/shared.pxd",
         "echo_core/include/echo_capi.h",
+        "echo_core/include/echo_pages.h",
         "echo_core/include/echo_sampler.h",
     }
 

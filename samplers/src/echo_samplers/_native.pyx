@@ -32,8 +32,8 @@ cdef extern from "rows.hpp" namespace "echo_samplers" nogil:
         vector[double] numbers
         vector[uint32_t] hot
         vector[double] entered
-    cdef cppclass Array[T]:
-        Array(size_t) except +
+    cdef cppclass PageArray[T]:
+        PageArray(size_t) except +
         T& operator[](size_t)
     cdef cppclass RowSampler:
         void insert(const uint32_t*, const double*, size_t) except +
@@ -89,7 +89,7 @@ cdef class Rows:
 
     cdef RowSampler* core
     cdef HotCold* strata         # core, where it is a HotCold
-    cdef Array[uint64_t]* marks  # one bit per row, all clear between calls: finds keys that occur twice
+    cdef PageArray[uint64_t]* marks  # one bit per row, all clear between calls: finds keys that occur twice
     cdef echo_sampler door
     cdef bint evicts
     cdef readonly uint64_t capacity
@@ -333,7 +333,7 @@ cdef uint64_t check_capacity(capacity) except? 0:
 cdef Rows adopt(RowSampler* core, uint64_t capacity, bint evicts):
     cdef Rows self = Rows.__new__(Rows)
     self.core = core
-    self.marks = new Array[uint64_t]((capacity + 63) // 64)
+    self.marks = new PageArray[uint64_t]((capacity + 63) // 64)
     self.door = core.door(evicts)
     self.evicts = evicts
     self.capacity = capacity

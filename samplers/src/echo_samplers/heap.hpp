@@ -91,8 +91,8 @@ private:
         put(at, entry);
     }
 
-    Array<Entry> entries_;
-    Array<Row> place_;  // of each key in entries_, plus one; 0: not held
+    PageArray<Entry> entries_;
+    PageArray<Row> place_;  // of each key in entries_, plus one; 0: not held
     mutable std::vector<size_t> candidates_;
     size_t count_ = 0;
 };

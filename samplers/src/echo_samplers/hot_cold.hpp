@@ -384,8 +384,8 @@ private:
     Stratum hot_;
     Stratum cold_;
     RowList entry_;            // the hot keys, in the order in which they became hot
-    Array<uint64_t> entered_;  // of each hot key: `inserts_` at that time
-    Array<uint64_t> seen_;     // one bit per row, all clear between calls
+    PageArray<uint64_t> entered_;  // of each hot key: `inserts_` at that time
+    PageArray<uint64_t> seen_;     // one bit per row, all clear between calls
     std::vector<size_t> places_;
     Scale scale_;
     uint64_t inserts_ = 0;

@@ -39,7 +39,7 @@ public:
 
     // The first n keys, oldest or newest first. n is at most count().
     void walk(bool newest_first, size_t n, Row *keys) const {
-        const Array<Row> &along = newest_first ? prev_ : next_;
+        const PageArray<Row> &along = newest_first ? prev_ : next_;
         Row link = newest_first ? tail_ : head_;
         for (size_t i = 0; i < n; ++i) {
             keys[i] = link - 1;
@@ -49,8 +49,8 @@ public:
 
 private:
     // Links are a key plus one, or kEnd; 0 in next_: not held.
-    Array<Row> next_;
-    Array<Row> prev_;
+    PageArray<Row> next_;
+    PageArray<Row> prev_;
     Row head_ = kEnd;
     Row tail_ = kEnd;
     size_t count_ = 0;

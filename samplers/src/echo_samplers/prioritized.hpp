@@ -154,7 +154,7 @@ private:
     }
 
     SumTree tree_;
-    Array<uint64_t> held_;  // one bit per row: a weight of 0 does not tell a sample that may not be drawn from none
+    PageArray<uint64_t> held_;  // one bit per row: a weight of 0 does not tell a sample that may not be drawn from none
     const float alpha_;
     const float eps_;
     const bool stratified_;

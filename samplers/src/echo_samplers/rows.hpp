@@ -1,16 +1,13 @@
 // What every native sampler here has in common: the rows of a replay table as keys, memory, randomness, and the native door.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <string>
 #include <vector>
 
+#include "echo_pages.h"
 #include "echo_sampler.h"
 
 // Hot loops exist once for AVX2 and once for whatever else; the loader picks. The same operations in the same order in both, and no
@@ -28,53 +25,7 @@ using Row = uint32_t;
 
 inline constexpr uint64_t kMaxRows = (uint64_t{1} << 32) - 3;  // two numbers are left for marks
 
-// A zeroed array of fixed size. Pages are the kernel's until they are written, so a large table costs what it holds, not what it could.
-template <class T>
-class Array {
-public:
-    explicit Array(size_t size) : size_(size), bytes_(pages(size)) {
-        if (size > (std::numeric_limits<size_t>::max() - 2 * kHuge) / sizeof(T)) throw std::bad_alloc();
-        const size_t room = bytes_ < kHuge ? bytes_ : bytes_ + kHuge;
-        void *memory = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (memory == MAP_FAILED) throw std::bad_alloc();
-        char *begin = static_cast<char *>(memory);
-        if (room > bytes_) {
-            // From a huge page's border on: of an array of two huge pages that began anywhere else, only one would be one.
-            const size_t skipped = (kHuge - reinterpret_cast<uintptr_t>(begin) % kHuge) % kHuge;
-            if (skipped) munmap(begin, skipped);
-            begin += skipped;
-            if (skipped < kHuge) munmap(begin + bytes_, kHuge - skipped);
-#ifdef MADV_HUGEPAGE
-            madvise(begin, bytes_, MADV_HUGEPAGE);  // a random row misses the TLB at every level of a tree otherwise
-#endif
-        }
-        data_ = reinterpret_cast<T *>(begin);
-    }
-    ~Array() { munmap(static_cast<void *>(data_), bytes_); }
-    Array(const Array &) = delete;
-    Array &operator=(const Array &) = delete;
-
-    T &operator[](size_t index) { return data_[index]; }
-    const T &operator[](size_t index) const { return data_[index]; }
-    T *data() { return data_; }
-    const T *data() const { return data_; }
-    size_t size() const { return size_; }
-    void clear() { std::memset(static_cast<void *>(data_), 0, size_ * sizeof(T)); }
-
-private:
-    static constexpr size_t kPage = 4096;
-    static constexpr size_t kHuge = 2u << 20;
-
-    // Whole pages; whole huge ones where that costs at most an eighth more.
-    static size_t pages(size_t size) {
-        const size_t bytes = size * sizeof(T), huge = (bytes + kHuge - 1) / kHuge * kHuge;
-        return bytes >= kHuge && huge - bytes <= bytes / 8 ? huge : (bytes + kPage - 1) / kPage * kPage + (size ? 0 : kPage);
-    }
-
-    size_t size_;
-    size_t bytes_;
-    T *data_;
-};
+using echo::PageArray;
 
 // A whole number below `bound`, each equally likely (Lemire 2019, "Fast Random Integer Generation in an Interval").
 inline uint32_t below(bitgen_t *random, uint32_t bound) {

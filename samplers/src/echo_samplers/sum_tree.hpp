@@ -264,9 +264,9 @@ private:
     size_t begins_count_ = 0;
     size_t extent_ = 0;  // no row from here on weighs anything
     double total_ = 0;
-    Array<float> leaves_;
-    Array<wide::Sums> sums_;
-    Array<wide::Begins> begins_;
+    PageArray<float> leaves_;
+    PageArray<wide::Sums> sums_;
+    PageArray<wide::Begins> begins_;
     wide::View view_;
 };
 

@@ -70,8 +70,8 @@ private:
         for (size_t i = n; i-- > 0;) std::swap(keys_[i], keys_[swapped_[i]]);
     }
 
-    Array<Row> keys_;   // the held keys are the first count_
-    Array<Row> place_;  // of each key in keys_, plus one; 0: not held
+    PageArray<Row> keys_;   // the held keys are the first count_
+    PageArray<Row> place_;  // of each key in keys_, plus one; 0: not held
     std::vector<Row> swapped_;
     size_t count_ = 0;
     const bool replacement_;

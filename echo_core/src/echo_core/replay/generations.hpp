@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "column.hpp"
+#include "../include/echo_pages.h"
 
 namespace echo::replay {
 
@@ -71,7 +71,7 @@ private:
 
     const uint32_t capacity_, bits_;
     uint32_t floor_ = 0;  // even; generations below it may have been given out before a restart
-    Column<std::atomic<uint32_t>> of_;
+    PageArray<std::atomic<uint32_t>> of_;
     std::unique_ptr<uint32_t[]> high_;
 };
 

@@ -59,18 +59,4 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t *data, std::size_t size
     return 0;
 }
 
-#ifdef ECHO_FUZZ_MAIN  // without a fuzzer: run the inputs in the files named
-#include <fstream>
-#include <iterator>
-
-int main(int argc, char **argv) {
-    for (int i = 1; i < argc; ++i) {
-        std::ifstream file(argv[i], std::ios::binary);
-        const std::vector<char> input{std::istreambuf_iterator<char>(file), {}};
-        LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t *>(input.data()), input.size());
-    }
-    std::printf("%d inputs\n", argc - 1);
-    std::fflush(stdout);
-    std::_Exit(0);  // the rig's threads go on
-}
-#endif
+#include "replay_inputs.hpp"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from local_net import SPEC, TOKEN, LocalChannel
 
 from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel, ChannelTransport
@@ -24,29 +25,14 @@ from echo_core.transport import Connection, Transport
 
 pytestmark = pytest.mark.needs("echo-samplers", "echo-tcp")
 
-TOKEN = b"a token of the tests"
-SPEC = Spec.from_example(example())
 dialled: list[socket.socket] = []  # of workers with the Python end
 
 
-class SocketChannel(Channel):
+class SocketChannel(LocalChannel):
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock, self.peer = sock, "{}:{}".format(*sock.getpeername()[:2])
-
-    def send(self, buffers: Any) -> None:
-        for buffer in buffers:
-            self.sock.sendall(buffer)
-
-    def recv_into(self, buffer: memoryview) -> int:
-        return self.sock.recv_into(buffer)
-
-    def shutdown(self) -> None:
-        with suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.sock.close()
+        super().__init__(sock)
+        self.peer = "{}:{}".format(*sock.getpeername()[:2])
 
 
 class SocketAcceptor(Acceptor):

@@ -1,0 +1,67 @@
+/* An array of fixed size with an entry for each row of a table: for the core's own tables and for native samplers (C++17).
+ * Header only, and no part of the native door: it may change with any release, whoever includes it is compiled with it. */
+#ifndef ECHO_PAGES_H
+#define ECHO_PAGES_H
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <new>
+
+namespace echo {
+
+// Entries begin as zeros; T must need neither constructor nor destructor. Pages are the kernel's until they are written, so a large table
+// costs what it holds, not what it could; and huge pages where there are many rows, or a row drawn at random would miss the TLB as well.
+template <class T>
+class PageArray {
+public:
+    explicit PageArray(size_t size) : size_(size), bytes_(pages(size)) {
+        const size_t room = bytes_ < kHuge ? bytes_ : bytes_ + kHuge;
+        void *memory = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) throw std::bad_alloc();
+        char *begin = static_cast<char *>(memory);
+        if (room > bytes_) {
+            // From a huge page's border on: of an array of two huge pages that began anywhere else, only one would be one.
+            const size_t skipped = (kHuge - reinterpret_cast<uintptr_t>(begin) % kHuge) % kHuge;
+            if (skipped) munmap(begin, skipped);
+            begin += skipped;
+            if (skipped < kHuge) munmap(begin + bytes_, kHuge - skipped);
+#ifdef MADV_HUGEPAGE
+            madvise(begin, bytes_, MADV_HUGEPAGE);
+#endif
+        }
+        data_ = reinterpret_cast<T *>(begin);
+    }
+    ~PageArray() { munmap(static_cast<void *>(data_), bytes_); }
+    PageArray(const PageArray &) = delete;
+    PageArray &operator=(const PageArray &) = delete;
+
+    T &operator[](size_t index) { return data_[index]; }
+    const T &operator[](size_t index) const { return data_[index]; }
+    T *data() { return data_; }
+    const T *data() const { return data_; }
+    size_t size() const { return size_; }
+    void clear() { std::memset(static_cast<void *>(data_), 0, size_ * sizeof(T)); }
+
+private:
+    static constexpr size_t kPage = 4096;
+    static constexpr size_t kHuge = 2u << 20;
+
+    // Whole pages, at least one; whole huge ones where that costs at most an eighth more.
+    static size_t pages(size_t size) {
+        if (size > (std::numeric_limits<size_t>::max() - 2 * kHuge) / sizeof(T)) throw std::bad_alloc();
+        const size_t bytes = size ? size * sizeof(T) : 1, huge = (bytes + kHuge - 1) / kHuge * kHuge;
+        return bytes >= kHuge && huge - bytes <= bytes / 8 ? huge : (bytes + kPage - 1) / kPage * kPage;
+    }
+
+    const size_t size_;
+    const size_t bytes_;
+    T *data_;
+};
+
+}  // namespace echo
+
+#endif

@@ -1,0 +1,22 @@
+// A fuzz target without a fuzzer: with ECHO_FUZZ_MAIN it runs the inputs in the files named. To be included at a target's end.
+#pragma once
+
+#ifdef ECHO_FUZZ_MAIN
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <vector>
+
+int main(int argc, char **argv) {
+    for (int i = 1; i < argc; ++i) {
+        std::ifstream file(argv[i], std::ios::binary);
+        const std::vector<char> input{std::istreambuf_iterator<char>(file), {}};
+        LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t *>(input.data()), input.size());
+    }
+    std::printf("%d inputs\n", argc - 1);
+    std::fflush(stdout);
+    std::_Exit(0);  // the rig's threads go on
+}
+#endif
