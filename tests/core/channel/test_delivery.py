@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from local_net import SPEC, Consumer, connect, serve
 
+from echo_core.channel.served import TURN_ROWS
 from echo_core.channel.turn import Turn
 from echo_core.errors import SpecError
 from echo_core.spec import Spec
@@ -144,22 +145,24 @@ def test_the_samples_of_each_of_many_workers_stay_in_order() -> None:
 
 
 def test_equal_workers_of_a_full_store_get_equal_shares() -> None:
-    """Each has far more under way than the store holds, in frames larger than the store."""
+    """Each has far more under way than the store holds, in frames larger than the store. Of several turns: one takes as long as the consumer
+    happens to keep up, up to TURN_ROWS samples."""
+    each = 16 * TURN_ROWS
     with serve(batch_size=4, num_buffers=2) as server:
         connections = [connect(name=f"w{maker}") for maker in range(3)]
         for maker, connection in enumerate(connections):
-            connection.send_batch(stacked(maker, 0, 400))
+            connection.send_batch(stacked(maker, 0, each))
         until(lambda: [p.state for p in server.peers()] == ["waiting for space"] * 3, "all of them wait")
         tally = Tally()
-        while tally.count < 600:
+        while tally.count < 3 * each // 2:
             tally.add(server.sample(10).batch)
         shares = [len(numbers) for numbers in tally.numbers.values()]
         assert len(shares) == 3 and max(shares) < 2 * min(shares), shares
-        while tally.count < 1200:
+        while tally.count < 3 * each:
             tally.add(server.sample(10).batch)
         for connection in connections:
             connection.close()
-        tally.check(dict.fromkeys(range(3), 400))
+        tally.check(dict.fromkeys(range(3), each))
 
 
 def test_a_turn_is_handed_on_in_the_order_of_asking() -> None:
