@@ -129,7 +129,7 @@ BROKEN_HANDSHAKES = {
 
 @pytest.mark.parametrize("sent", BROKEN_HANDSHAKES.values(), ids=BROKEN_HANDSHAKES)
 def test_a_broken_handshake(sent, dial, serve):
-    with serve(EXAMPLE, handshake_timeout=0.3) as server:
+    with serve(EXAMPLE, handshake_timeout=1.0) as server:
         good = dial(server)
         with connect(server) as sock:
             sock.sendall(sent)
