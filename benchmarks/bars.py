@@ -10,7 +10,7 @@ OURS = "echo"
 BASELINE = "id-echo"
 
 #: Modes that id-echo lacks are measured against the nearest thing it has.
-STAND_INS = {"tcp-batch": "tcp", "inproc-batch-2t": "inproc-2t", "submit-batch": "submit"}
+STAND_INS = {"tcp-batch": "tcp", "shm-batch": "shm", "inproc-batch-2t": "inproc-2t", "submit-batch": "submit"}
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,18 @@ class Verdict:
 
     ok: bool | None
     text: str
+
+
+CEILING = "memcpy"
+
+
+def _beside(results: Results, case: str, key: str, ceiling: bool) -> str:
+    """What the machine itself does, without us: for a bar that nobody can pass."""
+    figure = results.figure(case, CEILING, key) if ceiling else None
+    if figure is None:
+        return ""
+    scale, unit = (1e9, " GB/s") if key.endswith("bytes_per_s") else (1, "")
+    return f" ({CEILING}: {figure.median / scale:.3g}{unit})"
 
 
 @dataclass(frozen=True)
@@ -47,41 +59,47 @@ class AtLeast:
 
 @dataclass(frozen=True)
 class AtMost:
-    """An absolute limit for Echo, in the unit of the case's own figure or of ``key``."""
+    """An absolute limit for Echo, in the unit of the case's own figure or of ``key``, if it is asked for with the `ceiling` of the machine."""
 
     limit: float
     unit: str
     key: str | None = None
-    ours = OURS
+    ours: str = OURS
+    ceiling: bool = False
 
     def check(self, results: Results, case: str) -> Verdict:
         key = self.key or results.metric(case).key
-        figure = results.figure(case, OURS, key)
+        figure = results.figure(case, self.ours, key)
+        who = "" if self.ours == OURS else f"{self.ours} "
         if figure is None:
-            return Verdict(None, f"? ≤ {self.limit:g} {self.unit}")
+            return Verdict(None, f"{who}? ≤ {self.limit:g} {self.unit}")
+        beside = _beside(results, case, key, self.ceiling)
         if figure.median <= self.limit:
-            return Verdict(True, f"ok ≤ {self.limit:g} {self.unit}")
+            return Verdict(True, f"{who}ok ≤ {self.limit:g} {self.unit}{beside}")
         over = 100 * (figure.median / self.limit - 1)
-        return Verdict(False, f"**missed** ≤ {self.limit:g} {self.unit} by {over:.0f} %")
+        return Verdict(False, f"{who}**missed** ≤ {self.limit:g} {self.unit} by {over:.0f} %{beside}")
 
 
 @dataclass(frozen=True)
 class Reaches:
-    """An absolute floor, in the case's own figure or that of ``key``, with a word for people."""
+    """An absolute floor, in the case's own figure or that of ``key``, with a word for people, and the `ceiling` of the machine if asked for."""
 
     limit: float
     title: str
     key: str | None = None
     ours: str = OURS
+    ceiling: bool = False
 
     def check(self, results: Results, case: str) -> Verdict:
-        figure = results.figure(case, self.ours, self.key or results.metric(case).key)
+        key = self.key or results.metric(case).key
+        figure = results.figure(case, self.ours, key)
         if figure is None:
             return Verdict(None, f"{self.ours} ? ≥ {self.title}")
+        beside = _beside(results, case, key, self.ceiling)
         if figure.median >= self.limit:
-            return Verdict(True, f"{self.ours} ok ≥ {self.title} ({figure.median / self.limit:.3g}×)")
+            return Verdict(True, f"{self.ours} ok ≥ {self.title} ({figure.median / self.limit:.3g}×){beside}")
         short = 100 * (1 - figure.median / self.limit)
-        return Verdict(False, f"{self.ours} **missed** ≥ {self.title} by {short:.0f} %")
+        return Verdict(False, f"{self.ours} **missed** ≥ {self.title} by {short:.0f} %{beside}")
 
 
 @dataclass(frozen=True)
@@ -122,6 +140,14 @@ def _shm(factor: float) -> AtLeast:
     return AtLeast(factor, ours="echo-shm")
 
 
+def _shm_reaches(limit: float, title: str, key: str = "bytes_per_s") -> Reaches:
+    return Reaches(limit, title, key, "echo-shm", ceiling=True)
+
+
+#: It copies nothing, and wakes once for each batch.
+SHM_LEARNER = AtMost(0.2, "µs of the learner", "learner_cpu_us", "echo-shm", ceiling=True)
+
+
 def _rdma(factor: float, baseline: str) -> AtLeast:
     return AtLeast(factor, ours="echo-rdma", baseline=baseline)
 
@@ -158,6 +184,14 @@ BARS: dict[str, tuple[Bar, ...]] = {
     # The harness itself, asleep, wakes often enough to cost about 0.02 %.
     "idle/20B/4w": (AtMost(0.1, "% of a core"),),
     "crowd/1KB/500c": (AtMost(2, "times"),),
+    "shm/20B/1w": (_shm(50), SHM_LEARNER),
+    "shm/20B/2w": (Reaches(5e6, "5 M/s", ours="echo-shm"), _shm(50), SHM_LEARNER),
+    "shm-batch/20B/2w": (Reaches(40e6, "40 M/s", ours="echo-shm"), SHM_LEARNER),
+    "shm/28KB/1w": (_shm_reaches(12e9, "12 GB/s"), _shm(10), SHM_LEARNER),
+    "shm/28KB/4w": (_shm_reaches(20e9, "20 GB/s"), _shm(10), SHM_LEARNER),
+    "shm/1MB/1w": (_shm_reaches(12e9, "12 GB/s"), SHM_LEARNER),
+    "weights/20B/1w": (AtMost(1000, "µs", ours="echo-shm", ceiling=True),),
+    "publish/20B/1w": (_shm_reaches(10e9, "publish 10 GB/s", "publish_bytes_per_s"), _shm_reaches(10e9, "read 10 GB/s", "read_bytes_per_s")),
     "ucx-shm/20B/2w": (Reaches(3e6, "3 M/s", ours="echo-rdma"), _rdma(20, "ucxx")),
     "ucx-shm/1KB/2w": (_rdma(20, "ucxx"),),
     "ucx-shm/28KB/2w": (Reaches(10e9, "10 GB/s", "bytes_per_s", "echo-rdma"),),

@@ -66,6 +66,8 @@ MODES: dict[str, Mode] = {
             "crowd",
             Metric("unfairness", "times", False),
         ),
+        Mode("shm", "Shared memory, plain send() in a loop", "shm", RATE),
+        Mode("shm-batch", "Shared memory, send_batch() of 64", "shm-batch", RATE),
         Mode("ucx-shm", "UCX over shared memory, plain send() in a loop", "ucx", RATE),
         Mode("ucx-tcp", "UCX over TCP, plain send() in a loop", "ucx", RATE),
     )
@@ -136,6 +138,9 @@ def _all() -> Iterable[Case]:
     yield Case("publish", "20B", 1, quick=True)
     yield Case("idle", "20B", 4, quick=True)
     yield Case("crowd", "1KB", workers=20, connections=500)
+    for payload, workers in (("20B", 1), ("20B", 2), ("28KB", 1), ("28KB", 4), ("1MB", 1)):
+        yield Case("shm", payload, workers)
+    yield Case("shm-batch", "20B", 2)
     for payload in ("20B", "1KB", "28KB", "1MB"):
         yield Case("ucx-shm", payload, 2)
         yield Case("ucx-tcp", payload, 1)

@@ -5,6 +5,8 @@
 //       stream (stores past the caches). Prints bytes per second, and per second of CPU time.
 //   copies wake BYTES POOL RING PIECES SECONDS                 one process that copies, and wakes another, which sleeps in a futex, after every PIECES.
 //       Prints the CPU time in seconds that a wake-up takes of the one who slept.
+//   copies publish BYTES SLOTS HOW SECONDS   one process that copies BYTES into the next of SLOTS after pauses of 1 to 3 ms, and another, which sleeps in a
+//       futex, and copies them out. Prints medians in seconds: of the copy in; from then until it is copied out; and p50, p90, p99 from beginning to end.
 #include <immintrin.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
@@ -13,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -127,6 +130,67 @@ static int wake(size_t bytes, size_t pool, size_t ring, size_t pieces, double se
     return 0;
 }
 
+struct Post {
+    alignas(64) std::atomic<uint32_t> turn{0}, answer{0};
+    std::atomic<double> arrived{0};
+};
+
+static void set(std::atomic<uint32_t> &word, uint32_t value) {
+    word.store(value);
+    syscall(SYS_futex, reinterpret_cast<uint32_t *>(&word), FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
+static uint32_t changed(std::atomic<uint32_t> &word, uint32_t seen) {
+    for (;;) {
+        const uint32_t now = word.load();
+        if (now != seen) return now;
+        syscall(SYS_futex, reinterpret_cast<uint32_t *>(&word), FUTEX_WAIT, seen, nullptr, nullptr, 0);
+    }
+}
+
+static double part(std::vector<double> &values, double share) {
+    std::sort(values.begin(), values.end());
+    return values[size_t(share * double(values.size() - 1))];
+}
+
+static int publish(size_t bytes, size_t slots, bool past, double seconds) {
+    auto *post = new (must(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) Post;
+    const size_t step = (bytes + 4095) & ~size_t(4095);
+    const int fd = memfd_create("copies", 0);
+    if (fd < 0 || ftruncate(fd, off_t(step * slots)) != 0) return perror("memfd"), 1;
+    char *board = mapped(fd, step * slots);
+    const auto move = [&](char *to, const char *from) { past ? stream(to, from, bytes) : void(memcpy(to, from, bytes)); };
+    if (fork() == 0) {
+        char *own = mapped(-1, step);
+        char *there = mapped(fd, step * slots);
+        for (uint32_t seen = 0;;) {
+            seen = changed(post->turn, seen);
+            if (seen == UINT32_MAX) _exit(0);
+            move(own, there + seen % slots * step);
+            post->arrived.store(now());
+            set(post->answer, seen);
+        }
+    }
+    const char *source = pool_of(bytes, 1);
+    std::vector<double> in, out, whole;
+    srand(7);
+    const double begin = now() + 0.2;
+    for (uint32_t turn = 1; now() < begin + seconds || in.empty(); ++turn) {
+        usleep(useconds_t(1000 + rand() % 2000));
+        const double start = now();
+        move(board + turn % slots * step, source);
+        const double done = now();
+        set(post->turn, turn);
+        changed(post->answer, turn - 1);
+        if (start < begin) continue;
+        const double arrived = post->arrived.load();
+        in.push_back(done - start), out.push_back(arrived - done), whole.push_back(arrived - start);
+    }
+    set(post->turn, UINT32_MAX);
+    wait(nullptr);
+    printf("%g %g %g %g %g\n", part(in, 0.5), part(out, 0.5), part(whole, 0.5), part(whole, 0.9), part(whole, 0.99));
+    return 0;
+}
+
 int main(int count, char **word) {
     void *memory = must(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     auto *shared = new (memory) Shared;
@@ -134,6 +198,7 @@ int main(int count, char **word) {
     if (count == 9 && std::string(word[1]) == "copy")
         return copy(int(number(2)), number(3), number(4), number(5), std::string(word[6]) == "2m", std::string(word[7]) == "stream", atof(word[8]), shared);
     if (count == 7 && std::string(word[1]) == "wake") return wake(number(2), number(3), number(4), number(5), atof(word[6]), shared);
+    if (count == 6 && std::string(word[1]) == "publish") return publish(number(2), number(3), std::string(word[4]) == "stream", atof(word[5]));
     fprintf(stderr, "see the top of copies.cpp\n");
     return 2;
 }

@@ -9,15 +9,14 @@ machine takes cores away from all who copy, and that figure shows what is left w
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from statistics import median
 
 from benchmarks import harness
-from benchmarks.cases import CASES
+from benchmarks.cases import Case
+from benchmarks.compiled import compiled
 from benchmarks.harness import Settings
 from benchmarks.payloads import PAYLOADS, Payload
 
@@ -26,11 +25,8 @@ COPIES = [(pages, how) for how in ("plain", "stream") for pages in ("4k", "2m")]
 TITLES = {"plain": "memcpy", "stream": "past the caches"}
 
 
-def build(folder: str) -> str:
-    program = str(Path(folder) / "copies")
-    compiler = os.environ.get("CXX", "c++").split()
-    subprocess.run([*compiler, "-O2", "-std=c++17", "-pthread", str(Path(__file__).with_suffix(".cpp")), "-o", program], check=True)
-    return program
+def build() -> str:
+    return str(compiled(Path(__file__).with_suffix(".cpp"), "", "-std=c++17", "-pthread"))
 
 
 def ask(program: str, *words: object) -> list[float]:
@@ -38,12 +34,17 @@ def ask(program: str, *words: object) -> list[float]:
     return [float(word) for word in answer.stdout.split()]
 
 
+def shape(payload: Payload) -> tuple[int, int, int]:
+    """Bytes of a piece, how many different ones circulate, and pieces of the ring."""
+    return payload.sample_bytes, payload.pool, BUFFERS * payload.batch_size
+
+
 class Line:
     """One payload with so many workers: what came out in each round."""
 
     def __init__(self, payload: Payload, workers: int) -> None:
         self.payload, self.workers = payload, workers
-        self.shape = payload.sample_bytes, payload.pool, BUFFERS * payload.batch_size
+        self.shape = shape(payload)
         self.rates: dict[str, list[float]] = {}
         self.efforts: dict[str, list[float]] = {}
         self.learner: list[float] = []  # seconds of CPU time for each batch
@@ -51,7 +52,7 @@ class Line:
 
     def round(self, program: str, seconds: float) -> None:
         settings = Settings(repeat=1, seconds=seconds, warmup=0.3, patience=60.0)
-        result = harness.run_once(CASES[f"tcp/{self.payload.name}/{self.workers}w"], "echo-shm", settings)
+        result = harness.run_once(Case("shm", self.payload.name, self.workers), "echo-shm", settings)
         if result["status"] != "ok":
             raise RuntimeError(f"echo-shm: {result}")
         figures = result["figures"]
@@ -90,11 +91,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="PAYLOAD/WORKERS", default=["28KB/1", "28KB/4", "1MB/1"])
     options = parser.parse_args(argv)
     lines = [Line(PAYLOADS[name], int(workers)) for name, _, workers in (word.partition("/") for word in options.only)]
-    with tempfile.TemporaryDirectory() as folder:
-        program = build(folder)
-        for _ in range(options.rounds):
-            for line in lines:
-                line.round(program, options.seconds)
+    program = build()
+    for _ in range(options.rounds):
+        for line in lines:
+            line.round(program, options.seconds)
     print(table(lines))
     return 0
 

@@ -145,14 +145,14 @@ def _details(results: Results) -> Iterable[str]:
     for key, (title, form) in DETAILS.items():
         rows = []
         for name, case in results.cases.items():
-            if not case["workers"] or case["mode"] not in ("tcp", "tcp-batch"):
+            if not case["workers"] or case["mode"] not in ("tcp", "tcp-batch", "shm", "shm-batch"):
                 continue
             figures = [results.figure(name, system, key) for system in results.systems]
             if any(figures):
                 cells = [form.format(f.median) if f else "–" for f in figures]
                 rows.append([f"{_label(results, name)}, {case['mode']}", *cells])
         if rows:
-            yield f"### TCP: {title}\n\n{_rows(['', *results.systems], rows)}"
+            yield f"### TCP and shared memory: {title}\n\n{_rows(['', *results.systems], rows)}"
 
 
 def summary(results: Results, check: Callable[[Results, str], list[bars.Verdict]]) -> str:

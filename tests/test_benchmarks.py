@@ -46,8 +46,9 @@ def need(system: str) -> None:
 @pytest.mark.parametrize("system", list(adapters.SYSTEMS))
 def test_every_installed_system_delivers_over_tcp(system: str) -> None:
     need(system)
-    over_ucx = "tcp" not in harness.abilities("stream", system, [])
-    result = harness.run_once(CASES["ucx-tcp/20B/1w" if over_ucx else "tcp/20B/1w"], system, PATIENT if over_ucx else TINY)
+    can = harness.abilities("stream", system, [])
+    case = next(f"{mode}/20B/1w" for mode, needs in (("tcp", "tcp"), ("shm", "shm"), ("ucx-tcp", "ucx")) if needs in can)
+    result = harness.run_once(CASES[case], system, TINY if case.startswith("tcp") else PATIENT)
     assert result["status"] == "ok", result
     assert result["figures"]["rate"] > 0
     assert system == "ucx-perftest" or result["figures"]["worker_cpu_us"] > 0
@@ -215,6 +216,27 @@ def test_absolute_bars_are_judged_in_their_own_figure() -> None:
 
     assert judged(12e9) == bars.Verdict(True, "echo-rdma ok ≥ 10 GB/s (1.2×)")
     assert judged(8e9) == bars.Verdict(False, "echo-rdma **missed** ≥ 10 GB/s by 20 %")
+
+
+def test_a_bar_of_shared_memory_shows_what_the_machine_does_itself() -> None:
+    case = "shm/1MB/1w"
+
+    def judged(**systems: tuple[float, float]) -> list[bars.Verdict]:
+        def runs(rate: float, cpu: float) -> list[dict[str, object]]:
+            return [{"status": "ok", "figures": {"rate": 1.0, "bytes_per_s": rate, "learner_cpu_us": cpu}}]
+
+        results = [{"case": case, "system": name.replace("_", "-"), "runs": runs(*figures)} for name, figures in systems.items()]
+        names = {name.replace("_", "-"): "1" for name in systems}
+        return bars.check(Results({"format": "echo-benchmarks", "cases": [CASES[case].describe()], "systems": names, "results": results}), case)
+
+    assert judged(echo_shm=(9e9, 2.0), memcpy=(10e9, 0.75)) == [
+        bars.Verdict(False, "echo-shm **missed** ≥ 12 GB/s by 25 % (memcpy: 10 GB/s)"),
+        bars.Verdict(False, "echo-shm **missed** ≤ 0.2 µs of the learner by 900 % (memcpy: 0.75)"),
+    ]
+    assert judged(echo_shm=(18e9, 0.1)) == [
+        bars.Verdict(True, "echo-shm ok ≥ 12 GB/s (1.5×)"),
+        bars.Verdict(True, "echo-shm ok ≤ 0.2 µs of the learner"),
+    ]
 
 
 def test_bars_of_other_systems_name_them() -> None:

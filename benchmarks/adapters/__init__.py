@@ -27,6 +27,7 @@ SYSTEMS: dict[str, Entry] = {
     "echo-tcps": Entry("benchmarks.adapters.echo_core:EchoTcps", ("echo-tcp", "echo-core", "echo-samplers")),
     "echo-rdma": Entry("benchmarks.adapters.echo_core:EchoRdma", ("echo-rdma", "echo-core", "echo-samplers")),
     "echo-rdma-each": Entry("benchmarks.adapters.echo_core:EchoRdmaEach", ("echo-rdma", "echo-core", "echo-samplers")),
+    "memcpy": Entry("benchmarks.adapters.memcpy:Memcpy", ()),
     "ucx-perftest": Entry("benchmarks.adapters.ucx_perftest:UcxPerftest", (), program="ucx_perftest", hint="apt install ucx-utils"),
     "ucxx": Entry("benchmarks.adapters.ucxx:Ucxx", ("ucxx-cu12",), "BENCH_UCXX_PYTHON", hint="pip install ucxx-cu12"),
     "grpcio": Entry("benchmarks.adapters.grpcio:Grpcio", ("grpcio",)),

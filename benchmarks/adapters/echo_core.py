@@ -50,7 +50,7 @@ class EchoShm(EchoCore):
     """The same calls with another address: its columns stand beside those of TCP, which is what it replaces on one machine."""
 
     name = "echo-shm"
-    can = frozenset({"tcp", "tcp-batch", "weights"})
+    can = frozenset({"tcp", "tcp-batch", "shm", "shm-batch", "weights"})
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return EchoLearner(payload, batch_size, connections, f"shm://echo-benchmark-{os.getpid()}")

@@ -29,7 +29,7 @@ class IdEchoWorker(Worker):
 
 class IdEcho(System):
     name = "id-echo"
-    can = frozenset({"tcp", "inprocess", "batches", "crowd"})
+    can = frozenset({"tcp", "shm", "inprocess", "batches", "crowd"})  # "shm": TCP is all it has between processes of one machine
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return IdEchoLearner(payload, batch_size, connections)

@@ -8,19 +8,14 @@ otherwise. Neither runs any Python per sample.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import shlex
 import socket
-import subprocess
-import sysconfig
-import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
 from benchmarks.adapters.base import Learner, MessageLearner, System, Worker
+from benchmarks.compiled import compiled
 from benchmarks.payloads import Payload, Tree
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -31,18 +26,7 @@ WINDOW = 2 << 20  # bytes that are kept
 
 def library() -> ctypes.CDLL:
     """The compiled loops; ImportError without a C compiler."""
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    built = Path(tempfile.gettempdir()) / f"echo-bench-{os.getuid()}" / f"sockets-{digest}.so"
-    if not built.exists():
-        built.parent.mkdir(mode=0o700, exist_ok=True)
-        compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
-        own = built.with_suffix(f".{os.getpid()}")
-        try:
-            subprocess.run([*compiler, "-O2", "-shared", "-fPIC", "-o", str(own), str(SOURCE)], check=True, capture_output=True, text=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise ImportError(f"the bare loops did not compile: {getattr(error, 'stderr', error)}") from error
-        own.rename(built)
-    loaded = ctypes.CDLL(str(built))
+    loaded = ctypes.CDLL(str(compiled(SOURCE, ".so", "-shared", "-fPIC")))
     loaded.sockets_learner.restype = ctypes.c_void_p
     return loaded
 

@@ -11,6 +11,8 @@ from benchmarks.pace import Figures, Pace, Reporter
 MODULES = {
     "tcp": "throughput",
     "tcp-batch": "throughput",
+    "shm": "throughput",
+    "shm-batch": "throughput",
     "inproc": "inprocess",
     "inproc-2t": "inprocess",
     "inproc-batch-2t": "inprocess",

@@ -1,10 +1,10 @@
-"""Samples per second from worker processes over TCP, and the CPU they cost at either end."""
+"""Samples per second from worker processes, and the CPU they cost at either end."""
 
 from __future__ import annotations
 
 import os
 
-from benchmarks.adapters.base import System
+from benchmarks.adapters.base import Program, System
 from benchmarks.cases import Case
 from benchmarks.modes.receive import check, receive
 from benchmarks.pace import Figures, Pace, Reporter
@@ -13,10 +13,12 @@ from benchmarks.processes import Crew, cpu_seconds
 
 
 def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
+    if isinstance(system, Program):
+        return system.measure(case, pace, report)
     payload = PAYLOADS[case.payload]
     learner = system.learner(payload, case.batch_size, case.workers)
     job = {
-        "role": "flood-batch" if case.mode == "tcp-batch" else "flood",
+        "role": "flood-batch" if case.mode.endswith("-batch") else "flood",
         "system": system.name,
         "payload": case.payload,
         "address": learner.address,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from benchmarks.adapters.base import Program, System
+from benchmarks.adapters.base import System
 from benchmarks.cases import Case
 from benchmarks.modes import throughput
 from benchmarks.pace import Figures, Pace, Reporter
@@ -16,6 +16,4 @@ LANES = {"ucx-shm": "posix,cma,tcp", "ucx-tcp": "tcp"}
 def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
     os.environ["UCX_TLS"] = LANES[case.mode]  # workers inherit it
     os.environ["UCX_MM_ERROR_HANDLING"] = "y"  # whoever asks to be told of lost peers would get TCP otherwise: ucxx does, and so do we
-    if isinstance(system, Program):
-        return system.measure(case, pace, report)
     return throughput.run(system, case, pace, report)

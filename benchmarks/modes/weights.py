@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from time import monotonic, monotonic_ns, perf_counter_ns, sleep
+from time import monotonic, monotonic_ns, sleep
 
 import numpy as np
 
-from benchmarks.adapters.base import System
+from benchmarks.adapters.base import Program, System
 from benchmarks.cases import Case
 from benchmarks.pace import Figures, Pace, Reporter
 from benchmarks.payloads import PAYLOADS
@@ -18,7 +18,12 @@ BYTES = {"weights": 0, "publish": 10_000_000}
 
 
 def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
-    """The worker answers every version with a sample, so that each is published to one that waits."""
+    """`publish` is the call; `read` what is left from its return until the worker's returns.
+
+    The worker answers every version with a sample, so that each is published to one that waits.
+    """
+    if isinstance(system, Program):
+        return system.measure(case, pace, report)
     payload = PAYLOADS[case.payload]
     learner = system.learner(payload, 1, case.workers)
     weights = {"published": np.zeros(1, np.int64), "w": np.random.default_rng(1).random(BYTES[case.mode] // 8)}
@@ -26,31 +31,35 @@ def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
     pause = random.Random(7).uniform
     calls: list[int] = []
     arrivals: list[int] = []
+    reads: list[int] = []
 
     def publish(seconds: float) -> None:
         end = monotonic() + seconds
         while monotonic() < end:
             sleep(pause(0.001, 0.003))  # until it sleeps
             weights["published"][0] = monotonic_ns()
-            start = perf_counter_ns()
+            start = monotonic_ns()
             learner.publish(weights)
-            calls.append(perf_counter_ns() - start)
+            done = monotonic_ns()
+            calls.append(done - start)
             stamps = learner.column(learner.sample(), payload.paths[0]).reshape(-1)[:4].view(np.int64)
             assert stamps[0] == weights["published"][0], "the worker has other weights than were published"
             arrivals.append(int(stamps[1] - stamps[0]))
+            reads.append(int(stamps[1]) - done)
 
     with Crew([job] * case.workers, report.fail) as crew:
         report.phase("warm-up", pace.warmup)
         crew.go()
         learner.sample()
         publish(pace.warmup)
-        calls.clear()
-        arrivals.clear()
+        for times in (calls, arrivals, reads):
+            times.clear()
         seconds = 2 * pace.seconds
         report.phase("measure", seconds)
         publish(seconds)
     p50, p90, p99 = np.percentile(arrivals, [50, 90, 99]) / 1e3
     figures = {"p50_us": p50, "p90_us": p90, "p99_us": p99, "samples": len(arrivals), "publish_us": float(np.median(calls)) / 1e3}
     if BYTES[case.mode]:
-        figures["publish_bytes_per_s"] = BYTES[case.mode] / np.median(calls) * 1e9
+        figures["read_us"] = float(np.median(reads)) / 1e3
+        figures |= {f"{name}_bytes_per_s": BYTES[case.mode] / figures[f"{name}_us"] * 1e6 for name in ("publish", "read")}
     return figures

@@ -61,6 +61,18 @@ def test_listing_imports_nothing(way: None) -> None:
     assert not any(name.startswith("fake_") for name in sys.modules)
 
 
+def test_a_distribution_that_is_just_being_installed_breaks_no_other(way: None, install: Install) -> None:
+    install("echo-half", "1", TRANSPORTS, {"half": "fake_half"}, fake_half="")
+    (metadata,) = [path for entry in sys.path for path in Path(entry).glob("echo_half-1.dist-info/METADATA")]
+    metadata.unlink()
+    half, whole = plugins.installed(TRANSPORTS)
+    assert (half.name, half.distribution, half.version) == ("half", "?", "?")
+    assert (whole.name, whole.error) == ("way", None)
+    assert plugins.transport("way").name == "way"
+    with pytest.raises(PluginNotFound, match="disabled by ECHO_DISABLE_PLUGINS"):
+        PluginHost(env={"ECHO_DISABLE_PLUGINS": "way"}).transport("way")
+
+
 def test_selecting_imports_one_and_describing_does_not_import_the_factory(
     way: None, install: Install
 ) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_core.errors import ProtocolError, SpecError
-from echo_core.weights import ALIGNMENT, PackedWeights, aligned_bytes, digest, pack, unpack
+from echo_core.weights import ALIGNMENT, PackedWeights, aligned_bytes, digest, pack, unpack, verify
 
 
 class Net(NamedTuple):
@@ -337,6 +337,15 @@ def test_every_damaged_byte_is_noticed() -> None:
         with pytest.raises(ProtocolError, match="damaged"):
             unpack(packed.meta, other)
     unpack(packed.meta, payload)
+
+
+def test_bytes_that_were_proven_are_not_read_again() -> None:
+    packed = pack({"w": np.arange(100.0)}, 3)
+    weights = unpack(packed.meta, packed.payload, proven=verify(packed.meta, packed.payload))
+    assert weights.params["w"].tolist() == list(range(100)) and (weights.version, weights.digest) == (3, packed.digest)
+    other = pack({"w": np.arange(100.0) + 1}, 3)
+    with pytest.raises(ProtocolError, match="damaged"):
+        unpack(packed.meta, packed.payload, proven=other.digest)  # proven of other bytes
 
 
 def test_mixed_up_versions_are_noticed() -> None:

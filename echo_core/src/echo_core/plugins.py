@@ -238,7 +238,7 @@ class PluginHost:
     def _found(self, group: str) -> list[tuple[PluginRecord, EntryPoint]]:
         found = {}
         for entry in entry_points(group=group):
-            name, number = (entry.dist.name, entry.dist.version) if entry.dist else ("?", "?")
+            name, number = _provider(entry)
             disabled = self._disabled_by(entry.name, name)
             found[PluginRecord(group, entry.name, entry.value, name, number, disabled)] = entry
         return sorted(found.items(), key=lambda pair: (pair[0].name, pair[0].distribution))
@@ -302,6 +302,18 @@ def _collision(record: PluginRecord, usable: list[PluginRecord]) -> str | None:
         f"{record.name!r} is provided by more than one distribution: {listed}; "
         f"uninstall or disable one (ECHO_DISABLE_PLUGINS={rivals[-1].distribution})"
     )
+
+
+def _provider(entry: EntryPoint) -> tuple[str, str]:
+    """Name and version of the distribution it belongs to; "?" for what that does not say.
+
+    One that is being installed at this moment lists its entry points before its metadata is there, and must not break the others.
+    Then these are None, or an error: which, is up to Python's version.
+    """
+    try:
+        return (entry.dist.name or "?", entry.dist.version or "?") if entry.dist else ("?", "?")
+    except (KeyError, PackageNotFoundError):
+        return "?", "?"
 
 
 def _canonical(name: str) -> str:

@@ -136,18 +136,23 @@ def pack(
     return PackedWeights(version, value, meta.encode(), payload)
 
 
-def unpack(meta: bytes, payload: Any, like: Any = None, *, namespace: str = "") -> Weights:
+def unpack(
+    meta: bytes, payload: Any, like: Any = None, *, namespace: str = "", proven: int | None = None
+) -> Weights:
     """The tree that `pack` was given, over `payload` (any contiguous buffer) without copying.
 
     Dicts, lists, tuples and None are rebuilt by themselves (any kind of dict as a plain dict, in
     the published order of keys); other classes need `like`, an example tree, whose containers and,
     where it has numpy arrays, shapes and dtypes must be those published.
 
+    `proven` is what `receive` or `verify` found these same bytes to digest to: they are not read
+    once more, which takes as long as a copy of them.
+
     Raises ProtocolError when the bytes are not what was packed (damaged or mixed up), SpecError
     when `like` is missing or differs, naming the leaf. Trusts nothing it reads.
     """
     try:
-        content, buffer, version, found = _opened(meta, payload)
+        content, buffer, version, found = _opened(meta, payload, proven)
         buffer = buffer.view()
         buffer.flags.writeable = False
         leaves = [_leaf_from_json(leaf, buffer) for leaf in content["leaves"]]
@@ -191,12 +196,12 @@ def verify(meta: bytes, payload: Any) -> int:
         raise ProtocolError(f"weights with a malformed description: {error!r}") from error
 
 
-def _opened(meta: bytes, payload: Any) -> tuple[dict[str, Any], np.ndarray, int, int]:
+def _opened(meta: bytes, payload: Any, proven: int | None = None) -> tuple[dict[str, Any], np.ndarray, int, int]:
     """The description without version and digest, the payload's bytes, the version, the digest."""
     size = memoryview(payload).nbytes
     buffer = np.frombuffer(payload, np.uint8) if size else np.empty(0, np.uint8)
     content, version, claimed = _parsed(meta)
-    found = digest(buffer, _seed(content))
+    found = digest(buffer, _seed(content)) if proven is None else proven
     _same(version, claimed, found)
     if len(content["leaves"]) > MAX_LEAVES:
         raise ProtocolError(f"{len(content['leaves'])} leaves")

@@ -54,6 +54,17 @@ def _pour(address: str, maker: int, filler: int, counts: mmap.mmap, options: dic
         struct.pack_into("<Q", counts, ENTRY * maker, number)
 
 
+def hold_with_a_child(address: str, said: Pipe) -> None:
+    """Reserve a slot and fork a child that outlives this process, however that ends; say its pid."""
+    client = Client(address, example())
+    slot = client.reserve()
+    child = os.fork()
+    if child:
+        said.send(child)
+    signal.pause()
+    del slot
+
+
 def hold(address: str, slots: int, said: Pipe, asked: Pipe) -> None:
     """Reserve `slots` and write half of each; then, when asked, finish them and say how that went."""
     client = Client(address, example(), reservations=slots)

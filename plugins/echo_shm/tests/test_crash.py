@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Server
-from echo_core.errors import EchoTimeoutError
+from echo_core.errors import EchoError, EchoTimeoutError
 from echo_core.testing.processes import descriptors, settled, until
 from echo_core.testing.samples import Tally, example, stacked
+from echo_shm.connection import ShmUplink
 from echo_shm.transport import ShmTransport
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
@@ -91,6 +92,49 @@ def test_what_a_killed_worker_held_is_filled_by_others(processes: list[Any]) -> 
         tally.check({1: 8}, in_order=False)
         client.close()
         asking.close()
+
+
+def no_pidfd(pid: int, flags: int = 0) -> int:
+    """As of a process that has died by now, or is in a foreign pid namespace."""
+    raise ProcessLookupError(3, "No such process")
+
+
+def test_a_killed_worker_that_no_pidfd_tells_of_is_missed_all_the_same(processes: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pidfd_open", no_pidfd)
+    with Server(example(), 8, ShmTransport(claim_timeout=600.0)) as server:
+        (listener,) = server._listeners
+        heard, said = spawning.Pipe(duplex=False)
+        process = spawning.Process(target=nursery.hold_with_a_child, args=(str(server.address), said))
+        processes.append(process)
+        process.start()
+        assert heard.poll(30)
+        child = heard.recv()
+        try:
+            process.kill()
+            process.join()
+            until(lambda: not listener.stats()["direct_workers"] and server.stats()["store/samples_aborted_total"] == 1, "it is forgotten")
+            assert listener.stats()["killed_workers"] == 1
+        finally:
+            os.kill(child, signal.SIGKILL)
+        with Client(server.address, example()) as client:
+            client.send_batch(stacked(1, 0, 8))
+            assert take(server, Tally(), 10)
+        until(lambda: not listener.stats()["direct_workers"], "who left in order is forgotten, too")
+        assert listener.stats()["killed_workers"] == 1
+
+
+def test_a_worker_that_goes_before_it_has_the_store_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: ShmUplink, *_: object) -> None:
+        self.end(EchoError("not wanted any more"))
+
+    with Server(example(), 8, ShmTransport()) as server:
+        before = descriptors()
+        with monkeypatch.context() as patch:
+            patch.setattr(ShmUplink, "_attach", refuse)
+            with pytest.raises(EchoError, match="not wanted"):
+                Client(server.address, example(), timeout=20)
+        until(lambda: not server.peers() and not server._listeners[0].stats()["direct_workers"], "its records are free, though this process lives")
+        settled(descriptors, before, "descriptors")
 
 
 @pytest.mark.parametrize("first", [True, False])

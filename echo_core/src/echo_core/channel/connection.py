@@ -169,8 +169,8 @@ class ChannelConnection(Connection):
                 lambda: f"weights() waits for {up.learner()} to publish a version{newer}",
             )
             assert up.weights is not None
-            _, meta, payload = up.weights
-        return unpack(meta, payload, like)
+            _, meta, payload, proven = up.weights
+        return unpack(meta, payload, like, proven=proven)
 
     def request(
         self, op: str, body: dict[str, Any], blob: bytes = b"", timeout: float | None = None

@@ -59,7 +59,7 @@ class Uplink:
         error: why there never will be one again; `over` is set at the same time.
         closing: nothing more is taken over.
         parting: goodbye was said, so the end of the link is the end.
-        weights: (version, description, payload) of the newest that came whole.
+        weights: (version, description, payload, digest) of the newest that came whole.
         on_request: answers requests of the learner.
     """
 
@@ -84,7 +84,7 @@ class Uplink:
         self.error: EchoError | None = None
         self.closing = False
         self.parting = False
-        self.weights: tuple[int, bytes, np.ndarray] | None = None
+        self.weights: tuple[int, bytes, np.ndarray, int] | None = None
         self.weights_received = 0
         self.restarts = 0  # of the learner
         self.connects = 0
@@ -353,7 +353,7 @@ class Uplink:
         """Weights have come whole; `digest` is theirs where that was proven already."""
         digest = verify(meta, payload) if digest is None else digest
         with self.gate.lock:
-            self.weights = version, meta, payload
+            self.weights = version, meta, payload, digest
             self.weights_received += 1
             link.post(frame(Kind.RECEIPT, U64.pack(digest), seq=version))
             self.gate.changed.notify_all()

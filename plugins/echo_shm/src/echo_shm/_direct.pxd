@@ -23,6 +23,8 @@ cdef extern from "<mutex>" namespace "std" nogil:
 
 cdef class Mapping:
     cdef echo_remote* store
+    cdef int lifeline  # closed after the store is unmapped, by which the learner knows
+    cdef void cut(self) noexcept
 
 
 cdef class Lane:

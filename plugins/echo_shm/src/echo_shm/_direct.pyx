@@ -12,6 +12,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from libcpp.vector cimport vector
+from posix.unistd cimport close
 
 from echo_core.capi cimport ECHO_CLOSED, ECHO_FULL, ECHO_OK, echo_batch_pointers, echo_leaf_pointers, echo_run
 from echo_core.shared cimport (
@@ -40,9 +41,18 @@ os.register_at_fork(after_in_child=_forked)
 cdef class Mapping:
     """The learner's store as this process has mapped it; unmapped with the last reference."""
 
+    def __cinit__(self, int lifeline):
+        self.lifeline = lifeline
+
     def __dealloc__(self):
         if self.store != NULL:
             remote_detach(self.store)
+        self.cut()
+
+    cdef void cut(self) noexcept:
+        if self.lifeline >= 0:
+            close(self.lifeline)
+            self.lifeline = -1
 
 
 cdef class Lane:
@@ -256,9 +266,9 @@ cdef class Direct:
 
     # ---- what the connection does ---------------------------------------------------------------------------------------------
 
-    def attach(self, int fd, list records):
-        """Map the learner's store. Raises MemoryError, ProtocolError."""
-        cdef Mapping mapping = Mapping()
+    def attach(self, int fd, int lifeline, list records):
+        """Map the learner's store, and keep the `lifeline` open while it is. Raises MemoryError, ProtocolError."""
+        cdef Mapping mapping = Mapping(lifeline)
         mapping.store = remote_attach(fd, self.spec)
         with nogil:
             self.lock.lock()
@@ -351,6 +361,7 @@ cdef class Direct:
         self.kept = None
         if self.mapping is not None:
             self.mapping.store = NULL
+            self.mapping.cut()  # our copy: the learner is to see the parent go
 
     def wait_space(self, double seconds):
         """Sleep until there may be space, at most so long; at once when no store is mapped."""

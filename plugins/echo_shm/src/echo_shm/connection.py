@@ -113,7 +113,7 @@ class ShmUplink(Uplink):
         mode: Any = body.get("mode")
         records: Any = body.get("records")
         rows: Any = body.get("rows")
-        handed = bool(channel.fds) and {
+        handed = len(channel.fds) >= (2 if mode == "direct" else 1) and {
             "direct": isinstance(records, list) and bool(records) and all(type(r) is int and 0 < r < 1024 for r in records),
             "private": type(rows) is int and rows > 0,
         }.get(str(mode), False)
@@ -127,7 +127,7 @@ class ShmUplink(Uplink):
         if mode != "socket":
             fd = channel.fds.popleft()
             try:
-                self.direct.attach(fd, records) if mode == "direct" else self.direct.attach_lane(fd, rows)
+                self.direct.attach(fd, channel.fds.popleft(), records) if mode == "direct" else self.direct.attach_lane(fd, rows)
             except (EchoError, MemoryError, OSError) as error:
                 remedy = '; mode="private" needs less' if mode == "direct" else ""
                 self.end(EchoError(f"the memory of {self.address} cannot be used: {error}{remedy}"))

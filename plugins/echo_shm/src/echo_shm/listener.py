@@ -47,16 +47,27 @@ DEATH_SECONDS = 0.005  # the same while somebody has left and its process may be
 
 
 class Writer:
-    """A worker that has the store mapped, from then until nothing of it can write there any more."""
+    """A worker that has the store mapped, from then until nothing of it can write there any more.
+
+    Two things tell when its process has ended. A pidfd is not to be had of a process in a foreign pid namespace, nor of one that has died by now, nor
+    where a filter forbids it. The `lifeline`, a pipe whose other end stays open for as long as the store is mapped there, may be held by a child of it.
+    """
 
     def __init__(self, shared: SharedStore, records: list[int], pid: int, session: Session, name: str) -> None:
         self.records, self.session, self.name = records, session, name
-        self.pidfd = -1
         self.gone_since = 0.0  # its connection ended, at this time.monotonic()
         self._shared = shared
-        with suppress(OSError):  # a foreign pid namespace, or it has died by now: then the socket alone tells
+        ours, self.lifeline = os.pipe()
+        self._ends, self._watched = select.poll(), [ours]
+        self._ends.register(ours, 0)  # hung up, whatever is written to it
+        with suppress(OSError):
             if pid > 0:
-                self.pidfd = os.pidfd_open(pid)
+                self._watched.append(os.pidfd_open(pid))
+                self._ends.register(self._watched[-1], select.POLLIN)
+
+    def handed_over(self) -> None:
+        """The other end of the lifeline is the worker's now, or lost with what was on its way to it."""
+        os.close(self.lifeline)
 
     @property
     def samples(self) -> int:
@@ -70,21 +81,21 @@ class Writer:
         return self._shared.waiting(self.records[0])
 
     def dead(self) -> bool:
-        """Its process has ended: it writes nothing, whatever it was doing."""
-        if self.pidfd < 0:
-            return False
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        """Its process has ended, or never got the store: it writes nothing, whatever it was doing."""
+        return bool(self._ends.poll(0))
 
-    def harmless(self) -> bool:
-        return all(map(self._shared.left, self.records)) or self.dead()
+    def left(self) -> bool:
+        """It has said that it makes no more changes."""
+        return all(map(self._shared.left, self.records))
 
     def reap(self) -> None:
         for record in self.records:
             self._shared.reap(record)
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
+        self.forget()
+
+    def forget(self) -> None:
+        while self._watched:
+            os.close(self._watched.pop())
 
 
 class ShmServed(ServedClient):
@@ -175,7 +186,11 @@ class ShmServed(ServedClient):
         if body.get("mode") == "direct" and shared is not None:
             self.writer = self.listener.admit(channel.pid, wanted, self._session, self.peer.name)
             if self.writer is not None:
-                channel.give(shared.fd)
+                try:
+                    channel.give(shared.fd)
+                    channel.give(self.writer.lifeline)
+                finally:
+                    self.writer.handed_over()
                 return {"mode": "direct", "records": self.writer.records}
         try:
             lane = Lane(self._sink, self.listener.options.lane_bytes, rows)  # type: ignore[attr-defined]
@@ -292,12 +307,15 @@ class ShmListener(ChannelListener):
         if shared is None:
             return None
         records = [shared.enlist() for _ in range(wanted)]
-        if 0 in records:
+        try:
+            if 0 in records:
+                raise OSError("too many workers have")
+            writer = Writer(shared, records, pid, session, name)
+        except OSError as error:
             for record in filter(None, records):
                 shared.reap(record)
-            log.warning("worker %s gets no memory of %s: too many workers have; its samples come over the socket", name, self.address)
+            log.warning("worker %s gets no memory of %s: %s; it gets a lane, or sends over the socket", name, self.address, error)
             return None
-        writer = Writer(shared, records, pid, session, name)
         with self._watch:
             self._writers.add(writer)
             if self._keeper is None:
@@ -338,12 +356,11 @@ class ShmListener(ChannelListener):
                     break
             self._look(shared, writers)
         for writer in writers:  # the store is closing: what they still hold is nobody's
-            if writer.pidfd >= 0:
-                os.close(writer.pidfd)
+            writer.forget()
 
     def _look(self, shared: SharedStore, writers: list[Writer]) -> None:
         for writer in writers:
-            if writer.gone_since and writer.harmless():
+            if writer.gone_since and (writer.left() or writer.dead()):
                 self._reap(writer)
             elif not writer.gone_since and writer.dead():
                 self._hang_up(writer)  # a child of it has the socket still open
@@ -361,7 +378,7 @@ class ShmListener(ChannelListener):
             self._writers.discard(writer)
             self._reaped["samples"] += samples
             self._reaped["revoked"] += writer.revoked()
-            self._reaped["killed"] += writer.dead()
+            self._reaped["killed"] += not writer.left()
         with writer.session.lock:
             writer.session.inserted += samples
         writer.reap()

@@ -31,6 +31,7 @@ log = logging.getLogger("echo")
 
 MOST_BUFFERS = 512  # of one sendmsg; the kernel takes 1024
 FD_BYTES = array.array("i").itemsize
+MOST_FDS = 4  # that travel together
 MOST_PATH = 107  # bytes of an address in sockaddr_un
 
 
@@ -46,7 +47,7 @@ class UnixChannel(Channel):
         self.peer = f"pid {self.pid}" if self.pid else f"uid {self.uid}"
         self.fds: deque[int] = deque()  # received; whoever takes one closes it
         self._sock = sock
-        self._space = socket.CMSG_SPACE(FD_BYTES * 4) if takes_descriptors else 0
+        self._space = socket.CMSG_SPACE(FD_BYTES * MOST_FDS) if takes_descriptors else 0
         self._giving: deque[int] = deque()
 
     def give(self, fd: int) -> None:
@@ -57,11 +58,10 @@ class UnixChannel(Channel):
         parts = [view for view in (memoryview(b).cast("B") for b in buffers) if len(view)]
         at = 0
         while at < len(parts):
-            extra = []
-            if self._giving:
-                extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._giving[0]]))]
+            giving = list(self._giving)[:MOST_FDS]
+            extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", giving))] if giving else []
             sent = self._sock.sendmsg(parts[at : at + MOST_BUFFERS], extra)
-            if extra:
+            for _ in giving:
                 os.close(self._giving.popleft())
             while at < len(parts) and sent >= len(parts[at]):
                 sent -= len(parts[at])

@@ -120,7 +120,7 @@ cdef class Worker:
     cdef object flattener
     cdef double timeout
     cdef list spare        # an empty list for the next send, or None while one has it
-    cdef tuple newest      # (version, meta, Blob), verified
+    cdef tuple newest      # (version, meta, Blob, digest), verified
     cdef readonly str name
     cdef readonly str address
 

@@ -216,7 +216,7 @@ cdef class Worker:
             holds = self.engine.holds()
             newest = self.newest
             if newest is not None and self.newer(newest[0], newer_than):
-                return unpack(newest[1], newest[2], like)
+                return unpack(newest[1], newest[2], like, proven=newest[3])
             if patience is None:
                 patience = Patience(self, timeout, "weights")
             self.until(HELD, holds, patience)
@@ -241,7 +241,7 @@ cdef class Worker:
         except ProtocolError as error:
             self.fail(str(error), True)
             return
-        self.newest = (version, meta, blob)
+        self.newest = (version, meta, blob, digest)
         with nogil:
             self.engine.hold(version, digest)
 
