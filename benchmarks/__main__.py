@@ -1,4 +1,4 @@
-"""The command line: ``python -m benchmarks run|replay|table|plot|compare|cases``."""
+"""The command line: ``python -m benchmarks run|replay|merge|table|plot|compare|cases``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import harness, report, suites
+from benchmarks import harness, merge, report, suites
 from benchmarks.cases import Case, select
 from benchmarks.harness import Result, Settings
 from benchmarks.results import Results
@@ -37,6 +37,9 @@ def _parser() -> argparse.ArgumentParser:
         run.add_argument("--quick", action="store_true", help="fewer cases, shorter runs: some minutes")
         run.add_argument("--out", type=Path, default=Path("build/benchmarks"), metavar="DIR")
         run.set_defaults(suite=suite)
+    joined = commands.add_parser("merge", help="result files of parts of a suite as one")
+    joined.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    joined.add_argument("--out", type=Path, required=True, metavar="FILE")
     table = commands.add_parser("table", help="print a result file as Markdown")
     table.add_argument("file", type=Path)
     picture = commands.add_parser("plot", help="draw a result file")
@@ -112,6 +115,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.command in RUNS:
             _run(args)
+        elif args.command == "merge":
+            content = merge.merge([Results.load(file) for file in args.files])
+            args.out.write_text(json.dumps(content, indent=1) + "\n")
         elif args.command == "table":
             results = Results.load(args.file)
             print(suites.part(results.suite, "report").table(results), end="")

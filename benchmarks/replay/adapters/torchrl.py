@@ -49,7 +49,7 @@ class TorchBuffer(Buffer):
 
     def pair(self, priorities: np.ndarray) -> None:
         drawn = self.sample()
-        self._buffer.update_priority(drawn["index"], torch.from_numpy(priorities))
+        self._buffer.update_priority(drawn["index"], torch.from_numpy(priorities.astype(np.float32)))  # it takes no others
 
     def arrays(self, batch: Any) -> list[np.ndarray]:
         return [batch[name].numpy() for name in self._names]

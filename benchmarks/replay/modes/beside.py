@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
 from time import perf_counter
 
 from benchmarks.pace import Figures, Pace, Reporter
@@ -12,7 +10,7 @@ from benchmarks.replay.adapters.base import System
 from benchmarks.replay.cases import BATCH, Case
 from benchmarks.replay.items import ITEMS
 from benchmarks.replay.modes.draw import batches, pairs
-from benchmarks.replay.modes.steps import check, fill, repeat
+from benchmarks.replay.modes.steps import check, fill, repeat, waited_for_core
 
 
 def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
@@ -43,11 +41,3 @@ def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:
     figures["unhindered_rate"] = draws / max(elapsed - waited, 1e-9)
     figures["rate"] = figures["insert_rate" if case.mode == "tcp-insert" else "draw_rate"]
     return figures
-
-
-def waited_for_core() -> float:
-    """Seconds for which this thread was ready to run and no core was free; 0 where the kernel does not tell (other than Linux)."""
-    try:
-        return int(Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -46,3 +48,11 @@ def repeat(call: Callable[[], Any], seconds: float, at_once: int = 1) -> tuple[i
         count += at_once
         now = perf_counter()
     return count, now - start
+
+
+def waited_for_core() -> float:
+    """Seconds for which this thread was ready to run and no core was free; 0 where the kernel does not tell (other than Linux)."""
+    try:
+        return int(Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

@@ -1,4 +1,4 @@
-"""What is counted, seen from outside: flat dicts for loggers, and the ticker that feeds observers."""
+"""What is counted, seen from outside: flat dicts for loggers, and the ticker that feeds observers and the log."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from . import plugins
+from .blocked import BlockedWorkers
 
 if TYPE_CHECKING:
     import pluggy
@@ -25,7 +26,7 @@ def server_stats(server: Server) -> dict[str, float | int | str]:
     `store/*` the counters of `SampleInfo`; `latency/<histogram>_count` and `_{p50,p90,p99,max}_ns`; `weights/version` (0: none
     published), `weights/age_s`; `transport/<scheme>/*` what each listener counts; `worker/<name>/*` samples, bytes, weights_version,
     weights_digest (hex), state, state_s of each connected worker; `table/<name>/*` of each replay table its counters,
-    samples_per_insert, and whom its rate limiter blocks now (`blocked`).
+    samples_per_insert, whom its rate limiter blocks now (`blocked`), and why (`blocked_by`).
     """
     c = server._counters()
     out: dict[str, float | int | str] = {
@@ -83,27 +84,32 @@ def as_html(title: str, stats: Mapping[str, float | int | str]) -> str:
 
 
 class StatsTicker:
-    """Calls the observers' `echo_stats` about once a second while the server lives; no observer, no thread."""
+    """About once a second while the server lives: calls the observers' `echo_stats`, and logs whom replay tables keep waiting. Without
+    either, observers or tables, there is no thread."""
 
     INTERVAL = 1.0  # seconds
 
     def __init__(self, server: Server, observers: pluggy.PluginManager) -> None:
         self._server = weakref.ref(server)
         self._observers = observers
+        self._blocked = BlockedWorkers()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="echo-stats", daemon=True)
         self._thread.start()
 
     @classmethod
     def maybe(cls, server: Server, observers: pluggy.PluginManager) -> StatsTicker | None:
-        return cls(server, observers) if observers.hook.echo_stats.get_hookimpls() else None
+        return cls(server, observers) if server.tables or observers.hook.echo_stats.get_hookimpls() else None
 
     def _run(self) -> None:
         while not self._stop.wait(self.INTERVAL):
             server = self._server()
             if server is None:
                 return
-            plugins.notify(self._observers, "echo_stats", stats=server.stats())
+            if self._observers.hook.echo_stats.get_hookimpls():
+                plugins.notify(self._observers, "echo_stats", stats=server.stats())
+            if server.tables:
+                self._blocked.look(server)
             del server
 
     def stop(self) -> None:

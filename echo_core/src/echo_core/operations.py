@@ -134,8 +134,8 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     borrower = 0 if table.lease_timeout is None else id(peer)
     try:
         sample = table.draw(n, 0, beta, borrower)
-    except EchoTimeoutError as error:
-        return {"wait": str(error)}, b""
+    except EchoTimeoutError:
+        return {"wait": table.who_blocks_learner(n)}, b""
     if sample is None:
         return {"closed": True}, b""
     if borrower and not server.has(peer):  # it left meanwhile, and what it had was taken back before this batch was drawn
@@ -195,7 +195,7 @@ def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     except EchoTimeoutError as error:
         if error.inserted:
             raise EchoError(f"{error.inserted} of {n} were inserted, then: {error}") from error
-        return {"wait": str(error)}, b""
+        return {"wait": table.who_blocks_writers()}, b""
     return {}, join(keys)
 
 

@@ -226,7 +226,7 @@ cdef class ReplayTable(KeyedTable):
         return f"priority {c.refused_priority} of sample {c.refused_sample} is negative or not finite"
 
     def stats(self) -> dict:
-        """Flat figures, and who is blocked by what: `blocked` is "", "inserts", "samples" or both."""
+        """Flat figures, and who is blocked by what: `blocked` is "", "inserts", "samples" or both, `blocked_by` says why in words."""
         out = self.counters()
         out["capacity"] = self.table.capacity()
         out["samples_per_insert"] = out["samples"] / out["inserts"] if out["inserts"] else 0.0
@@ -237,6 +237,7 @@ cdef class ReplayTable(KeyedTable):
         if self.lags is not None:
             out.update(lag_figures(self.policy_version, *self.policy_versions()))
         out["blocked"] = "+".join([word for word, on in (("inserts", inserting), ("samples", sampling)) if on])
+        out["blocked_by"] = "; ".join([who() for who, on in ((self.who_blocks_writers, inserting), (self.who_blocks_learner, sampling)) if on])
         return out
 
     def histograms(self) -> dict:
