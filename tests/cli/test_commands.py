@@ -37,6 +37,8 @@ def test_every_command_has_help(echoctl) -> None:
     for name in ("serve", "top", "tap", "doctor", "bench", "plugins", "config", "token", "init"):
         assert name in done.out and echoctl(name, "--help").code == 0
     assert echoctl("--version").out.startswith("echoctl 0.")
+    alone = echoctl()
+    assert alone.code == 2 and alone.err.count("Usage:") == 1 and alone.err.strip() == done.out.strip()
     wrong = echoctl("sevre")
     assert wrong.code == 2 and "sevre" in wrong.err
 

@@ -32,7 +32,7 @@ def test_a_worker_may_be_there_before_the_learner() -> None:
 
 
 def test_a_learner_that_is_not_there_is_reported_with_the_reason() -> None:
-    with pytest.raises(EchoTimeoutError, match=r"waits for a learner at local://learner: nobody listens .* 0.2 s"):
+    with pytest.raises(EchoTimeoutError, match=r"waits for a learner at local://learner: nobody listens .* 0.2 s; start the learner, or correct the address"):
         connect(timeout=0.2)
 
 

@@ -209,5 +209,5 @@ def test_wait_until_keeps_the_time() -> None:
     gate = threading.Condition()
     with gate:
         wait_until(gate, lambda: True, 0, lambda: "nobody waits")
-        with pytest.raises(EchoTimeoutError, match=r"^a waits for b; gave up after 0.05 s$"):
+        with pytest.raises(EchoTimeoutError, match=r"^a waits for b; gave up after 0.05 s; wait longer \(timeout=\)$"):
             wait_until(gate, lambda: False, 0.05, lambda: "a waits for b")

@@ -40,8 +40,9 @@ def wait_until(
     ready: Callable[[], bool],
     timeout: float,
     waiting: Callable[[], str],
+    advice: Callable[[], str] = lambda: "wait longer (timeout=)",
 ) -> None:
-    """Sleep on `condition` (held) until `ready()`. `waiting()` says who waits for whom.
+    """Sleep on `condition` (held) until `ready()`. `waiting()` says who waits for whom, `advice()` what to do about it.
 
     Raises EchoTimeoutError after `timeout` seconds (math.inf: never); logs once after a few.
     """
@@ -50,7 +51,7 @@ def wait_until(
     while not ready():
         waited = time.monotonic() - start
         if waited >= timeout:
-            raise EchoTimeoutError(f"{waiting()}; gave up after {timeout:g} s")
+            raise EchoTimeoutError(f"{waiting()}; gave up after {timeout:g} s; {advice()}")
         if not logged and waited >= LOG_AFTER:
             logged = True
             log.warning("%s (for %.0f s so far)", waiting(), waited)

@@ -113,7 +113,7 @@ class Uplink:
     def wait(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
         """Sleep until `ready()`; raises why the session is over, or as `wait_until`."""
         over = self.over.is_set
-        wait_until(self.gate.changed, lambda: ready() or over(), seconds, waiting)
+        wait_until(self.gate.changed, lambda: ready() or over(), seconds, waiting, self.advice)
         if not ready():
             self.check()
 
@@ -141,6 +141,12 @@ class Uplink:
         """The learner as it is seen now, for people."""
         now = "" if self.link is not None else f", not connected: {self.trouble or 'dialling'}"
         return f"the learner at {self.address} ({self.under_way()} samples unacknowledged{now})"
+
+    def advice(self) -> str:
+        """What somebody who waited in vain can do about it."""
+        if self.link is None:
+            return "start the learner, or correct the address"
+        return f"see what it does (echoctl top {self.address}), or wait longer (timeout=)"
 
     def connecting(self) -> str:
         trouble = f": {self.trouble}" if self.trouble else ""

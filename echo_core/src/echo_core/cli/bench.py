@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -63,6 +64,7 @@ def command(transports: tuple[str, ...], sizes: tuple[int, ...], counts: tuple[i
     if not names:
         raise ConfigError("no transport is installed; see: echoctl plugins list")
     cases = [(name, size, count) for name in names for size in sizes or (20, 1024, 28672) for count in counts or (1, 4)]
+    logging.getLogger("echo").setLevel(logging.ERROR)  # that workers are lost says nothing here: they are killed after each case
     rows: list[dict[str, Any]] = []
     progress = console(stderr=True)
     for number, (name, size, count) in enumerate(cases, 1):
@@ -164,7 +166,7 @@ def _plot(rows: list[dict[str, Any]], picture: Path) -> None:
     except ImportError as error:
         raise ConfigError(f"no plot: {error}; run: pip install matplotlib") from None
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     names = [f"{row['transport']}, {row['bytes']} B, {row['workers']} worker{'s' * (row['workers'] > 1)}" for row in rows]
     rates = [row["samples_per_s"] for row in rows]
@@ -172,10 +174,13 @@ def _plot(rows: list[dict[str, Any]], picture: Path) -> None:
     axes.plot(rates, names, "o")  # no bars: where they would begin means nothing on this scale
     if old := [(row["samples_per_s"] / row["ratio"], name) for row, name in zip(rows, names) if row.get("ratio")]:
         axes.plot([rate for rate, _ in old], [name for _, name in old], "|", color="gray", markersize=14, label="before")
-        axes.legend()
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False, borderaxespad=0)
     for rate, name in zip(rates, names):
         axes.annotate(f"{rate:,.0f}", (rate, name), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=8)
     axes.set(xscale="log", xlabel="samples per second")
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)) if max(rates) < 50 * min(rates) else ticker.LogLocator())
+    axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     axes.margins(0.15, 0.5 / len(rows))
     axes.grid(axis="x", which="major", alpha=0.3)
     axes.invert_yaxis()

@@ -17,6 +17,9 @@ __all__ = ["FOUND_WRONG", "UNREACHABLE", "UNUSABLE", "run"]
 
 FOUND_WRONG, UNUSABLE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
+#: What click 8.2 raises for a group without a command; before, it printed the help itself.
+_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
 _COMMANDS = {
     "serve": "run a server from a configuration",
     "top": "watch a running server, in the terminal or in a browser",
@@ -69,6 +72,9 @@ def run(arguments: Sequence[str]) -> int:
         return left.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
+    except _NO_ARGUMENTS as error:
+        print(error, file=sys.stderr)  # the help itself, which is no complaint
+        return UNUSABLE
     except click.ClickException as error:
         return _fail(arguments, UNUSABLE, error.format_message(), error)
     except BrokenPipeError:  # `echoctl ... | head` has seen enough

@@ -22,7 +22,7 @@ def command() -> None:
     """Configurations: files, environment and command line together."""
 
 
-@command.command()
+@command.command(short_help="every value, and where it came from")
 @_files
 @_settings
 @json_option
@@ -36,7 +36,7 @@ def show(files: tuple[str, ...], settings: tuple[str, ...], as_json: bool) -> in
     return 0
 
 
-@command.command()
+@command.command(short_help="check keys, and the options of plugins")
 @_files
 @_settings
 @json_option
@@ -48,7 +48,7 @@ def validate(files: tuple[str, ...], settings: tuple[str, ...], as_json: bool) -
     return 0
 
 
-@command.command()
+@command.command(short_help="a JSON Schema, for editors")
 @json_option
 def schema(as_json: bool) -> int:
     """A JSON Schema of the configuration, with the options of every installed plugin; for editors."""

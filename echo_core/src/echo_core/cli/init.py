@@ -21,7 +21,7 @@ def command() -> None:
     """Start a package of your own."""
 
 
-@command.command()
+@command.command(short_help="a package with a transport or a sampler, tests included")
 @click.argument("kind", type=click.Choice(["transport", "sampler"]))
 @click.argument("name")
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where to make it; default: echo-NAME here.")

@@ -31,7 +31,7 @@ def command() -> None:
     """Installed transports, samplers and observers."""
 
 
-@command.command(name="list")
+@command.command(name="list", short_help="what is installed, broken, or missing")
 @json_option
 def list_(as_json: bool) -> int:
     """All that are installed, and those known that are not, with the command that installs them.
@@ -61,7 +61,7 @@ def list_(as_json: bool) -> int:
     return int(any(row["state"] == "broken" for row in rows))
 
 
-@command.command()
+@command.command(short_help="one plugin, and its options")
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> int:
@@ -98,7 +98,7 @@ def show(name: str, as_json: bool) -> int:
     return 0
 
 
-@command.command()
+@command.command(short_help="run the conformance kit against a package")
 @click.argument("package")
 @click.option("--tests", type=click.Path(exists=True), help="The package's own contract tests, instead of a guess from its options.")
 @click.option("-k", "expression", help="Only the clauses whose names match, as in pytest.")
@@ -240,7 +240,7 @@ def _found(record: PluginRecord) -> dict[str, Any]:
 
 def _kind(about: dict[str, Any]) -> str:
     if "anyOf" in about:
-        return " or ".join(map(_kind, about["anyOf"]))
+        return " or ".join(dict.fromkeys(map(_kind, about["anyOf"])))  # a path is text in JSON
     return ", ".join(map(str, about["enum"])) if "enum" in about else about.get("type", "any")
 
 

@@ -19,7 +19,7 @@ def command() -> None:
     """Secrets that learner and workers share."""
 
 
-@command.command()
+@command.command(short_help="a random token, in a file only you can read")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="Where to write it; default: this user's token file.")
 @click.option("--print", "shown", is_flag=True, help="Print the token and write no file, as for a cluster's secret store.")
 @click.option("--force", is_flag=True, help="Replace the file: processes that hold the old token are refused from then on.")

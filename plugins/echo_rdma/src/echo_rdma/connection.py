@@ -110,7 +110,7 @@ class RdmaConnection(ChannelConnection):
             self._check()
             if time.monotonic() - start >= seconds:
                 with self._lock:
-                    raise EchoTimeoutError(f"flush() waits for {up.learner()} to read; gave up after {seconds:g} s")
+                    raise EchoTimeoutError(f"flush() waits for {up.learner()} to read; gave up after {seconds:g} s; {up.advice()}")
 
     def stats(self) -> dict[str, Any]:
         """Beside what every connection counts: messages (that carried the samples), lanes."""

@@ -208,7 +208,7 @@ class ShmUplink(Uplink):
 
     def wait_for_lane(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
         """As `wait`, for what the lane has a part in."""
-        wait_until(_Progress(self), lambda: ready() or self.over.is_set(), seconds, waiting)  # type: ignore[arg-type]
+        wait_until(_Progress(self), lambda: ready() or self.over.is_set(), seconds, waiting, self.advice)  # type: ignore[arg-type]
         if not ready():
             self.check()
 
@@ -408,7 +408,7 @@ class ShmConnection(ChannelConnection):
                     raise EchoError(f"{self.address} {why}; use send()")
                 if left <= 0:
                     what = f"reserve() waits for {up.learner()} to take samples out of its full store"
-                    raise EchoTimeoutError(f"{what}; gave up after {seconds:g} s")
+                    raise EchoTimeoutError(f"{what}; gave up after {seconds:g} s; {up.advice()}")
                 if not self._direct.ready:  # samples that were taken over before come first
                     up.gate.changed.wait(min(left, PUMP_SECONDS))
             self._direct.wait_space(min(left, PUMP_SECONDS))

@@ -130,6 +130,7 @@ cdef class Worker:
     cdef int check(self) except -1
     cdef object error(self, Status status)
     cdef str situation(self, str what)
+    cdef str advice(self)
 
 
 cdef class Patience:

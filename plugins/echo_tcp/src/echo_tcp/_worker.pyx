@@ -432,6 +432,12 @@ cdef class Worker:
             " the learner's store is full or the learner is slow"
         )
 
+    cdef str advice(self):
+        """What somebody who waited in vain can do about it."""
+        if not self.engine.stats().connected:
+            return "start the learner, or wait longer (timeout=)"
+        return f"see what it does (echoctl top {self.address}), or wait longer (timeout=)"
+
 
 cdef class Patience:
     """How long one call still waits: slices between looks for Ctrl-C, a line in the log once it
@@ -447,7 +453,7 @@ cdef class Patience:
         cdef double waited = monotonic() - self.start
         if not waited < self.seconds:
             raise EchoTimeoutError(
-                f"{self.worker.situation(self.what)}; gave up after {self.seconds:g} s"
+                f"{self.worker.situation(self.what)}; gave up after {self.seconds:g} s; {self.worker.advice()}"
             )
         if waited >= LOG_AFTER and not self.logged:
             self.logged = True

@@ -119,6 +119,7 @@ class RecoveryClauses:
         outcome = returns(lambda: rig.client(address, timeout=0.4), PATIENCE)
         assert isinstance(outcome, EchoTimeoutError), outcome
         assert str(address).split("?")[0] in str(outcome)
+        assert "start the learner" in str(outcome), "what to do about it"
 
     def test_a_worker_may_come_before_its_learner(self, rig: Rig, needs: Needs) -> None:
         needs("restarts")

@@ -27,7 +27,7 @@ class WaitingClauses:
         for timeout in (0, 0.3):
             with pytest.raises(EchoTimeoutError, match="(?i)learner|server") as caught:
                 client.send(sample(1, 4 + WINDOW), timeout=timeout)
-            assert "wait" in str(caught.value)
+            assert "wait longer (timeout=)" in str(caught.value), "what to do about it"
             with pytest.raises(EchoTimeoutError, match="(?i)learner|server"):
                 client.send_batch(stacked(1, 4 + WINDOW, 2), timeout=timeout)
             with pytest.raises(EchoTimeoutError, match="(?i)learner|server"):
