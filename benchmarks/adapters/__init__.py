@@ -32,6 +32,8 @@ SYSTEMS: dict[str, Entry] = {
     "ucxx": Entry("benchmarks.adapters.ucxx:Ucxx", ("ucxx-cu12",), "BENCH_UCXX_PYTHON", hint="pip install ucxx-cu12"),
     "grpcio": Entry("benchmarks.adapters.grpcio:Grpcio", ("grpcio",)),
     "grpcio-bytes": Entry("benchmarks.adapters.grpcio:GrpcioBytes", ("grpcio",)),
+    "grpcio-full": Entry("benchmarks.adapters.grpcio:GrpcioFull", ("grpcio",)),
+    "grpcio-kept": Entry("benchmarks.adapters.grpcio:GrpcioKept", ("grpcio",)),
     "sockets": Entry("benchmarks.adapters.sockets:Sockets", ()),
     "sockets-kept": Entry("benchmarks.adapters.sockets:SocketsKept", ()),
 }

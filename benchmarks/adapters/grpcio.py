@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import grpc
+import numpy as np
 
 from benchmarks.adapters.base import Learner, MessageLearner, System, Worker
 from benchmarks.payloads import Payload, Tree
@@ -26,6 +28,8 @@ OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 ACK_EVERY = 64
+FULL_BYTES = 1 << 20  # of a message that holds many samples: what carries most, tried from 256 KiB to 4 MiB
+WINDOW_BYTES = 16 << 20  # of messages that a worker keeps, as Echo's does over gRPC
 KEPT_BYTES = 31 << 20  # once a block so large was freed, glibc keeps smaller ones, and no page of a message is fetched again
 
 
@@ -96,6 +100,58 @@ class GrpcBytesWorker(GrpcWorker):
         raise ConnectionError("the learner ended the stream")
 
 
+class GrpcFullLearner(GrpcLearner):
+    """Takes messages of many samples, which lie one after another in them."""
+
+    def __init__(self, payload: Payload, batch_size: int, connections: int) -> None:
+        super().__init__(payload, batch_size, connections)
+        self._samples: deque[memoryview] = deque()
+
+    def sample(self) -> Any:
+        samples, size = self._samples, self.payload.sample_bytes
+        while len(samples) < self.batch_size:
+            message = memoryview(self._arrived.get())
+            samples.extend(message[at : at + size] for at in range(0, len(message), size))
+        return [samples.popleft() for _ in range(self.batch_size)]
+
+class GrpcKeptLearner(GrpcFullLearner):
+    """The same with every byte copied once, to where the learner wants it."""
+
+    def _stream(self, messages: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        return super()._stream((np.frombuffer(message, np.uint8).copy() for message in messages), context)  # type: ignore[misc]
+
+
+class GrpcFullWorker(GrpcWorker):
+    """Messages of many samples, made before the clock starts."""
+
+    def __init__(self, address: str, payload: Payload) -> None:
+        bytes(KEPT_BYTES)
+        super().__init__(address, payload)
+        self._payload = payload
+        self._per_message = max(1, FULL_BYTES // payload.sample_bytes)
+
+    def messages(self, samples: list[Tree]) -> Iterator[bytes]:
+        pack, cycle = self._pack, itertools.cycle(samples)
+        made = [b"".join(pack(next(cycle)) for _ in range(self._per_message)) for _ in range(2)]
+        return itertools.cycle(made)
+
+    def flood(self, samples: list[Tree]) -> NoReturn:
+        for _reply in self._call(self.messages(samples)):
+            pass
+        raise ConnectionError("the learner ended the stream")
+
+
+class GrpcKeptWorker(GrpcFullWorker):
+    """The same put together from the samples as they come, and kept for a while."""
+
+    def messages(self, samples: list[Tree]) -> Iterator[bytes]:
+        arrays = itertools.cycle([self._payload.arrays(sample) for sample in samples])
+        kept: deque[bytes] = deque(maxlen=max(1, WINDOW_BYTES // FULL_BYTES))
+        while True:
+            kept.append(b"".join(itertools.chain.from_iterable(itertools.islice(arrays, self._per_message))))
+            yield kept[-1]
+
+
 class Grpcio(System):
     name = "grpcio"
     can = frozenset({"tcp"})
@@ -118,3 +174,29 @@ class GrpcioBytes(Grpcio):
 
     def worker(self, address: str, payload: Payload) -> Worker:
         return GrpcBytesWorker(address, payload)
+
+
+class GrpcioFull(Grpcio):
+    """The most that grpcio can carry of small samples: messages of the best size, made beforehand, which nobody looks at. A ceiling."""
+
+    name = "grpcio-full"
+
+    def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
+        bytes(KEPT_BYTES)
+        return GrpcFullLearner(payload, batch_size, connections)
+
+    def worker(self, address: str, payload: Payload) -> Worker:
+        return GrpcFullWorker(address, payload)
+
+
+class GrpcioKept(GrpcioFull):
+    """The same with the two copies that no library is spared which keeps what is not acknowledged, and hands over arrays of its own."""
+
+    name = "grpcio-kept"
+
+    def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
+        bytes(KEPT_BYTES)
+        return GrpcKeptLearner(payload, batch_size, connections)
+
+    def worker(self, address: str, payload: Payload) -> Worker:
+        return GrpcKeptWorker(address, payload)

@@ -120,6 +120,20 @@ def test_roles_that_are_none(serve: Serve) -> None:
         Client(server.address, EXAMPLE, token="the key of readers", role="thief", timeout=20)
 
 
+def test_a_workers_token_is_for_its_work_alone(serve: Serve) -> None:
+    """It reads nothing of what is stored and changes nothing of it; weights are not published and learners not stopped over the network at all."""
+    server = serve(token="write:the key of workers, long enough")
+    with Client(server.address, EXAMPLE, token="the key of workers, long enough") as worker:
+        works(server, worker)
+        for name in ("sample", "item", "peek", "top", "priority_histogram", "tap", "update_priorities", "update_items", "ack", "delete"):
+            with pytest.raises(SecurityError, match=f"'{name}' needs a token for (read|admin); yours is for write"):
+                worker.request(name)
+        for name in ("publish", "stop", "close"):
+            with pytest.raises(EchoError, match=f"no operation '{name}'"):
+                worker.request(name)
+        works(server, worker)
+
+
 @pytest.mark.parametrize("pace", ["nothing", "byte by byte"])
 def test_slow_loris(serve: Serve, strangers: Strangers, pace: str) -> None:
     """Handshakes that never come to an end are ended, and keep nobody out meanwhile."""
@@ -152,7 +166,9 @@ def test_slow_loris(serve: Serve, strangers: Strangers, pace: str) -> None:
                 thread.join()
 
 
-def test_many_connection_attempts(serve: Serve, scheme: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_connection_attempts(
+    serve: Serve, scheme: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     """10 000 plain connections, most of which say something wrong; a worker is served all the time."""
     server = serve(handshake_timeout=2.0)
     place, stop = server.address.endpoint, threading.Event()
@@ -179,6 +195,7 @@ def test_many_connection_attempts(serve: Serve, scheme: str, caplog: pytest.LogC
             works(server, late)
     lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(lines) < 60, "strangers do not fill the disk"
+    assert len(capfd.readouterr().err.splitlines()) < 60, "nor do libraries that write past Python's log"
 
 
 def test_a_stranger_cannot_make_the_learner_allocate(serve: Serve, strangers: Strangers) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from echo_core.hookspecs import TransportInfo, hookimpl
+
+# grpcio reads it when it is first imported. By its own default it writes a line for every TLS handshake that fails: strangers could fill the disk.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 @hookimpl
