@@ -351,6 +351,7 @@ class ShmConnection(ChannelConnection):
             self._take(1, self._flattener.tobytes(sample), timeout)
 
     def _send_batch(self, samples: Any, timeout: float | None) -> None:
+        self._check()  # first of all: in a forked child whatever has a lock would wait for a thread that is not there
         if not self._direct.ready and self._uplink.catch_up():
             self._direct.send_batch(samples, timeout)
         else:
