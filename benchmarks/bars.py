@@ -206,7 +206,7 @@ BARS: dict[str, tuple[Bar, ...]] = {
 def ratio(results: Results, case: str, system: str, baseline: str = BASELINE) -> float | None:
     """How many times better than ``baseline`` a system is in a case, by medians; None if unknown."""
     ours = results.main_figure(case, system)
-    theirs = results.main_figure(stand_in(case), baseline)
+    theirs = results.main_figure(stand_in(case), baseline) if stand_in(case) in results.cases else None
     if ours is None or theirs is None or not ours.median or not theirs.median:
         return None
     factor = ours.median / theirs.median

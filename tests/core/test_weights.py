@@ -339,6 +339,35 @@ def test_every_damaged_byte_is_noticed() -> None:
     unpack(packed.meta, payload)
 
 
+def test_trees_that_differ_in_anything_have_descriptions_of_their_own() -> None:
+    """The description of the tree before is used again, if it is that of this one, too."""
+    a, b = np.arange(3.0), np.arange(4.0)
+    trees = [
+        {"a": a, "b": b},
+        {"b": b, "a": a},  # in another order
+        {"a": b, "b": a},
+        {"a": a, "b": b.astype(np.float32)},
+        {"a": a, "b": b.astype(">f8")},
+        {"a": a.reshape(3, 1), "b": b},
+        {"a": [a], "b": b},
+        {"a": (a,), "b": b},
+        {"x": {"a": a, "b": b}},
+        {"x": {"b": b, "a": a}},
+        {1: a, 2: b},
+        {True: a, 2: b},
+        {"a": a, "b": b, "c": 1},
+        {"a": a, "b": b, "c": 2},
+        [a, b],
+        a,
+    ]
+    for version, tree in enumerate((*trees, *trees, *reversed(trees)), 1):
+        packed = pack(tree, version)
+        weights = unpack(packed.meta, packed.payload)
+        assert repr(weights.params) == repr(optree.tree_map(lambda x: x.astype(x.dtype.newbyteorder("=")) if isinstance(x, np.ndarray) else x, tree))
+        assert weights.version == version
+        assert packed.digest == pack(tree, 1).digest
+
+
 def test_bytes_that_were_proven_are_not_read_again() -> None:
     packed = pack({"w": np.arange(100.0)}, 3)
     weights = unpack(packed.meta, packed.payload, proven=verify(packed.meta, packed.payload))

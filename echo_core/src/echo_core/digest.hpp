@@ -97,7 +97,7 @@ public:
 
 private:
     static constexpr size_t kPiece = 16384, kLarge = 1 << 20;  // multiples of 64
-    static constexpr size_t kAhead = 1024;
+    static constexpr size_t kSoon = 512, kAhead = 4096;
 
 #if defined(__SSE2__)
     static uint64_t stream_step(uint64_t lane, char* to, const char* from, uint64_t key) {
@@ -119,8 +119,10 @@ private:
         const size_t whole = length / 64 * 64;
         uint64_t lane[4] = {lane_[0], lane_[1], lane_[2], lane_[3]};
         for (size_t i = 0; i < whole; i += 64) {
-            // The processor's own prefetching stops at every page; worth a tenth of the time. Past the end it is no access.
-            _mm_prefetch(from + i + kAhead, _MM_HINT_T0);
+            // The processor's own prefetching stops at every page; worth a tenth of the time, and a third where another core wrote the source past its
+            // caches, so that it comes from main memory. Past the end it is no access.
+            _mm_prefetch(from + i + kAhead, _MM_HINT_T1);
+            _mm_prefetch(from + i + kSoon, _MM_HINT_T0);
             lane[0] = stream_step(lane[0], to + i, from + i, DIGEST_KEY[0]);
             lane[1] = stream_step(lane[1], to + i + 16, from + i + 16, DIGEST_KEY[1]);
             lane[2] = stream_step(lane[2], to + i + 32, from + i + 32, DIGEST_KEY[2]);

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import optree
@@ -92,28 +92,10 @@ def pack(
         raise SpecError(
             f"these weights have {len(values)} leaves, at most {MAX_LEAVES} are carried; stack some"
         )
-    arrays: list[tuple[int, np.ndarray]] = []
-    leaves: list[dict[str, Any]] = []
-    size = 0
-    for path, value in zip(structure.leaf_paths(treedef), values):
-        if type(value) in (bool, int, float, str):
-            leaves.append({"path": path, "value": _scalar_to_json(value)})
-            continue
-        array = _array_of(path, value)
-        leaves.append(
-            {
-                "path": path,
-                "shape": list(array.shape),
-                "dtype": dtype_to_json(native(array.dtype)),
-                "offset": size,
-            }
-        )
-        arrays.append((size, array))
-        size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-    payload = memory(size)
-    content = {"leaves": leaves, "structure": structure.to_json(treedef, keep_order=True)}
-    digester = Digester(_seed(content))
-    for offset, array in arrays:
+    layout, arrays = _layout(tree, values, treedef)
+    payload = memory(layout.size)
+    digester = Digester(layout.seed)
+    for offset, array in zip(layout.offsets, arrays):
         end = offset + array.nbytes
         # What is a whole number of lines is digested on its way; in pieces of 64 bytes, so that the rest comes after.
         even = array.nbytes // ALIGNMENT * ALIGNMENT
@@ -130,10 +112,62 @@ def pack(
         digester.update(payload[offset + even : upto])
     payload.flags.writeable = False
     value = digester.value
-    meta = json.dumps(
-        {"version": version, "digest": f"{value:016x}", **content}, separators=(",", ":")
-    )
+    meta = f'{{"version":{version},"digest":"{value:016x}",{layout.text}'
     return PackedWeights(version, value, meta.encode(), payload)
+
+
+class _Layout(NamedTuple):
+    """What lies where in the payload of some tree: of all trees with such containers and arrays, where they have nothing but arrays."""
+
+    offsets: list[int]
+    size: int
+    seed: int  # of the payload's digest
+    text: str  # the description from its third entry on
+
+
+# The newest, and of which trees it holds: who trains publishes the same arrays again and again, and writing the description of a small network
+# takes longer than copying it.
+_latest: tuple[Any, _Layout] | None = None
+
+
+def _layout(tree: Any, values: list[Any], treedef: optree.PyTreeSpec) -> tuple[_Layout, list[np.ndarray]]:
+    global _latest
+    key = None
+    if all(type(value) is np.ndarray for value in values) and (shape := _shape(tree)) is not None:
+        key = treedef, shape, [(value.dtype, value.shape) for value in values]
+        latest = _latest
+        if latest is not None and latest[0] == key:
+            return latest[1], values
+    leaves: list[dict[str, Any]] = []
+    offsets, arrays, size = [], [], 0
+    for path, value in zip(structure.leaf_paths(treedef), values):
+        if type(value) in (bool, int, float, str):
+            leaves.append({"path": path, "value": _scalar_to_json(value)})
+            continue
+        array = _array_of(path, value)
+        dtype = dtype_to_json(native(array.dtype))
+        leaves.append({"path": path, "shape": list(array.shape), "dtype": dtype, "offset": size})
+        offsets.append(size)
+        arrays.append(array)
+        size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    content = {"leaves": leaves, "structure": structure.to_json(treedef, keep_order=True)}
+    layout = _Layout(offsets, size, _seed(content), json.dumps(content, separators=(",", ":"))[1:])
+    if key is not None:
+        _latest = key, layout
+    return layout, arrays
+
+
+def _shape(tree: Any, depth: int = structure.MAX_DEPTH) -> Any:
+    """The keys of its dicts in their order, which is published, and which optree's specs leave out when they are compared. None: it has containers
+    of other kinds, or too many in each other."""
+    if type(tree) is np.ndarray:
+        return ()
+    if depth == 0 or type(tree) not in (dict, list, tuple):
+        return None
+    inner = [_shape(child, depth - 1) for child in (tree.values() if type(tree) is dict else tree)]
+    if None in inner:
+        return None
+    return (*tree, *map(type, tree), inner) if type(tree) is dict else inner
 
 
 def unpack(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import mmap
+import multiprocessing
 import os
 import sys
 import threading
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 
 from echo_core import Client, Server
 from echo_core.errors import EchoError, EchoTimeoutError
+from echo_core.testing import workers
 from echo_core.testing.processes import forked, until
 from echo_core.testing.samples import Tally, example, sample, stacked
 from echo_core.transport import Connection
@@ -148,6 +151,28 @@ def test_more_workers_than_records_use_the_socket() -> None:
         until(lambda: server._listeners[0].stats()["direct_workers"] == 0, "their records are free")
         with Client(server.address, example()) as client:
             assert client.stats()["mode"] == "direct"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking with threads is the point
+@pytest.mark.parametrize("way", ["spawn", "forkserver", "fork"])
+def test_workers_however_they_are_started(way: Any) -> None:
+    context = multiprocessing.get_context(way)
+    with Server(example(), 8, ShmTransport()) as server:
+        processes = [context.Process(target=workers.flood, args=(str(server.address), maker, 40, 8 * maker, {})) for maker in range(2)]
+        try:
+            for process in processes:
+                process.start()
+            drain(server, 80).check({0: 40, 1: 40})
+            for process in processes:
+                process.join(60)
+                assert process.exitcode == 0
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+                process.close()
+            if way == "forkserver":
+                forkserver._forkserver._stop()  # type: ignore[attr-defined]  # it would stay until this process ends
 
 
 def test_a_forked_child_leaves_the_store_alone() -> None:
