@@ -31,8 +31,13 @@ PANELS = (
     ("Prioritized: draw 256 and update them", ("pair", "pair-writer")),
     ("Over TCP, inserts beside a learner", ("tcp-insert",)),
     ("Over TCP, samples at the learner", ("tcp-sample",)),
-    ("Memory, less is better", ("memory",)),
+    ("Memory, less is better", ("memory", "memory-stacks")),
 )
+
+#: What stands below a bar's place, besides the items.
+LABELS = {
+    "insert": "one by one", "insert-batch": "calls of 256", "pair": "alone", "pair-writer": "beside a writer", "memory-stacks": "stacks of 4",
+}  # fmt: skip
 
 
 def draw(results: Results, path: Path) -> None:
@@ -95,7 +100,7 @@ def _panel(axis: Axes, results: Results, title: str, names: list[str]) -> None:
 
 def _label(results: Results, case: str) -> str:
     c = results.cases[case]
-    first = {"insert": "one by one", "insert-batch": "calls of 256", "pair": "alone", "pair-writer": "beside a writer"}.get(c["mode"], "")
+    first = LABELS.get(c["mode"], "")
     second = f"{ITEMS[c['payload']].title}, {short(c['capacity'])}"
     if c["mode"].startswith("tcp"):
         first = f"{c['workers']} workers" if c["workers"] else "no worker"
