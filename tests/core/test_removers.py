@@ -46,7 +46,7 @@ def test_one_that_draws_in_an_order_removes_in_it(remover: str, sampler: str) ->
 
 @pytest.mark.parametrize(("remover", "expected"), [("uniform", np.full(6, 1 / 6)), ({"type": "prioritized", "alpha": 1.0}, PRIORITIES / 27)])
 def test_one_that_draws_at_random_removes_as_often(remover: Any, expected: np.ndarray) -> None:
-    turns = 1200
+    turns = 400
     counts = np.zeros(6)
     for seed in range(turns):
         table = Table("t", EXAMPLE, capacity=6, sampler="uniform", remover=remover, seed=seed).make(2)
