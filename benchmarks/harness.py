@@ -30,6 +30,9 @@ Result = dict[str, Any]
 #: The one-minute load average above which a run carries a warning.
 BUSY = 0.5
 
+#: Seconds for a system to be imported; some are large, and a busy machine is slow.
+ASKING = 300.0
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -110,13 +113,12 @@ def abilities(suite: str, name: str, notes: list[str]) -> frozenset[str]:
         "system = suites.part(sys.argv[1], 'adapters').load(sys.argv[2]); "
         "print(json.dumps([sorted(system.can), dict(getattr(system, 'lacks', {}))]))"
     )
-    asked = subprocess.run(
-        [suites.part(suite, "adapters").SYSTEMS[name].python, "-c", code, suite, name],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [suites.part(suite, "adapters").SYSTEMS[name].python, "-c", code, suite, name]
+    try:
+        asked = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=ASKING)
+    except subprocess.TimeoutExpired:
+        notes.append(f"{name} did not say within {ASKING:g} s what it can do")
+        return frozenset()
     if asked.returncode:
         reason = (asked.stderr.strip().splitlines() or ["no message"])[-1]
         notes.append(f"{name} cannot be imported: {reason}")

@@ -8,14 +8,15 @@ from typing import Any
 from benchmarks.results import Results
 
 #: What has to be the same in all of them.
-SAME = ("format", "version", "suite", "settings", "git")
+SAME = ("format", "version", "suite")
 
 
 def merge(parts: Sequence[Results]) -> dict[str, Any]:
     """One result file's content: the cases of all of them in turn; systems in the order in which they were met first.
 
     Raises:
-        ValueError: two of them have the same case, or they are not of one suite, revision, machine, and of the same settings and systems.
+        ValueError: two of them have the same case, or they are not of one suite and machine, or of the same versions of the systems. Settings
+            and revisions may differ: what is said of all is that of the first, and notes say which parts had others.
     """
     first = parts[0].content
     machine = {key: value for key, value in first["machine"].items() if key != "load"}
@@ -36,8 +37,9 @@ def merge(parts: Sequence[Results]) -> dict[str, Any]:
             if name in cases:
                 raise ValueError(f"case {name} is in two parts")
             cases[name] = case
-        notes |= dict.fromkeys(part.content["notes"])
+        notes |= dict.fromkeys([*other(first, part), *(note for note in part.content["notes"] if "was busy" not in note)])
     load = max(part.content["machine"]["load"] for part in parts)
+    notes[f"measured in {len(parts)} parts; the load of the machine was up to {load} when they began"] = None
     return {
         **first,
         "created": min(part.content["created"] for part in parts),
@@ -47,3 +49,14 @@ def merge(parts: Sequence[Results]) -> dict[str, Any]:
         "cases": list(cases.values()),
         "results": [result for part in parts for result in part.content["results"]],
     }
+
+
+def other(first: dict[str, Any], part: Results) -> list[str]:
+    """What is not as in the first part, in words."""
+    names, settings, git = ", ".join(part.cases), part.content["settings"], part.content["git"]
+    said = []
+    if settings != first["settings"]:
+        said.append(f"{settings['repeat']} {'run' if settings['repeat'] == 1 else 'runs'} of {settings['seconds']:g} s")
+    if git != first["git"]:
+        said.append(f"revision {(git['revision'] or 'unknown')[:12]}" + ("+changes" if git["dirty"] else ""))
+    return [f"{names}: {', '.join(said)}"] if said else []

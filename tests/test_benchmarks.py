@@ -353,3 +353,35 @@ def test_replay_bars_judge_ratios_and_what_a_table_keeps() -> None:
     good, bad = file(small=1001, large=501), file(small=999, large=499)
     assert verdicts(good, "pair/41B/1M") == [True] and verdicts(bad, "pair/41B/1M") == [False]
     assert verdicts(good, "pair/41B/10M") == [True] and verdicts(bad, "pair/41B/10M") == [False]
+
+
+def test_parts_of_a_run_become_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def part(case: str, system: str, seconds: float = 1.0, **changes: object) -> Path:
+        described = {"machine": {"cpu": "a", "cores": 2, "load": seconds}, "git": {"revision": "f" * 40, "dirty": False}, "created": str(seconds)}
+        content = {
+            "format": "echo-benchmarks", "version": 1, "suite": "replay", **described, "systems": {system: "1"},
+            "settings": {"repeat": 1, "seconds": seconds, "warmup": 0.1, "patience": 1}, "notes": [f"{system} was seen"],
+            "cases": [REPLAY_CASES[case].describe()],
+            "results": [{"case": case, "system": system, "runs": [{"status": "ok", "figures": {"rate": seconds}}]}],
+        }  # fmt: skip
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
+        path.write_text(json.dumps({**content, **changes}))
+        return path
+
+    whole = tmp_path / "whole.json"
+    first, second = part("pair/41B/1M", "echo"), part("insert/41B/1M", "cpprb", 2.0)
+    assert main(["merge", str(first), str(second), "--out", str(whole)]) == 0
+    results = Results.load(whole)
+    assert list(results.cases) == ["pair/41B/1M", "insert/41B/1M"] and results.systems == ["echo", "cpprb"]
+    assert [results.main_figure(case, system).median for case, system in (("pair/41B/1M", "echo"), ("insert/41B/1M", "cpprb"))] == [1.0, 2.0]
+    notes = "\n".join(results.content["notes"])
+    assert "insert/41B/1M: 1 run of 2 s" in notes and "pair/41B/1M: " not in notes and "load of the machine was up to 2.0" in notes
+    for bad, words in (
+        (part("pair/41B/1M", "cpprb"), "case pair/41B/1M is in two parts"),
+        (part("insert/41B/1M", "echo", systems={"echo": "2"}), "echo is 1 in one part and 2 in another"),
+        (part("insert/41B/1M", "echo", machine={"cpu": "b", "cores": 2, "load": 0}), "one machine"),
+        (part("insert/41B/1M", "echo", suite="stream"), "same suite"),
+    ):
+        capsys.readouterr()
+        assert main(["merge", str(first), str(bad), "--out", str(tmp_path / "never.json")]) == 2
+        assert words in capsys.readouterr().err and not (tmp_path / "never.json").exists()

@@ -1,9 +1,10 @@
-"""Write the figures of docs/benchmarks.md and of the README from a benchmark run, so that nobody copies a figure by hand.
+"""Write the figures of docs/benchmarks.md and of the README from benchmark runs, so that nobody copies a figure by hand.
 
-    python tools/benchpage.py RESULT.json      # record this run: keep it as docs/benchmarks.json, and write the pages from it
-    python tools/benchpage.py                  # write the pages from the recorded run;  with --check: exit code 1 if one differs
+    python tools/benchpage.py RESULT.json      # record this run: keep it as docs/benchmarks.json (replay tables: benchmarks-replay.json, with
+                                               # its picture), and write the pages from it
+    python tools/benchpage.py                  # write the pages from the recorded runs;  with --check: exit code 1 if one differs
 
-A run is made by `./dev bench`, which says where it wrote its JSON. Everything of a page outside the two marks is left as it is.
+A run is made by `./dev bench`, which says where it wrote its JSON. Everything of a page outside the marks is left as it is.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import report  # noqa: E402
+from benchmarks import report, suites  # noqa: E402
 from benchmarks.results import Results  # noqa: E402
 
-RUN = ROOT / "docs" / "benchmarks.json"
-BEGIN, END = "<!-- made by tools/benchpage.py from benchmarks.json: change neither here -->", "<!-- end of what is made -->"
+#: The recorded run of each suite.
+RUNS = {"stream": ROOT / "docs" / "benchmarks.json", "replay": ROOT / "docs" / "benchmarks-replay.json"}
+END = "<!-- end of what is made -->"
 
 #: What the README shows.
 CHOSEN = {
@@ -35,30 +37,38 @@ CHOSEN = {
     "ready/20B": "`sample()` with a batch ready",
     "latency/20B/1w": "one sample on an idle link, `send` → `sample`, p50",
 }
-PAGES: dict[Path, Callable[[Results], str]] = {
-    ROOT / "docs" / "benchmarks.md": report.table,
-    ROOT / "README.md": lambda results: report.brief(results, CHOSEN) + "\n",
-}
+#: What is made of a suite's run, and where it belongs.
+PAGES: list[tuple[str, Path, Callable[[Results], str]]] = [
+    ("stream", ROOT / "docs" / "benchmarks.md", report.table),
+    ("replay", ROOT / "docs" / "benchmarks.md", suites.part("replay", "report").table),
+    ("stream", ROOT / "README.md", lambda results: report.brief(results, CHOSEN) + "\n"),
+]
 
 
-def page(name: str, text: str, results: Results, make: Callable[[Results], str]) -> str:
-    """The page with the figures of a run between its marks."""
-    before, begin, rest = text.partition(BEGIN)
+def page(name: str, text: str, run: str, made: str) -> str:
+    """The page with what was made of the run called `run` between its marks."""
+    begin = f"<!-- made by tools/benchpage.py from {run}: change neither here -->"
+    before, found, rest = text.partition(begin)
     _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"{name} has lost its marks {BEGIN!r} and {END!r}; put them where the figures belong")
-    return f"{before}{begin}\n\n{make(results)}\n{end}{after}"
+    if not (found and end):
+        raise ValueError(f"{name} has lost its marks {begin!r} and {END!r}; put them where the figures belong")
+    return f"{before}{begin}\n\n{made}\n{END}{after}"
 
 
 def main(arguments: list[str]) -> int:
     given = [Path(argument) for argument in arguments if argument != "--check"]
-    source = given[0] if given else RUN
-    results = Results.load(source)
-    written = {path: page(path.name, path.read_text(), results, make) for path, make in PAGES.items()}
+    runs = {results.suite: results for results in map(Results.load, given)}
+    runs |= {suite: Results.load(run) for suite, run in RUNS.items() if suite not in runs}
+    written = {path: path.read_text() for _, path, _ in PAGES}
+    for suite, path, make in PAGES:
+        written[path] = page(path.name, written[path], RUNS[suite].name, make(runs[suite]))
     if "--check" in arguments:
         return int(any(text != path.read_text() for path, text in written.items()))
-    if given:
-        RUN.write_text(json.dumps(json.loads(source.read_text()), indent=1) + "\n")
+    for path in given:
+        suite = Results.load(path).suite
+        RUNS[suite].write_text(json.dumps(json.loads(path.read_text()), indent=1) + "\n")
+        if suite == "replay":
+            suites.part(suite, "plot").draw(runs[suite], RUNS[suite].with_suffix(".png"))
     for path, text in written.items():
         path.write_text(text)
     return 0

@@ -27,6 +27,7 @@ MODES: dict[str, Mode] = {
         Mode("tcp-insert", "Over the network: inserts, while a learner samples", "server", INSERTS),
         Mode("tcp-sample", f"Over the network: batches of {BATCH} at the learner, beside the workers", "server", SAMPLES),
         Mode("memory", "Memory of a full prioritized table", "memory", Metric("bytes_per_item", "bytes per item", False)),
+        Mode("memory-stacks", "Memory of transitions of 4 stacked frames, prioritized", "stacks", Metric("bytes_per_item", "bytes per item", False)),
     )
 }
 
@@ -79,6 +80,7 @@ def _all() -> Iterable[Case]:
         yield Case("tcp-sample", payload, capacity, 4, quick=True)
         yield Case("tcp-sample", payload, capacity, 0, quick=payload == "41B")
     yield Case("memory", "41B", 1_000_000, quick=True)
+    yield Case("memory-stacks", "7KB", 20_000, quick=True)
 
 
 CASES: dict[str, Case] = {case.name: case for case in _all()}

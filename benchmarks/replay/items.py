@@ -1,4 +1,4 @@
-"""What the tables hold: a transition of CartPole's size, and an Atari frame with what belongs to it."""
+"""What the tables hold: a transition of CartPole's size, an Atari frame with what belongs to it, and one of the four frames it is made of."""
 
 from __future__ import annotations
 
@@ -19,4 +19,11 @@ ITEMS: dict[str, Payload] = {
         pool=64,
     ),
     "28KB": PAYLOADS["28KB"],
+    "7KB": Payload(
+        "7KB",
+        "7 KB frames",
+        (Leaf(("frame",), (84, 84), "uint8"), Leaf(("action",), (), "int32"), Leaf(("reward",), (), "float32")),
+        batch_size=64,
+        pool=4,
+    ),
 }

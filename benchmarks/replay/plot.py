@@ -31,8 +31,13 @@ PANELS = (
     ("Prioritized: draw 256 and update them", ("pair", "pair-writer")),
     ("Over TCP, inserts beside a learner", ("tcp-insert",)),
     ("Over TCP, samples at the learner", ("tcp-sample",)),
-    ("Memory, less is better", ("memory",)),
+    ("Memory, less is better", ("memory", "memory-stacks")),
 )
+
+#: What stands below a bar's place, besides the items.
+LABELS = {
+    "insert": "one by one", "insert-batch": "calls of 256", "pair": "alone", "pair-writer": "beside a writer", "memory-stacks": "stacks of 4",
+}  # fmt: skip
 
 
 def draw(results: Results, path: Path) -> None:
@@ -70,6 +75,7 @@ def _any(results: Results, case: str) -> bool:
 
 def _panel(axis: Axes, results: Results, title: str, names: list[str]) -> None:
     top: list[float] = []
+    low: list[float] = []
     for at, name in enumerate(names):
         shown = [(system, figure) for system in results.systems if (figure := results.main_figure(name, system))]
         width = 0.8 / max(4, len(shown))
@@ -78,6 +84,7 @@ def _panel(axis: Axes, results: Results, title: str, names: list[str]) -> None:
             axis.bar(x, figure.median, width * 0.92, color=COLOURS[system], zorder=2)
             axis.vlines(x, figure.q1, figure.q3, color=INK, linewidth=0.9, zorder=3)
             top.append(figure.q3)
+            low.append(figure.median)
             ratio = bars.times(results, name, system)
             text = number(figure.median) if system == bars.OURS or ratio is None else factor(ratio)
             axis.annotate(text, (x, figure.q3), (0, 3), textcoords="offset points", ha="center", fontsize=7.5, color=INK,
@@ -86,7 +93,7 @@ def _panel(axis: Axes, results: Results, title: str, names: list[str]) -> None:
     axis.set_title(title)
     axis.set_ylabel(results.metric(names[0]).unit, fontsize=8)
     axis.set_yscale("log")
-    axis.set_ylim(min(top) / 4, max(top) * 3)
+    axis.set_ylim(min(low) / 4, max(top) * 3)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axis.yaxis.set_minor_formatter(NullFormatter())
     axis.grid(axis="y", color=FAINT, linewidth=0.7, zorder=0)
@@ -95,7 +102,7 @@ def _panel(axis: Axes, results: Results, title: str, names: list[str]) -> None:
 
 def _label(results: Results, case: str) -> str:
     c = results.cases[case]
-    first = {"insert": "one by one", "insert-batch": "calls of 256", "pair": "alone", "pair-writer": "beside a writer"}.get(c["mode"], "")
+    first = LABELS.get(c["mode"], "")
     second = f"{ITEMS[c['payload']].title}, {short(c['capacity'])}"
     if c["mode"].startswith("tcp"):
         first = f"{c['workers']} workers" if c["workers"] else "no worker"

@@ -46,12 +46,14 @@ def test_one_that_draws_in_an_order_removes_in_it(remover: str, sampler: str) ->
 
 @pytest.mark.parametrize(("remover", "expected"), [("uniform", np.full(6, 1 / 6)), ({"type": "prioritized", "alpha": 1.0}, PRIORITIES / 27)])
 def test_one_that_draws_at_random_removes_as_often(remover: Any, expected: np.ndarray) -> None:
-    turns = 1200
-    counts = np.zeros(6)
-    for seed in range(turns):
-        table = Table("t", EXAMPLE, capacity=6, sampler="uniform", remover=remover, seed=seed).make(2)
-        table.submit_batch({"number": np.arange(6)}, priorities=PRIORITIES)
-        counts[gone(table, 1)[0]] += 1
+    turns, counts = 2000, np.zeros(6)
+    table = Table("t", EXAMPLE, capacity=6, sampler="uniform", remover=remover, seed=3).make(2)
+    for _ in range(turns):
+        keys = table.submit_batch({"number": np.arange(6)}, priorities=PRIORITIES)
+        table.submit({"number": np.int64(6)}, priority=4.0)
+        counts[~table.peek(keys)[1]] += 1
+        table.delete(table.keys())
+    assert counts.sum() == turns
     statistic = float((np.square(counts - turns * expected) / (turns * expected)).sum())
     assert statistic < 5 + 6 * 10**0.5, counts  # chi-square of five degrees of freedom
 

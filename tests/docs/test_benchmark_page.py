@@ -19,7 +19,7 @@ TOOL = ROOT / "tools" / "benchpage.py"
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A tree with the pages, their run and the tool."""
-    for name in ("README.md", "docs/benchmarks.md", "docs/benchmarks.json", "tools/benchpage.py"):
+    for name in ("README.md", "docs/benchmarks.md", "docs/benchmarks.json", "docs/benchmarks-replay.json", "tools/benchpage.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
@@ -47,15 +47,16 @@ def test_a_figure_changed_by_hand_is_seen(copy: Path, name: str) -> None:
     assert done.returncode != 0 and "has lost its marks" in done.stderr and page.read_text() == "no marks"
 
 
-def test_another_run_is_recorded(copy: Path, tmp_path: Path) -> None:
-    run = json.loads((copy / "docs" / "benchmarks.json").read_text())
+@pytest.mark.parametrize("name", ["benchmarks.json", "benchmarks-replay.json"])
+def test_another_run_is_recorded(copy: Path, tmp_path: Path, name: str) -> None:
+    run = json.loads((copy / "docs" / name).read_text())
     for result in run["results"]:
         for one in result["runs"]:
             one["figures"] = {key: 3 * value for key, value in one.get("figures", {}).items()}
     (tmp_path / "new.json").write_text(json.dumps(run))
     before = (copy / "docs" / "benchmarks.md").read_text()
     assert tool(copy, str(tmp_path / "new.json")).returncode == 0
-    assert json.loads((copy / "docs" / "benchmarks.json").read_text()) == run
+    assert json.loads((copy / "docs" / name).read_text()) == run
     after = (copy / "docs" / "benchmarks.md").read_text()
     assert after != before and tool(copy, "--check").returncode == 0
     assert after.partition("<!-- made")[0] == before.partition("<!-- made")[0], "the rest is left as it is"
@@ -68,4 +69,4 @@ def test_the_tool_is_a_module_without_side_effects() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with pytest.raises(ValueError, match="has lost its marks"):
-        module.page("page.md", "nothing", module.Results.load(module.RUN), str)
+        module.page("page.md", "nothing", "benchmarks.json", "figures")

@@ -13,6 +13,9 @@ from benchmarks.payloads import Payload, Tree
 #: Exponents of prioritized replay (Schaul et al. 2016), the same for everybody.
 ALPHA, BETA = 0.6, 0.4
 
+#: Transitions in an episode, where that matters.
+EPISODE = 500
+
 
 class Buffer(ABC):
     """A replay buffer in the process that is measured. It ends by its process being killed.
@@ -61,6 +64,23 @@ class Buffer(ABC):
         raise NotImplementedError
 
 
+class Stacks(ABC):
+    """Transitions whose observations are stacks of frames, in the process that is measured; episodes come one after another."""
+
+    @abstractmethod
+    def add(self, stack: list[np.ndarray], following: np.ndarray, ended: bool) -> None:
+        """One transition.
+
+        Args:
+            stack: its frames, the newest last; fewer than a whole stack where the episode began.
+            following: the frame that came next. ended: the episode goes no further.
+        """
+
+    @abstractmethod
+    def sample(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """The stacks of n transitions and those that followed them, each `(n, depth, *frame.shape)`, newest frame last."""
+
+
 class Worker:
     """The inserting end in a process of its own, which is killed when it is no longer needed."""
 
@@ -73,7 +93,7 @@ class System(ABC):
     """A system under test. `can` names what it is able to do, as the modes of cases.py ask:
 
     "insert", "uniform", "prioritized" (in the measured process), "writer" (prioritized, with one more process that inserts), "server" (any
-    number of workers over the network), "memory".
+    number of workers over the network), "memory", "stacks" (memory of transitions whose frames are shared).
     """
 
     name: str
@@ -82,6 +102,10 @@ class System(ABC):
     lacks: Mapping[str, str] = {}
     #: The most items for which memory is measured, where filling the table of the case would take too long.
     most_items: int = 1 << 40
+
+    def stacks(self, items: int, depth: int) -> Stacks:
+        """An empty prioritized buffer of `items` transitions with stacks of `depth` frames of 84 x 84."""
+        raise NotImplementedError
 
     @abstractmethod
     def buffer(self, payload: Payload, capacity: int, batch: int, prioritized: bool) -> Buffer:

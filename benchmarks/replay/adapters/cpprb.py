@@ -11,7 +11,8 @@ import numpy as np
 
 from benchmarks.payloads import Payload
 from benchmarks.processes import die_with
-from benchmarks.replay.adapters.base import ALPHA, BETA, Buffer, System
+from benchmarks.replay.adapters.base import ALPHA, BETA, Buffer, Stacks, System
+from benchmarks.replay.items import ITEMS
 
 
 def layout(payload: Payload) -> dict[str, dict[str, Any]]:
@@ -33,6 +34,28 @@ class CpprbBuffer(Buffer):
 
     def arrays(self, batch: Any) -> list[np.ndarray]:
         return [batch[name] for name in self._names]
+
+
+class CpprbStacks(Stacks):
+    """Frames shared between the stacks of one transition and of its neighbours (`next_of`, `stack_compress`)."""
+
+    def __init__(self, items: int, depth: int) -> None:
+        leaves = {leaf.path[0]: leaf for leaf in ITEMS["7KB"].leaves}
+        layout = {name: {"shape": leaf.shape or 1, "dtype": np.dtype(leaf.dtype)} for name, leaf in leaves.items()}
+        layout["frame"]["shape"] = (*leaves["frame"].shape, depth)
+        shared = {"next_of": "frame", "stack_compress": "frame"}
+        self._buffer, self._depth = cpprb.PrioritizedReplayBuffer(items, {**layout, "done": {}}, alpha=ALPHA, **shared), depth
+
+    def add(self, stack: list[np.ndarray], following: np.ndarray, ended: bool) -> None:
+        whole = [stack[0]] * (self._depth - len(stack)) + stack
+        now, after = np.stack(whole, -1), np.stack([*whole[1:], following], -1)
+        self._buffer.add(frame=now, next_frame=after, action=0, reward=0.0, done=ended)
+        if ended:
+            self._buffer.on_episode_end()
+
+    def sample(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        drawn = self._buffer.sample(n, beta=BETA)
+        return np.moveaxis(drawn["frame"], -1, 1), np.moveaxis(drawn["next_frame"], -1, 1)
 
 
 def _write(buffer: Any, payload: Payload, parent: int, count: Any, go: Any) -> None:
@@ -66,7 +89,10 @@ class SharedBuffer(CpprbBuffer):
 
 class Cpprb(System):
     name = "cpprb"
-    can = frozenset({"insert", "uniform", "prioritized", "writer", "memory"})
+    can = frozenset({"insert", "uniform", "prioritized", "writer", "memory", "stacks"})
+
+    def stacks(self, items: int, depth: int) -> Stacks:
+        return CpprbStacks(items, depth)
 
     def buffer(self, payload: Payload, capacity: int, batch: int, prioritized: bool) -> Buffer:
         if prioritized:

@@ -7,8 +7,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from benchmarks.payloads import Payload, Tree
-from benchmarks.replay.adapters.base import ALPHA, BETA, Buffer, System, Worker
-from echo_core import Client, Server
+from benchmarks.replay.adapters.base import ALPHA, BETA, EPISODE, Buffer, Stacks, System, Worker
+from benchmarks.replay.items import ITEMS
+from echo_core import Client, FrameStack, NStep, Server, Table
 
 
 class EchoBuffer(Buffer):
@@ -37,6 +38,28 @@ class EchoBuffer(Buffer):
         return int(self._table.counters()["inserts"])
 
 
+class EchoStacks(Stacks):
+    """Steps are stored once, and stacked when they are sampled."""
+
+    def __init__(self, items: int, depth: int) -> None:
+        step = ITEMS["7KB"].example()
+        steps = items + items // EPISODE + 1  # the frame that an episode ends with is a step, too
+        sampler = {"type": "prioritized", "alpha": ALPHA}
+        table = Table("stacks", step, capacity=steps, items=NStep(1), stack=FrameStack(depth, "frame"), sampler=sampler, seed=1)
+        self._server = Server(tables=[table], batch_size=64)
+        stored: Any = self._server.table()
+        self._writer = stored.writer()
+
+    def add(self, stack: list[np.ndarray], following: np.ndarray, ended: bool) -> None:
+        self._writer.send({"frame": stack[-1], "action": np.int32(0), "reward": np.float32(0)})
+        if ended:
+            self._writer.send({"frame": following, "action": np.int32(0), "reward": np.float32(0)}, end="boundary")
+
+    def sample(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        drawn: Any = self._server.sample(n=n)
+        return drawn.batch["frame"], drawn.next["frame"]
+
+
 class EchoWorker(Worker):
     def __init__(self, address: str, payload: Payload) -> None:
         self._client = Client(address, payload.example())
@@ -50,7 +73,10 @@ class EchoWorker(Worker):
 
 class Echo(System):
     name = "echo"
-    can = frozenset({"insert", "uniform", "prioritized", "writer", "server", "memory"})
+    can = frozenset({"insert", "uniform", "prioritized", "writer", "server", "memory", "stacks"})
+
+    def stacks(self, items: int, depth: int) -> Stacks:
+        return EchoStacks(items, depth)
 
     def buffer(self, payload: Payload, capacity: int, batch: int, prioritized: bool) -> Buffer:
         return EchoBuffer(payload, capacity, batch, prioritized, None)

@@ -12,7 +12,8 @@ import reverb
 import tensorflow as tf
 
 from benchmarks.payloads import Payload, Tree
-from benchmarks.replay.adapters.base import ALPHA, Buffer, System, Worker
+from benchmarks.replay.adapters.base import ALPHA, Buffer, Stacks, System, Worker
+from benchmarks.replay.items import ITEMS
 
 TABLE = "replay"
 
@@ -83,6 +84,42 @@ class ReverbBuffer(Buffer):
         return int(info.rate_limiter_info.insert_stats.completed)
 
 
+class ReverbStacks(Stacks):
+    """Frames are streamed once; an item refers to those of its stack and the one that followed. Stacks that an episode begins with are left out."""
+
+    def __init__(self, items: int, depth: int) -> None:
+        self._depth, self._shape = depth, ITEMS["7KB"].leaves[0].shape
+        signature = {
+            "frame": tf.TensorSpec((depth + 1, *self._shape), "uint8"), "action": tf.TensorSpec((), "int32"), "reward": tf.TensorSpec((), "float32"),
+        }  # fmt: skip
+        table = reverb.Table(
+            TABLE, reverb.selectors.Prioritized(ALPHA), reverb.selectors.Fifo(), items, reverb.rate_limiters.MinSize(1), signature=signature
+        )
+        self._server = reverb.Server([table], port=None)
+        self._client = reverb.Client(f"127.0.0.1:{self._server.port}")
+        self._writer: Any = None
+
+    def add(self, stack: list[np.ndarray], following: np.ndarray, ended: bool) -> None:
+        if self._writer is None:
+            self._writer = self._client.trajectory_writer(num_keep_alive_refs=self._depth + 1)
+            self._append(stack[-1])
+        self._append(following)
+        history = self._writer.history
+        if len(stack) == self._depth:
+            item = {"frame": history["frame"][-self._depth - 1 :], "action": history["action"][-2], "reward": history["reward"][-2]}
+            self._writer.create_item(TABLE, 1.0, item)
+        if ended:
+            self._writer.end_episode()
+            self._writer = None
+
+    def _append(self, frame: np.ndarray) -> None:
+        self._writer.append({"frame": frame, "action": np.int32(0), "reward": np.float32(0)})
+
+    def sample(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        frames = np.stack([one.data["frame"] for one in self._client.sample(TABLE, n, emit_timesteps=False, unpack_as_table_signature=True)])
+        return frames[:, :-1], frames[:, 1:]
+
+
 class ReverbWorker(Worker):
     def __init__(self, address: str) -> None:
         self._client = reverb.Client(address)
@@ -97,8 +134,11 @@ class ReverbWorker(Worker):
 
 class Reverb(System):
     name = "reverb"
-    can = frozenset({"server", "memory"})
+    can = frozenset({"server", "memory", "stacks"})
     most_items = 50_000  # filling a million takes minutes
+
+    def stacks(self, items: int, depth: int) -> Stacks:
+        return ReverbStacks(items, depth)
 
     def buffer(self, payload: Payload, capacity: int, batch: int, prioritized: bool) -> Buffer:
         return ReverbBuffer(payload, capacity, batch, prioritized)

@@ -17,6 +17,7 @@ MODULES = {
     "tcp-insert": "beside",
     "tcp-sample": "beside",
     "memory": "memory",
+    "memory-stacks": "stacks",
 }
 
 
