@@ -7,13 +7,12 @@ from pathlib import Path as _Path
 project = "Echo"
 author = "The Echo authors"
 release = _version("echo-core")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "Echo"
 myst_heading_anchors = 3
-myst_fence_as_directive = ["mermaid"]
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True
@@ -67,7 +66,7 @@ def _links_within(app, name, source):
 
 def _titles(app, name, source):
     """Which file a block of code is goes above it."""
-    source[0] = _re.sub(r"(?m)^```(\w+) title=(\S+)$", r"```{code-block} \1\n:caption: \2\n", source[0])
+    source[0] = _re.sub(r"(?m)^```(\w+) title=(\S+)$", r"```{code-block} \1\n:caption: \"`\2`\"\n", source[0])
 
 
 def setup(app):
