@@ -84,7 +84,7 @@ def lowest(session: nox.Session) -> None:
     # Of files given with -r every dependency is a direct one; those of our own names come from what was built.
     wanted = [argument for project in projects for argument in ("-r", str(project))]
     # The tests' own tools in the same resolution: the newest of them would bring the newest of ours.
-    extras = ["--extra", "cli", "--extra", "tls", "--extra", "testing", "--group", "test"]
+    extras = ["--extra", "cli", "--extra", "tls", "--extra", "wheel", "--extra", "testing", "--group", "test"]
     session.run("uv", "pip", "install", "--quiet", "--resolution", "lowest-direct", "--find-links", str(built), *wanted, *extras)
     session.run("uv", "pip", "install", "--quiet", "--no-deps", "--reinstall", *map(str, sorted(built.glob("*.whl"))))
     session.run("uv", "pip", "list")
