@@ -56,7 +56,10 @@ def reverb(session: nox.Session) -> str:
 
 @nox.session(venv_backend="none")
 def wheels(session: nox.Session) -> None:
-    """All wheels and source distributions into dist/, for every Python present; installed every way there is, and used."""
+    """All wheels and source distributions into dist/, for every Python present; installed every way there is, and used.
+
+    With `-- test` the test suites of every such installation run too, on each of these Pythons, as tox's matrix has them: that takes hours.
+    """
     found = [name for name in ("python3.11", "python3.12", "python3.13", "python3.14") if shutil.which(name)]
     with tempfile.TemporaryDirectory() as place:
         shutil.rmtree("dist", ignore_errors=True)
@@ -67,6 +70,10 @@ def wheels(session: nox.Session) -> None:
             session.run(python, "tools/contents.py", str(folder), external=True)
             session.run(python, "tools/tryout.py", str(folder), *sources, external=True)
             shutil.copytree(folder, "dist", dirs_exist_ok=True)
+    if "test" in session.posargs:
+        ways = ("core", "samplers", "tcp", "shm", "grpc", "rdma", "all")
+        matrix = [f"py{python.removeprefix('python').replace('.', '')}-{way}" for python in found for way in ways]
+        session.run("tox", "run", "-e", ",".join(matrix), external=True)
 
 
 @nox.session(reuse_venv=False)
@@ -77,7 +84,7 @@ def lowest(session: nox.Session) -> None:
     # Of files given with -r every dependency is a direct one; those of our own names come from what was built.
     wanted = [argument for project in projects for argument in ("-r", str(project))]
     # The tests' own tools in the same resolution: the newest of them would bring the newest of ours.
-    extras = ["--extra", "cli", "--extra", "tls", "--extra", "testing", "--group", "test"]
+    extras = ["--extra", "cli", "--extra", "tls", "--extra", "wheel", "--extra", "testing", "--group", "test"]
     session.run("uv", "pip", "install", "--quiet", "--resolution", "lowest-direct", "--find-links", str(built), *wanted, *extras)
     session.run("uv", "pip", "install", "--quiet", "--no-deps", "--reinstall", *map(str, sorted(built.glob("*.whl"))))
     session.run("uv", "pip", "list")

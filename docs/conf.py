@@ -7,13 +7,12 @@ from pathlib import Path as _Path
 project = "Echo"
 author = "The Echo authors"
 release = _version("echo-core")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "Echo"
 myst_heading_anchors = 3
-myst_fence_as_directive = ["mermaid"]
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True
@@ -46,7 +45,9 @@ def _as_rst(app, what, name, obj, options, lines):
         return
     parts = _re.split(r"`([^`]+)`", "\n".join(lines))
     text = [f"``{part}``" if odd % 2 else _re.sub(r"([*|]|(?<=\w)_(?!\w))", r"\\\1", part) for odd, part in enumerate(parts)]
-    lines[:] = _re.sub(r"``(?=\w)(?<=\w``|[^\s`]``)", r"``\\ ", "".join(text)).split("\n")
+    for odd in range(1, len(text), 2):  # a literal must not touch a word: `Table`s
+        text[odd] = "\\ " * text[odd - 1][-1:].isalnum() + text[odd] + "\\ " * text[odd + 1][:1].isalnum()
+    lines[:] = "".join(text).split("\n")
 
 
 def _links_within(app, name, source):
@@ -55,11 +56,20 @@ def _links_within(app, name, source):
     def stays(found):
         text, target = found[1], found[2]
         path = (_HERE / name).parent.joinpath(target.partition("#")[0]).resolve()
-        return found[0] if path.is_relative_to(_HERE) else f"{text} (`{path.relative_to(_HERE.parent)}`)"
+        if path.is_relative_to(_HERE):
+            return found[0]
+        shown = str(path.relative_to(_HERE.parent))
+        return f"`{shown}`" if text == shown else f"{text} (`{shown}`)"
 
     source[0] = _re.sub(r"\[([^\]]+)\]\((\.\.?/[^):]+)\)", stays, source[0])
+
+
+def _titles(app, name, source):
+    """Which file a block of code is goes above it."""
+    source[0] = _re.sub(r"(?m)^```(\w+) title=(\S+)$", r"```{code-block} \1\n:caption: \"`\2`\"\n", source[0])
 
 
 def setup(app):
     app.connect("autodoc-process-docstring", _as_rst, priority=400)  # before napoleon
     app.connect("source-read", _links_within)
+    app.connect("source-read", _titles)
