@@ -68,16 +68,20 @@ def expired_certificates(address: Any) -> NoReturn:
 
 def replays(address: Any) -> NoReturn:
     """What a worker said that was let in, said again byte for byte."""
+    from echo_core.errors import EchoError
     from echo_core.handshake import ClientHandshake
     from echo_core.spec import Spec
 
-    handshake = ClientHandshake(Spec.from_example(PAYLOADS["20B"].example()), os.environ["ECHO_TOKEN"].splitlines()[0].encode(), "ab" * 16)
-    hello = handshake.start()
-    with closing(_Door(address)) as door:
-        door.say(hello)
-        proof = handshake.receive(door.hear())
+    spec, token = Spec.from_example(PAYLOADS["20B"].example()), os.environ["ECHO_TOKEN"].splitlines()[0].encode()
+    hello = proof = b""
+    while not proof:
+        handshake = ClientHandshake(spec, token, "ab" * 16)
+        hello = handshake.start()
+        with suppress(EchoError, OSError), closing(_Door(address)) as door:
+            door.say(hello)
+            proof = handshake.receive(door.hear())
     while True:
-        with suppress(OSError), closing(_Door(address)) as door:
+        with suppress(EchoError, OSError), closing(_Door(address)) as door:
             door.say(hello)
             door.hear()
             door.say(proof)
@@ -87,6 +91,7 @@ def replays(address: Any) -> NoReturn:
 
 def downgrades(address: Any) -> NoReturn:
     """An older protocol, and a handshake without the proof that was asked for, in turn."""
+    from echo_core.errors import EchoError
     from echo_core.handshake.messages import MESSAGE
     from echo_core.wire import dump_json
 
@@ -97,7 +102,7 @@ def downgrades(address: Any) -> NoReturn:
     who = {"client": "0" * 32, "role": "worker", "nonce": "1" * 64, "base": 0}
     while True:
         for version in (1, 2):
-            with suppress(OSError), closing(_Door(address)) as door:
+            with suppress(EchoError, OSError), closing(_Door(address)) as door:
                 door.say(message(1, version, **who))
                 if version == 2:
                     door.hear()
@@ -134,17 +139,17 @@ class _Door:
         self._buffer = memoryview(bytearray(65536))
         if issubclass(transport, ChannelTransport):
             self._channel = transport.dial(address, transport.connect_options(address, {}), 5)
-            self.hear_into, self._send = self._channel.recv_into, lambda said: self._channel.send([said])
+            self._hear_into, self._send = self._channel.recv_into, lambda said: self._channel.send([said])
         else:
             self._sock = socket.create_connection(address.endpoint, timeout=5)
-            self.hear_into, self._send = self._sock.recv_into, self._sock.sendall
+            self._hear_into, self._send = self._sock.recv_into, self._sock.sendall
 
     def say(self, said: bytes) -> None:
         self._send(said)
 
     def hear(self) -> bytes:
         """What has come; nothing when the learner has hung up."""
-        return bytes(self._buffer[: self.hear_into(self._buffer)])
+        return bytes(self._buffer[: self._hear_into(self._buffer)])
 
     def close(self) -> None:
         if self._channel is not None:
