@@ -90,9 +90,10 @@ class TlsContract(ABC):
         old = certificates.authority.issue("worker-3", days=-1 / 1440, directory=tmp_path)
         asking = self.transport(tls_client_authority=certificates.authority.certificate, **given(certificates.learner))
         with Server(EXAMPLE, 2, asking, token=TOKEN) as server:
-            with Client(server.address, EXAMPLE, **self.trust(certificates, **given(certificates.worker))) as client:
-                with pytest.raises((SecurityError, EchoTimeoutError)):
-                    Client(server.address, EXAMPLE, **self.trust(certificates, timeout=2, **given(old)))
-                assert len(server.peers()) == 1
-                client.send_batch({"x": np.zeros((2, 4), np.float32), "n": np.arange(2)})
-                assert server.sample(20) is not None
+            client = Client(server.address, EXAMPLE, **self.trust(certificates, **given(certificates.worker)))
+            with pytest.raises((SecurityError, EchoTimeoutError)):
+                Client(server.address, EXAMPLE, **self.trust(certificates, timeout=2, **given(old)))
+            assert len(server.peers()) == 1
+            client.send_batch({"x": np.zeros((2, 4), np.float32), "n": np.arange(2)})
+            assert server.sample(20) is not None
+            client.close()
