@@ -10,94 +10,57 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from benchmarks import adapters
 from benchmarks.modes.receive import check, receive
 from benchmarks.payloads import PAYLOADS
-from benchmarks.processes import Crew, allow_open_files, cpu_seconds, die_with, environment
+from benchmarks.processes import Crew, cpu_seconds, die_with, environment
 from benchmarks.report import factor, number
+from benchmarks.strangers import ATTACKS, CERTIFIED_ATTACKS, READER
 
 SETTLE_SECONDS = 0.5  # for an attack to get under way
-PARALLEL = 200  # connections of an attack that holds them open
-GARBAGE = (b"\0" * 64, b"ECHO\2\1\0\0\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(512))
-
-#: How a handshake begins, for those who never finish one.
-BEGINNINGS = {"tcp": b"ECHO\2\1\0\0\0\1\0\0" + b" " * 256, "grpc": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0" * 256}
+SYSTEMS = {"echo": "tcp", "echo-grpc": "grpc", "echo-tcps": "tcps", "echo-grpcs": "grpcs"}
 
 
-def garbage(address: Any) -> NoReturn:
-    """Connect, say something wrong, hang up; as often as possible."""
-    while True:
-        for said in GARBAGE:
-            with suppress(OSError), socket.create_connection(address.endpoint, timeout=5) as sock:
-                sock.sendall(said)
+class Target(NamedTuple):
+    """A learner that is attacked: where its workers connect, and where those do whose certificate has expired ("": nobody shows any)."""
+
+    learner: Any
+    address: str
+    expired: str = ""
+
+    @property
+    def attacks(self) -> dict[str, Any]:
+        return CERTIFIED_ATTACKS if self.expired else ATTACKS
 
 
-def half_open(address: Any) -> NoReturn:
-    """Connections that say nothing; each that is ended is made anew."""
-    _hold(address, lambda sock: sock.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) != b"", 0.05)
+def target(name: str, payload_name: str, workers: int, folder: Path) -> Target:
+    """The learner of a system of `SYSTEMS`; with TLS it asks workers for certificates, which are made in `folder`."""
+    payload, scheme = PAYLOADS[payload_name], SYSTEMS[name]
+    if scheme in ("tcp", "grpc"):
+        learner: Any = adapters.load(name).learner(payload, payload.batch_size, workers)
+        return Target(learner, learner.address)
+    from benchmarks.adapters.echo_core import EchoLearner
+    from echo_core.tls import Authority
 
-
-def slow_loris(address: Any) -> NoReturn:
-    """Handshakes that never come to an end: a byte now and then."""
-    beginning = BEGINNINGS[address.scheme]
-    said: dict[socket.socket, int] = {}
-
-    def another_byte(sock: socket.socket) -> bool:
-        said[sock] = said.get(sock, -1) + 1
-        sock.sendall(beginning[said[sock] % len(beginning)].to_bytes(1, "big"))
-        return True
-
-    _hold(address, another_byte, 0.02)
-
-
-def wrong_tokens(address: Any) -> NoReturn:
-    """Whole handshakes, up to a proof that is none."""
-    from echo_core import Client
-    from echo_core.errors import EchoError
-
-    example = PAYLOADS["20B"].example()
-    while True:
-        with suppress(EchoError, OSError):
-            Client(address, example, token=secrets.token_hex(32), timeout=5).close()
-
-
-ATTACKS: dict[str, Callable[[Any], NoReturn]] = {
-    "garbage": garbage,
-    "half-open": half_open,
-    "slow-loris": slow_loris,
-    "wrong-tokens": wrong_tokens,
-}
-
-
-def _hold(address: Any, keep: Callable[[socket.socket], bool], pause: float) -> NoReturn:
-    """Keep `PARALLEL` connections open, asking `keep` of each in turn whether it still stands."""
-    allow_open_files(4 * PARALLEL)
-    held: list[socket.socket] = []
-    while True:
-        for sock in held.copy():
-            try:
-                stands = keep(sock)
-            except BlockingIOError:
-                stands = True
-            except OSError:
-                stands = False
-            if not stands:
-                held.remove(sock)
-                sock.close()
-        with suppress(OSError):
-            while len(held) < PARALLEL:
-                held.append(socket.create_connection(address.endpoint, timeout=1))
-        time.sleep(pause)
-
+    authority = Authority.create(folder)
+    own, worker = authority.issue("learner", ["127.0.0.1"]), authority.issue("worker")
+    (folder / "expired").mkdir(0o700)
+    expired = authority.issue("worker", days=-1 / 1440, directory=folder / "expired")
+    options = {"tls_certificate": own.certificate, "tls_key": own.key, "tls_client_authority": authority.certificate}
+    learner = EchoLearner(payload, payload.batch_size, workers, {"type": scheme, "port": 0, **options})
+    common = f"{learner.address}?tls_authority={authority.certificate}"
+    shown = [f"{common}&tls_certificate={identity.certificate}&tls_key={identity.key}" for identity in (worker, expired)]
+    return Target(learner, *shown)
 
 @contextmanager
 def under(attack: str | None, address: str) -> Iterator[int | None]:
@@ -119,13 +82,11 @@ def under(attack: str | None, address: str) -> Iterator[int | None]:
         process.stdout.close()
 
 
-def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: int) -> dict[str | None, list[dict[str, float]]]:
+def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: int, folder: Path) -> dict[str | None, list[dict[str, float]]]:
     """Figures of every round by attack, None for peace; peace and attacks in turn, all upon the same workers."""
-    payload = PAYLOADS[payload_name]
-    system = adapters.load(name)
-    learner = system.learner(payload, payload.batch_size, workers)
-    job = {"role": "flood", "system": name, "payload": payload_name, "address": learner.address}  # type: ignore[attr-defined]
-    figures: dict[str | None, list[dict[str, float]]] = {attack: [] for attack in (None, *ATTACKS)}
+    learner, address, expired = aim = target(name, payload_name, workers, folder)
+    job = {"role": "flood", "system": "echo", "payload": payload_name, "address": address}
+    figures: dict[str | None, list[dict[str, float]]] = {attack: [] for attack in (None, *aim.attacks)}
 
     def fail(reason: str) -> NoReturn:
         print(f"error: {name}: {reason}", file=sys.stderr, flush=True)
@@ -136,7 +97,7 @@ def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: 
         check(learner)
         for _ in range(rounds):
             for attack, done in figures.items():
-                with under(attack, learner.address) as pid:  # type: ignore[attr-defined]
+                with under(attack, expired if attack == "expired-certificates" else address) as pid:
                     receive(learner, SETTLE_SECONDS)  # what piled up meanwhile is not of this round
                     honest = cpu_seconds(os.getpid()) + crew.cpu_seconds()
                     theirs = cpu_seconds(pid) if pid else 0.0
@@ -150,7 +111,7 @@ def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: 
                             "away": (_turned_away(learner) - away) / elapsed,
                         }
                     )
-    learner._server.close(timeout=2)  # type: ignore[attr-defined]
+    learner._server.close(timeout=2)
     return figures
 
 
@@ -176,26 +137,28 @@ def table(figures: dict[str | None, list[dict[str, float]]]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attack", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--systems", nargs="+", choices=["echo", "echo-grpc"], default=["echo", "echo-grpc"])
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=["echo", "echo-grpc"])
     parser.add_argument("--payload", choices=list(PAYLOADS), default="1KB")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0, help="measured each time")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--play", choices=list(ATTACKS), help=argparse.SUPPRESS)
+    parser.add_argument("--play", choices=list(CERTIFIED_ATTACKS), help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.play:
+        die_with(args.parent)
+        from echo_core import plugins
         from echo_core.address import Address
 
-        die_with(args.parent)
-        if args.play == "wrong-tokens":
-            import echo_core.client  # noqa: F401  what takes long comes first
+        address = Address.parse(args.address)
+        plugins.transport_class(address.scheme)  # what takes long comes first
         print("begins", flush=True)
-        ATTACKS[args.play](Address.parse(args.address))
-    os.environ.setdefault("ECHO_TOKEN", secrets.token_hex(32))
+        CERTIFIED_ATTACKS[args.play](address)
+    os.environ["ECHO_TOKEN"] = f"{secrets.token_hex(32)}\n{READER}{secrets.token_hex(32)}"
     for name in args.systems:
-        figures = measure(name, args.payload, args.workers, args.seconds, args.rounds)
+        with tempfile.TemporaryDirectory() as folder:
+            figures = measure(name, args.payload, args.workers, args.seconds, args.rounds, Path(folder))
         print(f"### {name}, {args.payload}, {args.workers} workers\n\n{table(figures)}\n", flush=True)
     return 0
 

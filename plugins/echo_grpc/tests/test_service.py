@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -135,6 +136,13 @@ def test_sigterm_loses_nothing(tmp_path: Path) -> None:
 def test_grpcio_is_imported_when_selected_only() -> None:
     code = "import sys, echo_core.plugins as p; p.installed(p.TRANSPORTS); p.default.examine(p.TRANSPORTS); print('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("told", [None, "INFO"])
+def test_the_log_of_grpcio_is_set_to_errors_where_nobody_says_otherwise(told: str | None) -> None:
+    code = "import os, echo_core.plugins as p; p.transport_class('grpc'); print(os.environ['GRPC_VERBOSITY'])"
+    env = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"} | ({"GRPC_VERBOSITY": told} if told else {})
+    assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout == f"{told or 'ERROR'}\n"
 
 
 def test_a_learner_in_a_forked_child_is_an_error() -> None:
