@@ -96,3 +96,11 @@ def test_the_shared_memory_ends_with_the_worker() -> None:
 def segments() -> int:
     """Of System V, mapped into this process."""
     return sum("/SYSV" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_a_young_connection_carries_samples_at_once() -> None:
+    """UCX 1.15 would end the process (see `library.CHOOSES_AGAIN`)."""
+    for _ in range(8):
+        with Server(example(30_000), 4, RdmaTransport(port=0)) as server, Client(server.address, example(30_000)) as client:
+            client.send_batch(stacked(1, 0, 4, 30_000))
+            assert server.sample(timeout=30) is not None
