@@ -30,6 +30,8 @@ SYSTEMS: dict[str, Entry] = {
     "memcpy": Entry("benchmarks.adapters.memcpy:Memcpy", ()),
     "ucx-perftest": Entry("benchmarks.adapters.ucx_perftest:UcxPerftest", (), program="ucx_perftest", hint="apt install ucx-utils"),
     "ucxx": Entry("benchmarks.adapters.ucxx:Ucxx", ("ucxx-cu12",), "BENCH_UCXX_PYTHON", hint="pip install ucxx-cu12"),
+    "relay": Entry("benchmarks.adapters.relay:Relay", ()),
+    "relay-readv": Entry("benchmarks.adapters.relay:RelayByKernel", ()),
     "grpcio": Entry("benchmarks.adapters.grpcio:Grpcio", ("grpcio",)),
     "grpcio-bytes": Entry("benchmarks.adapters.grpcio:GrpcioBytes", ("grpcio",)),
     "grpcio-full": Entry("benchmarks.adapters.grpcio:GrpcioFull", ("grpcio",)),

@@ -9,8 +9,9 @@ from benchmarks.cases import Case
 from benchmarks.modes import throughput
 from benchmarks.pace import Figures, Pace, Reporter
 
-#: What UCX may use. Over shared memory TCP is needed too: endpoints are wired up by it.
-LANES = {"ucx-shm": "posix,cma,tcp", "ucx-tcp": "tcp"}
+#: What UCX may use: shared memory of System V, which Echo takes by default (docs/rdma.md). TCP is needed beside it: endpoints
+#: are wired up by it.
+LANES = {"ucx-shm": "sysv,cma,tcp", "ucx-tcp": "tcp"}
 
 
 def run(system: System, case: Case, pace: Pace, report: Reporter) -> Figures:

@@ -2,10 +2,11 @@
 
     python tools/rdma_vm [PYTEST ARGUMENTS]
 
-Made of Debian's packages, once, in build/rdma_vm: qemu, a kernel with its modules, the system's UCX, which has verbs. The machine sees this
-one's file system read-only, with a layer in memory over it; it boots in about ten seconds. What it measures means nothing. Needs Debian, and
-root to install packages that are missing. ECHO_TEST_SLOWER says how many times longer tests may wait there than elsewhere; on a machine that
-has other things to do a group of tests at a time (`-k`) says more than all of them.
+Made of Debian's packages, once, in build/rdma_vm: qemu, a kernel with its modules, Debian's UCX, which has verbs. The machine sees this
+one's file system read-only, that UCX laid over it, and over both a layer in memory; it boots in about ten seconds. What it measures means
+nothing. Needs Debian, and root to install packages that are missing; UCX is only unpacked, because other tests would take an installed one.
+ECHO_TEST_SLOWER says how many times longer tests may wait there than elsewhere; on a machine that has other things to do a group of tests at
+a time (`-k`) says more than all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OUT = ROOT / "build" / "rdma_vm"
-PACKAGES = ["qemu-system-x86", "busybox-static", "kmod", "cpio", "iproute2", "ibverbs-providers", "librdmacm1", "libucx0", "ucx-utils"]
+PACKAGES = ["qemu-system-x86", "busybox-static", "kmod", "cpio", "iproute2", "ibverbs-providers", "librdmacm1", "libnuma1"]
+UNPACKED = ["libucx0"]
 MODULES = ["virtio_pci", "9pnet_virtio", "9p", "virtio_net", "crc32c_generic", "crc32_generic", "overlay", "ib_uverbs", "rdma_ucm", "rdma_rxe"]
 LANES = {
     "UCX_TLS": "rc_verbs",
@@ -47,6 +49,13 @@ def missing() -> list[str]:
     return [name for name in PACKAGES if name not in there]
 
 
+def unpack(package: str, folder: Path) -> None:
+    if not (archives := list(OUT.glob(f"{package}_*.deb"))):
+        run("apt-get", "download", package, cwd=OUT)
+        archives = list(OUT.glob(f"{package}_*.deb"))
+    run("dpkg", "-x", str(archives[0]), str(folder))
+
+
 def build() -> None:
     """The kernel and its first file system."""
     OUT.mkdir(parents=True, exist_ok=True)
@@ -56,10 +65,10 @@ def build() -> None:
     kernel = OUT / "kernel"
     if not kernel.exists():
         depends = run("apt-cache", "depends", "linux-image-amd64")
-        package = next(line.split()[-1] for line in depends.splitlines() if "Depends:" in line)
-        run("apt-get", "download", package, cwd=OUT)
-        (archive,) = OUT.glob(f"{package}_*.deb")
-        run("dpkg", "-x", str(archive), str(kernel))
+        unpack(next(line.split()[-1] for line in depends.splitlines() if "Depends:" in line), kernel)
+    if not (OUT / "over").exists():
+        for package in UNPACKED:
+            unpack(package, OUT / "over")
     (modules,) = (kernel / "lib" / "modules").iterdir()
     run("depmod", "-b", str(kernel), modules.name)
     first = OUT / "first"
@@ -117,7 +126,9 @@ def boot(place: Path, tests: list[str]) -> int:
     command = ["qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "3072", "-nographic", "-no-reboot"]
     command += ["-kernel", str(linux), "-initrd", str(OUT / "initramfs.gz")]
     command += ["-append", f"console=ttyS0 quiet panic=-1 rdinit=/init mitigations=off no_timer_check guest={guest}"]
-    command += ["-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap", "-device", "virtio-9p-pci,fsdev=host,mount_tag=host"]
+    for name, path in {"host": "/", "over": str(OUT / "over")}.items():
+        command += ["-fsdev", f"local,id={name},path={path},security_model=none,readonly=on,multidevs=remap"]
+        command += ["-device", f"virtio-9p-pci,fsdev={name},mount_tag={name}"]
     command += ["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace") as machine:
         status = 1

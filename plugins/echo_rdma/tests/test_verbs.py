@@ -48,4 +48,4 @@ def test_large_samples_are_read_straight_into_their_slots(filler: int, rendezvou
     assert tally.numbers == {1: list(range(8))}
     assert stats["transport/rdma/direct"] == read
     assert all(map(is_rdma, lanes)), lanes
-    assert RdmaTransport.describe()["lanes"].endswith(": RDMA")
+    assert RdmaTransport.describe()["UCX lanes"].endswith(": RDMA")

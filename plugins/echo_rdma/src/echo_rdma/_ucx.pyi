@@ -43,6 +43,7 @@ class Intake:
 @final
 class Window:
     message_bytes: int
+    near: bool
     def __new__(cls, spec: Spec, most: int, chunk_bytes: int) -> Window: ...
     @property
     def small(self) -> bool: ...

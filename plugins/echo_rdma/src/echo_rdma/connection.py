@@ -31,6 +31,7 @@ __all__ = ["RdmaConnection"]
 SEGMENT_BYTES = 32000  # of the 32 KiB that library.py asks for, headers included
 TCP_BYTES = 64000  # beyond 64 KiB UCX cuts it up
 RENDEZVOUS_BYTES = 16 << 20
+SHARED = {"posix", "sysv"}
 SLICE_SECONDS = 0.05  # of a native wait, between looks for Ctrl-C and for the end of the connection
 
 
@@ -39,7 +40,12 @@ def message_bytes(lanes: tuple[str, ...]) -> int:
     names = {lane.partition("/")[0] for lane in lanes}
     if any(map(is_rdma, lanes)):
         return RENDEZVOUS_BYTES
-    return SEGMENT_BYTES if names & {"posix", "sysv"} else TCP_BYTES
+    return SEGMENT_BYTES if names & SHARED else TCP_BYTES
+
+
+def is_near(lanes: tuple[str, ...]) -> bool:
+    """Whether the learner is on this machine, by lanes of memory that both have."""
+    return bool({lane.partition("/")[0] for lane in lanes} & SHARED)
 
 
 class RdmaUplink(Uplink):
@@ -66,6 +72,7 @@ class RdmaUplink(Uplink):
         assert isinstance(link.channel, RdmaChannel)
         self.lanes = link.channel.lanes
         self.window.message_bytes = message_bytes(self.lanes)
+        self.window.near = is_near(self.lanes)
         super()._resume(link, incarnation, header)
 
     def _lost(self, link: Link, error: Exception) -> None:

@@ -2,7 +2,7 @@
 
 cdef extern from "ucx/intake.hpp" namespace "echo_rdma" nogil:
     cdef struct IntakeFigures "echo_rdma::Intake::Figures":
-        uint64_t committed, inserted, duplicates, bytes, messages, direct
+        uint64_t committed, inserted, duplicates, bytes, messages, direct, shown
         int64_t waiting_since
 
     cdef cppclass CIntake "echo_rdma::Intake"(Flow):
@@ -49,5 +49,5 @@ cdef class Intake:
         return self.intake.get().idle()
 
     def figures(self) -> dict[str, int]:
-        """committed (of the session), inserted, duplicates, bytes, messages, direct (samples), waiting_since (CLOCK_MONOTONIC, ns; 0: it does not)."""
+        """committed (of the session), inserted, duplicates, bytes, messages, direct and shown (samples), waiting_since (CLOCK_MONOTONIC, ns; 0: it does not)."""
         return self.intake.get().figures()

@@ -33,7 +33,7 @@ class RdmaServed(ServedClient):
 
     listener: RdmaListener
     _intake_of_samples: _ucx.Intake | None = None
-    _settled = {"inserted": 0, "duplicates": 0, "bytes": 0, "messages": 0, "direct": 0}  # replaced, never changed
+    _settled = {"inserted": 0, "duplicates": 0, "bytes": 0, "messages": 0, "direct": 0, "shown": 0}  # replaced, never changed
     _before = 0  # samples of the session from earlier connections
 
     def __init__(self, listener: RdmaListener, channel: RdmaChannel) -> None:
@@ -109,10 +109,11 @@ class RdmaListener(ChannelListener):
         self.settling = threading.Lock()
         super().__init__(acceptor, sink, options)
         with self._lock:
-            self._counts |= {"messages": 0, "direct": 0}
+            self._counts |= {"messages": 0, "direct": 0, "shown": 0}
 
     def stats(self) -> dict[str, float | int]:
-        """Beside what every listener counts: messages (that carried the samples), direct (samples received straight into their slots), and
+        """Beside what every listener counts: messages (that carried the samples), direct (samples received straight into their slots), shown (samples
+        copied there from memory of a worker on this machine), and
         for each transport how many clients it carries: "lane_tcp", "lane_rc_mlx5", ..."""
         served: list[Any] = self._served()  # RdmaServed, over RdmaChannel
         for client in served:

@@ -14,7 +14,7 @@ cdef extern from "ucx/window.hpp" namespace "echo_rdma" nogil:
         WindowFigures figures()
         void attach(CEngine*)
         void detach()
-        cbool resume(uint64_t, uint64_t)
+        cbool resume(uint64_t, uint64_t, cbool)
 
     int WINDOW_FULL "echo_rdma::Window::FULL"
     int WINDOW_TAKEN "echo_rdma::Window::TAKEN"
@@ -37,6 +37,7 @@ cdef class Window:
 
     Attributes:
         message_bytes: the most that one message carries, from the next `resume` on.
+        near: the learner is on this machine: it reads samples where they lie, if UCX has memory for that.
     """
     cdef shared_ptr[CWindow] window
     cdef object spec, slow, slow_batch
@@ -45,6 +46,7 @@ cdef class Window:
     cdef int generation
     cdef readonly bint small
     cdef public uint64_t message_bytes
+    cdef public bint near
 
     def __cinit__(self, spec, uint64_t most, uint64_t chunk_bytes):
         cdef vector[uint64_t] sizes
@@ -171,7 +173,7 @@ cdef class Window:
         """The engine has done that; the uplink now wakes who waits for it."""
 
     def resume(self, uint64_t number) -> None:
-        if not self.window.get().resume(number, self.message_bytes):
+        if not self.window.get().resume(number, self.message_bytes, self.near):
             raise ProtocolError(
                 f"the learner has {number} samples of this client, which sent fewer or knows more to be committed; is its client_id used twice?"
             )

@@ -35,6 +35,8 @@ struct Worker;
 struct Endpoint;
 struct Listener;
 struct ConnRequest;
+struct MemHandle;
+struct Key;
 
 constexpr uint64_t FEATURE_WAKEUP = 1 << 4, FEATURE_AM = 1 << 6;
 
@@ -129,6 +131,26 @@ struct EndpointAttr {
         unsigned count;
         size_t entry_size;
     } transports;
+};
+
+struct MemParams {
+    enum : uint64_t { LENGTH = 1 << 1, FLAGS = 1 << 2 };
+    enum : unsigned { NONBLOCK = 1 << 0, ALLOCATE = 1 << 1 };
+    uint64_t mask;
+    void *address;
+    size_t length;
+    unsigned flags;
+    unsigned protection;
+    int memory_type;
+    void *exported;
+};
+
+struct MemAttr {
+    enum : uint64_t { ADDRESS = 1 << 0, LENGTH = 1 << 1 };
+    uint64_t mask;
+    void *address;
+    size_t length;
+    int memory_type;
 };
 
 using SendCallback = void (*)(void *request, status, void *user_data);

@@ -24,7 +24,7 @@ inline ucp::status Engine::on_message(void *argument, const void *header, size_t
     ucp::status answer = ucp::OK;
     if (head.kind == STREAM)
         answer = engine->stream(*peer, head, data, length, param->attributes, broken);
-    else if (head.kind == SAMPLES || head.kind == PART || head.kind == ACK) {
+    else if (head.kind == SAMPLES || head.kind == SHOWN || head.kind == PART || head.kind == ACK || head.kind == KEY) {
         if (peer->flow)
             answer = peer->flow->message(*peer, head, data, length, param->attributes, broken);
         else

@@ -32,7 +32,7 @@ struct Times {
 
 class Engine {
   public:
-    Engine(ucp::Context *context, const Times &times) : times_(times) {
+    Engine(ucp::Context *context, const Times &times) : times_(times), context_(context) {
         ucp::WorkerParams params{};
         params.mask = ucp::WorkerParams::THREAD_MODE;
         params.thread_mode = ucp::THREAD_SERIALIZED;
@@ -219,6 +219,7 @@ class Engine {
     }
 
     ucp::Worker *worker() const { return worker_; }
+    ucp::Context *context() const { return context_; }
     int64_t now() const { return now_; }
     bool quiet() const { return quiet_; } // nothing is arriving just now
     Line line;                            // for space in stores that are full
@@ -280,7 +281,7 @@ class Engine {
         param.mask = param.CALLBACK | param.USER_DATA | param.FLAGS;
         param.flags = peer.dialled ? uint32_t(param.SEND_REPLY) : 0; // the listener knows by it who speaks
         // Parts are sized for the lanes, whatever UCX makes of their size: before 1.15 it would offer those of 64 KB by rendezvous over TCP.
-        if (outgoing->head.kind == PART) param.flags |= param.SEND_EAGER;
+        if (outgoing->head.kind == PART || outgoing->head.kind == KEY) param.flags |= param.SEND_EAGER;
         param.callback.send = &Engine::on_sent;
         param.user_data = outgoing;
         peer.said = now_;
@@ -348,6 +349,7 @@ class Engine {
 
     const Library &ucx_ = library();
     const Times times_;
+    ucp::Context *const context_;
     ucp::Worker *worker_ = nullptr;
     ucp::Listener *listener_ = nullptr;
     int ucx_fd_ = -1, bell_ = -1;

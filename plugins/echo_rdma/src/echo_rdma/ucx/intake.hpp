@@ -1,7 +1,9 @@
 // The learner's end of one worker's samples: checked before a byte lands, copied or received into slots, acknowledged in batches.
+// They come in messages, or lie in memory of a worker on the same machine (region.hpp).
 #pragma once
 
 #include "echo_capi.h"
+#include "region.hpp"
 #include "window.hpp"
 
 namespace echo_rdma {
@@ -26,11 +28,11 @@ class Intake final : public Flow {
     ~Intake() override { api_->release(store_); }
 
     struct Figures {
-        uint64_t committed, inserted, duplicates, bytes, messages, direct;
+        uint64_t committed, inserted, duplicates, bytes, messages, direct, shown;
         int64_t waiting_since; // ns, for space; 0: it does not wait
     };
     Figures figures() const {
-        return {committed_.load(), inserted_.load(), duplicates_.load(), bytes_.load(), messages_.load(), straight_.load(), waiting_since_.load()};
+        return {committed_.load(), inserted_.load(), duplicates_.load(), bytes_.load(), messages_.load(), straight_.load(), shown_.load(), waiting_since_.load()};
     }
 
     bool idle() const { return parked_count_.load() == 0; }
@@ -54,11 +56,16 @@ class Intake final : public Flow {
         if (stopped_) return ucp::OK;
         uint64_t end = head.number + head.count; // one past its last
         if (head.kind == PART) return part(peer, head, static_cast<const char *>(data), length, attributes, broken);
-        if (head.kind != SAMPLES)
+        if (head.kind == KEY) return look(peer, head, data, length, attributes, broken);
+        bool shown = head.kind == SHOWN;
+        const char *rows = shown ? sight_.at(head.limit, head.count * sample_bytes_) : static_cast<const char *>(data);
+        if (head.kind != SAMPLES && !shown)
             broken = "a worker acknowledges nothing";
         else if (head.count == 0 || head.count > 65536 || head.number == 0 || end <= head.number)
             broken = "a message of " + std::to_string(head.count) + " samples from number " + std::to_string(head.number);
-        else if (length != head.count * sample_bytes_)
+        else if (shown && (length != 0 || rows == nullptr))
+            broken = std::to_string(head.count) + " samples at " + std::to_string(head.limit) + ", outside of its memory";
+        else if (!shown && length != head.count * sample_bytes_)
             broken = std::to_string(length) + " bytes for " + std::to_string(head.count) + " samples of " + std::to_string(sample_bytes_);
         else if (end - 1 > limit_)
             broken = "sample " + std::to_string(end - 1) + ", with credit up to " + std::to_string(limit_);
@@ -67,12 +74,13 @@ class Intake final : public Flow {
         else if (early_.size() > 4096)
             broken = "samples out of order";
         if (!broken.empty()) return ucp::OK;
-        bytes_ += length + sizeof head;
+        uint64_t bytes = head.count * sample_bytes_;
+        bytes_ += bytes + sizeof head;
         messages_++;
         Parked one{};
         one.first = head.number;
         one.count = head.count;
-        one.bytes = length;
+        one.bytes = bytes;
         if (attributes & ucp::MessageParam::RENDEZVOUS) {
             one.state = OFFERED;
             one.descriptor = data;
@@ -81,7 +89,8 @@ class Intake final : public Flow {
         }
         if (head.number <= next_ && parked_.empty()) { // in order, nothing waits: no detour
             skip_known(one);
-            one.row += insert(static_cast<const char *>(data), one.row, one.count);
+            one.row += insert(rows, one.row, one.count);
+            if (taken_back_) broken = TAKEN_BACK;
             next_ = std::max(next_, end);
             if (one.row == one.count) {
                 bring_in();
@@ -89,9 +98,13 @@ class Intake final : public Flow {
             }
         }
         one.state = HERE;
+        one.rows = rows;
+        if (shown) { // the worker keeps it until it is acknowledged
+            push(std::move(one));
+            return ucp::OK;
+        }
         if (attributes & ucp::MessageParam::DATA) {
             one.descriptor = data; // UCX keeps it for us
-            one.rows = static_cast<const char *>(data);
             push(std::move(one));
             return ucp::INPROGRESS;
         }
@@ -103,7 +116,6 @@ class Intake final : public Flow {
         memcpy(one.memory.get(), data, length);
         one.rows = one.memory.get();
         push(std::move(one));
-        (void)peer;
         return ucp::OK;
     }
 
@@ -123,6 +135,7 @@ class Intake final : public Flow {
                 if (front.state == HERE) {
                     skip_known(front);
                     uint32_t some = insert(front.rows, front.row, front.count);
+                    if (taken_back_) peer.engine->give_up(peer, TAKEN_BACK);
                     front.row += some;
                     rows += some;
                     if (front.row < front.count) break; // no space
@@ -144,7 +157,7 @@ class Intake final : public Flow {
             ack_due_ = false;
             acknowledged_ = committed_;
             limit_ = committed_ + credit_;
-            peer.engine->post(peer, Head{.kind = ACK, .number = committed_, .limit = limit_});
+            peer.engine->post(peer, Head{.kind = ACK, .flags = sight_.opened() ? READS : uint8_t(0), .number = committed_, .limit = limit_});
             worked = true;
         }
         waiting_since_ = full_ && !parked_.empty() ? (waiting_since_ ? waiting_since_.load() : peer.engine->now()) : 0;
@@ -169,9 +182,11 @@ class Intake final : public Flow {
         std::erase_if(parked_, [](auto &one) { return one->state != ARRIVING; });
         early_.clear();
         parked_count_ = 0;
+        sight_.close(); // nothing of what was parked lies there any longer
     }
 
   private:
+    static constexpr const char *TAKEN_BACK = "it has taken back samples that were not acknowledged";
     static constexpr uint64_t TURN_ROWS = 1024; // of one worker before it is another's turn
     static constexpr uint64_t ACK_BYTES = 256 << 10; // while more arrives, so many are acknowledged together
     static constexpr uint64_t SHARE_BYTES = 32 << 10; // of space for one while others wait for it, but at most a quarter of a batch
@@ -204,6 +219,16 @@ class Intake final : public Flow {
         echo_run run{};
         Memory memory;
     };
+
+    // A key to the worker's memory.
+    ucp::status look(Peer &peer, const Head &head, const void *key, size_t length, uint64_t attributes, std::string &broken) {
+        if (attributes & ucp::MessageParam::RENDEZVOUS)
+            broken = "a key by rendezvous";
+        else
+            broken = sight_.open(peer.ep, head.number, head.limit, head.count, key, length);
+        ack_due_ = true; // says whether it fits
+        return ucp::OK;
+    }
 
     // A sample in parts: parts.hpp.
     ucp::status part(Peer &peer, const Head &head, const char *data, size_t length, uint64_t attributes, std::string &broken);
@@ -256,6 +281,7 @@ class Intake final : public Flow {
 
     uint32_t insert(const char *rows, uint32_t row, uint32_t count) {
         uint32_t done = 0;
+        bool shown = sight_.holds(rows);
         full_ = false;
         while (row + done < count) {
             echo_run run;
@@ -265,10 +291,16 @@ class Intake final : public Flow {
                 copy_column<false>(at, static_cast<char *>(api_->leaf(store_, &run, leaf)), leaves_[leaf], sample_bytes_, run.count);
                 at += leaves_[leaf];
             }
+            if (shown && !sight_.valid()) { // it has another learner by now, and its memory is in use again
+                api_->abort(store_, &run);
+                taken_back_ = true;
+                break;
+            }
             api_->commit(store_, &run);
             done += run.count;
         }
         if (done > 0) count_in(done);
+        if (shown) shown_ += done;
         return done;
     }
 
@@ -314,12 +346,13 @@ class Intake final : public Flow {
     std::vector<uint64_t> leaves_;
     uint64_t sample_bytes_, credit_, next_, limit_, acknowledged_ = 0;
     int64_t share_, left_; // samples, while others wait
-    bool ack_due_, full_ = false, closed_ = false, stopped_ = false;
+    bool ack_due_, full_ = false, closed_ = false, stopped_ = false, taken_back_ = false;
     int armed_ = -1;
     Partial partial_;
+    Sight sight_;
     std::deque<std::unique_ptr<Parked>> parked_; // in order
     std::map<uint64_t, std::unique_ptr<Parked>> early_;
-    std::atomic<uint64_t> committed_, inserted_{0}, duplicates_{0}, bytes_{0}, messages_{0}, straight_{0};
+    std::atomic<uint64_t> committed_, inserted_{0}, duplicates_{0}, bytes_{0}, messages_{0}, straight_{0}, shown_{0};
     std::atomic<size_t> parked_count_{0};
     std::atomic<int64_t> waiting_since_{0};
 };

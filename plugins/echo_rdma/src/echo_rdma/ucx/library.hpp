@@ -32,7 +32,15 @@ namespace echo_rdma {
     X(void *, am_send_nbx, ucp::Endpoint *, unsigned, const void *, size_t, const void *, size_t, const ucp::RequestParam *) \
     X(void *, am_recv_data_nbx, ucp::Worker *, void *, void *, size_t, const ucp::RequestParam *)                        \
     X(void, am_data_release, ucp::Worker *, void *)                                                                      \
-    X(void, request_free, void *)
+    X(void, request_free, void *)                                                                                        \
+    X(ucp::status, mem_map, ucp::Context *, const ucp::MemParams *, ucp::MemHandle **)                                   \
+    X(ucp::status, mem_unmap, ucp::Context *, ucp::MemHandle *)                                                          \
+    X(ucp::status, mem_query, ucp::MemHandle *, ucp::MemAttr *)                                                          \
+    X(ucp::status, rkey_pack, ucp::Context *, ucp::MemHandle *, void **, size_t *)                                       \
+    X(void, rkey_buffer_release, void *)                                                                                 \
+    X(ucp::status, ep_rkey_unpack, ucp::Endpoint *, const void *, ucp::Key **)                                           \
+    X(ucp::status, rkey_ptr, ucp::Key *, uint64_t, void **)                                                              \
+    X(void, rkey_destroy, ucp::Key *)
 
 struct Library {
 #define X(result, name, ...) result (*name)(__VA_ARGS__) = nullptr;

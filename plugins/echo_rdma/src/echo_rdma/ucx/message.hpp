@@ -15,9 +15,12 @@ enum Kind : uint8_t {
     SAMPLES = 6, // count samples, the first is number; payload: sample after sample, each leaf after leaf
     ACK = 7,     // number: samples committed; limit: the last number that may be sent
     PART = 8,    // of sample number, the bytes from limit on; in order, and nothing else of this worker's in between
+    KEY = 9,     // to memory of the worker, limit bytes from address number on; count: the lease; payload: the key
+    SHOWN = 10,  // count samples, the first is number; they lie limit bytes behind the start of that memory, as in SAMPLES
 };
 
 constexpr uint8_t WHOLE = 1;
+constexpr uint8_t READS = 2; // of ACK: the learner has opened the worker's memory
 
 struct Head {
     uint8_t kind;

@@ -1,12 +1,14 @@
 // A worker's samples until they are acknowledged, sample after sample in chunks, and their sending.
 //
 // Callers fill the newest chunk; the engine sends what was filled, as one message for as many samples as there are. A chunk's memory is
-// used again once its samples are committed by the learner and no request of UCX refers to it.
+// used again once its samples are committed by the learner and no request of UCX refers to it. A learner on the same machine reads chunks
+// where they lie (region.hpp).
 #pragma once
 
 #include <algorithm>
 
 #include "engine.hpp"
+#include "region.hpp"
 
 namespace echo_rdma {
 
@@ -19,7 +21,9 @@ struct Chunk {
     uint32_t filled = 0, sent = 0;
     uint32_t in_flight = 0;
     bool sealed = false;  // takes no more samples
-    Memory data;
+    char *rows = nullptr;
+    uint64_t offset = 0;  // of its rows in the region; 0: they are memory of its own
+    Memory own;
 };
 
 // Copies one leaf of `count` samples to or from rows of samples; a size known to the compiler makes a small copy a move or two.
@@ -83,7 +87,7 @@ class Window final : public Flow {
         for (uint64_t done = 0; done < count;) {
             Chunk *chunk = open_chunk();
             uint32_t some = uint32_t(std::min<uint64_t>(chunk->room - chunk->filled, count - done));
-            char *row = chunk->data.get() + uint64_t(chunk->filled) * sample_bytes_; // `filled` changes here only
+            char *row = chunk->rows + uint64_t(chunk->filled) * sample_bytes_; // `filled` changes here only
             for (size_t i = 0; i < leaves_.size(); i++) {
                 auto *column = static_cast<char *>(const_cast<void *>(columns[i])) + done * leaves_[i];
                 copy_column<true>(row, column, leaves_[i], sample_bytes_, some);
@@ -138,7 +142,8 @@ class Window final : public Flow {
         std::lock_guard hold(lock_);
         engine_ = engine;
         limit_ = 0;
-        resumed_ = owed_ = false;
+        resumed_ = owed_ = told_ = reads_ = false;
+        if (region_) lease_ = region_->renew(); // before the new connection says what may be used again
     }
 
     void detach() {
@@ -149,12 +154,14 @@ class Window final : public Flow {
 
     // The learner has `number` samples; what follows is sent again. False: it cannot have that many.
     // A message carries at most `message_bytes`: what the lanes take without cutting it up, because to put it together is another copy.
-    bool resume(uint64_t number, uint64_t message_bytes) {
+    // `near`: the learner is on this machine, and may read samples where they lie.
+    bool resume(uint64_t number, uint64_t message_bytes, bool near) {
         std::lock_guard one(producer_);
         std::lock_guard hold(lock_);
         message_bytes_ = message_bytes;
         if (number > taken_ && acknowledged_ == taken_) taken_ = newest_sent_ = number; // a session that went on before: its numbers continue
         if (number < acknowledged_ || number > newest_sent_) return false;
+        if (near && !region_ && sample_bytes_ > 0) share();
         seal();
         acknowledge_locked(number);
         sent_ = number;
@@ -173,6 +180,7 @@ class Window final : public Flow {
             return ucp::OK;
         }
         limit_ = std::max(limit_, head.limit);
+        reads_ |= (head.flags & READS) != 0;
         if (!resumed_) return ucp::OK; // the stream says the same, and where to go on
         if (head.number < acknowledged_ || head.number > newest_sent_) {
             broken = "it acknowledged " + std::to_string(head.number) + " samples of " + std::to_string(newest_sent_);
@@ -191,6 +199,7 @@ class Window final : public Flow {
         bool worked = false;
         if (!resumed_) return false; // before, the stream belongs to the handshake
         if (owed_) owed_ = !peer.inbox.insert(&acknowledgement_, sizeof acknowledgement_); // wakes who waits: see connection.py
+        if (region_ && !told_ && limit_ > 0) tell(peer);
         size_t posted = 0;
         for (size_t i = 0; i < chunks_.size() && !peer.failed; i++) {
             Chunk *chunk = chunks_[i];
@@ -199,11 +208,16 @@ class Window final : public Flow {
             if (from > limit_) break;
             if (holds_back(*chunk)) break;
             uint64_t fitting = std::max<uint64_t>(1, message_bytes_ / std::max<uint64_t>(1, sample_bytes_));
-            uint32_t count = uint32_t(std::min({uint64_t(chunk->filled - chunk->sent), limit_ + 1 - from, fitting}));
+            bool shown = reads_ && chunk->offset > 0;
+            uint32_t count = uint32_t(std::min({uint64_t(chunk->filled - chunk->sent), limit_ + 1 - from, shown ? chunk->room : fitting}));
             Head head{.kind = SAMPLES, .count = count, .number = from};
-            const char *at = chunk->data.get() + uint64_t(chunk->sent) * sample_bytes_;
+            const char *at = chunk->rows + uint64_t(chunk->sent) * sample_bytes_;
+            uint64_t bytes = count * sample_bytes_, parts = shown ? 0 : (bytes + message_bytes_ - 1) / message_bytes_;
+            if (shown) {
+                head.kind = SHOWN;
+                head.limit = chunk->offset + chunk->sent * sample_bytes_;
+            }
             chunk->sent += count;
-            uint64_t bytes = count * sample_bytes_, parts = (bytes + message_bytes_ - 1) / message_bytes_;
             chunk->in_flight += uint32_t(std::max<uint64_t>(1, parts));
             sent_ = from + count - 1;
             newest_sent_ = std::max(newest_sent_, sent_);
@@ -213,7 +227,7 @@ class Window final : public Flow {
             uint64_t size = message_bytes_;
             hold.unlock(); // what is done at once comes back through `sent_out`
             if (parts <= 1)
-                peer.engine->post(peer, head, at, bytes, &Window::sent_out, chunk);
+                peer.engine->post(peer, head, at, shown ? 0 : bytes, &Window::sent_out, chunk);
             else
                 for (uint64_t offset = 0; offset < bytes; offset += size) {
                     head.kind = PART;
@@ -253,6 +267,26 @@ class Window final : public Flow {
         return growing && (chunk.filled - chunk.sent) * sample_bytes_ < SMALL && sent_ > acknowledged_ && sent_ >= hurry_;
     }
 
+    // Memory that the learner can read, enough for all that may be under way; used from the next chunk on.
+    void share() {
+        uint64_t chunks = most_ / chunk_samples_ + 2;
+        region_ = Region::make(engine_->context(), chunks * chunk_bytes());
+        if (!region_) return;
+        lease_ = region_->renew();
+        for (Chunk *chunk : spares_) delete chunk;
+        spares_.clear();
+    }
+
+    uint64_t chunk_bytes() const { return (chunk_samples_ * sample_bytes_ + 63) / 64 * 64; }
+
+    void tell(Peer &peer) {
+        Memory key = allocate(region_->key().size());
+        if (!key) return;
+        memcpy(key.get(), region_->key().data(), region_->key().size());
+        told_ = true;
+        peer.engine->post(peer, Head{.kind = KEY, .count = lease_, .number = region_->address(), .limit = region_->bytes()}, std::move(key), region_->key().size());
+    }
+
     void seal() {
         if (!chunks_.empty()) chunks_.back()->sealed = true;
     }
@@ -265,8 +299,13 @@ class Window final : public Flow {
             auto chunk = std::make_unique<Chunk>();
             chunk->window = this;
             chunk->room = chunk_samples_;
-            chunk->data = allocate(uint64_t(chunk_samples_) * sample_bytes_);
-            if (!chunk->data) return false;
+            if (region_ && (chunk->rows = region_->take(chunk_bytes())) != nullptr)
+                chunk->offset = region_->offset(chunk->rows);
+            else {
+                chunk->own = allocate(chunk_bytes());
+                if (!chunk->own) return false;
+                chunk->rows = chunk->own.get();
+            }
             spares_.push_back(chunk.release());
         }
         return true;
@@ -307,7 +346,7 @@ class Window final : public Flow {
             chunk->room = 0; // says so to `sent_out`
             return;
         }
-        if (spares_.size() < 64)
+        if (chunk->offset > 0 || (!region_ && spares_.size() < 64))
             spares_.push_back(chunk);
         else
             delete chunk;
@@ -333,7 +372,8 @@ class Window final : public Flow {
 
     const std::vector<uint64_t> leaves_;
     uint64_t sample_bytes_ = 0, most_, message_bytes_ = 1;
-    uint32_t chunk_samples_;
+    uint32_t chunk_samples_, lease_ = 0;
+    std::unique_ptr<Region> region_; // none until a learner is near
     std::mutex producer_; // taken before lock_
     std::mutex lock_;     // inside the engine's
     std::condition_variable room_;
@@ -344,6 +384,7 @@ class Window final : public Flow {
     uint64_t blocked_ = 0, bytes_ = 0, messages_ = 0;
     int watchers_ = 0;
     bool stopped_ = false, resumed_ = false, owed_ = false;
+    bool told_ = false, reads_ = false; // the learner has been given the key to the region, and has opened it
 };
 
 } // namespace echo_rdma
