@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,6 +214,23 @@ def test_items_by_key_from_another_process() -> None:
             remote.update_items(keys[:1], {"filler": fresh[:1].astype(np.float64)})
         with pytest.raises(EchoError, match="leaves must be paths"):
             client.request("update_items", {"n": 1, "leaves": ["nothing"]}, b"\0" * 8)
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.5])
+def test_how_many_is_a_number_from_1(n: Any) -> None:
+    with Server(EXAMPLE, 4, TCP, sampler="prioritized", capacity=100) as server, Client(server.address, EXAMPLE) as client:
+        server.submit_batch(items(0, 10))
+        for call in (client.sample, server.table().top):
+            with pytest.raises(ValueError, match=f"must be a whole number .*1, not {n}"):
+                call(n)
+
+
+def test_the_time_is_that_of_all_messages_of_a_batch() -> None:
+    with Server(EXAMPLE, 4, TCP, sampler="uniform", capacity=100) as server, Client(server.address, EXAMPLE) as client:
+        server.submit_batch(items(0, 10))
+        with pytest.raises(EchoTimeoutError, match="of 100000000 items in time; draw fewer"):
+            client.sample(100_000_000, timeout=0.1)
+        assert client.sample(5).keys.size == 5
 
 
 def test_a_mixture_for_a_learner_in_another_process() -> None:

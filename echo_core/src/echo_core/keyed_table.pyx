@@ -341,6 +341,8 @@ cdef class KeyedTable(Inlet):
 
     def top(self, k):
         """The k items of highest priority: `(keys, priorities)`, highest first, earlier ones first among equals."""
+        if not hasattr(type(k), "__index__") or k < 1:
+            raise ValueError(f"k must be a whole number of at least 1, not {k!r}")
         keys, _, priorities = self._items(True)
         order = np.argsort(-priorities, kind="stable")[:k]
         return keys[order], priorities[order]

@@ -179,6 +179,7 @@ class RemoteTable:
         """Draw n items. More than fit into one message are drawn in several, and are one batch here.
 
         Raises:
+            ValueError: n is no whole number from 1.
             EchoTimeoutError: the rate limiter let no such batch out in time. ClosedError: the server is closed.
         """
         (keys, probabilities, *leaves), info, figures = self._draw(n, timeout, beta, max_rows(self._spec), self._spec.leaves)
@@ -192,11 +193,17 @@ class RemoteTable:
         self, n: int, timeout: float | None, beta: float | None, step: int, wanted: Sequence[LeafSpec], **more: Any
     ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
         """Keys, probabilities and leaves of n items, at most `step` of them in a message; figures, of the table and of the draw."""
+        if not hasattr(type(n), "__index__") or n < 1:
+            raise ValueError(f"n must be a whole number from 1, not {n!r}")
+        ends = time.monotonic() + (self._timeout if timeout is None else timeout)  # of all messages together
         arrays: list[np.ndarray] = []
         shapes: list[tuple[Any, tuple[int, ...]]] = [(np.uint64, ()), (np.float64, ()), *((leaf.dtype, leaf.shape) for leaf in wanted)]
         for start in range(0, n, step):
             k = min(step, n - start)
-            body, blob = self._until_there("sample", k, b"", timeout, more | ({} if beta is None else {"beta": beta}))
+            left = max(0.0, ends - time.monotonic())
+            if start and not left:
+                raise EchoTimeoutError(f"sample() had {start} of {n} items in time; draw fewer, or wait longer (timeout=)")
+            body, blob = self._until_there("sample", k, b"", left, more | ({} if beta is None else {"beta": beta}))
             if body.get("closed"):
                 raise ClosedError("sample(): the server is closed")
             if not arrays:  # of the whole batch, into which every message goes at once
