@@ -233,5 +233,5 @@ int main(int count, char **words) {
         for (auto &thread : workers) thread.join();
         learner.finish(sent);
     }
-    std::puts("nothing forbidden was seen");
+    std::puts("no forbidden outcome");
 }
