@@ -66,7 +66,7 @@ def _links_within(app, name, source):
 
 def _titles(app, name, source):
     """Which file a block of code is goes above it."""
-    source[0] = _re.sub(r"(?m)^```(\w+) title=(\S+)$", r"```{code-block} \1\n:caption: \"`\2`\"\n", source[0])
+    source[0] = _re.sub(r"(?m)^```(\w+) title=(\S+)$", r"```{code-block} \1\n:caption: `\2`\n", source[0])
 
 
 def setup(app):

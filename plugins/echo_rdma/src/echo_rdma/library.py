@@ -22,9 +22,7 @@ log = logging.getLogger("echo")
 
 LIBRARY = "ECHO_UCX_LIBRARY"  # environment: the libucp to use, and no other
 OLDEST = (1, 13)
-SHARES_MEMORY = (1, 15)  # before, endpoints that report failures cannot use shared memory
-# Before, a message for which UCX chose not to copy while a connection was being set up ends the process, if that then goes over shared memory.
-CHOOSES_AGAIN = (1, 16)
+SHARES_MEMORY = (1, 16)  # before, endpoints that report failures cannot use shared memory; 1.15 ends the process now and then
 SETS_LISTENERS = (1, 17)  # before, settings of listeners are those of the environment
 ADVICE = (
     'install UCX: pip install "echo-rdma[wheel]" brings one with shared memory and TCP; for InfiniBand and RoCE take that of your'
@@ -148,9 +146,7 @@ def context() -> _ucx.Context:
     wanted = dict(RELIED_ON)
     if version < SHARES_MEMORY:
         wanted["TLS"] = "^sm"
-        log.info("UCX %d.%d.%d is older than 1.15: shared memory is left out", *version)
-    if version < CHOOSES_AGAIN:
-        wanted["ZCOPY_THRESH"] = "inf"
+        log.info("UCX %d.%d.%d is older than 1.16: shared memory is left out", *version)
     chosen = {name: value for name, value in wanted.items() if f"UCX_{name}" not in os.environ}
     key = (*chosen.items(), *sorted((name, value) for name, value in os.environ.items() if name.startswith("UCX_")))
     with _lock:
