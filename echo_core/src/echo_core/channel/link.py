@@ -113,6 +113,10 @@ class Gate:
         self.work = threading.Condition(self.lock)  # the link's thread: there may be work
 
 
+def _no_work() -> None:
+    return None
+
+
 class Link:
     """Frames over a channel.
 
@@ -288,6 +292,7 @@ class Link:
             self._writer.join()
         with self._gate.lock:
             self._closed = True
+            self._work = _no_work  # whoever has a link is not kept by it
         self._channel.close()
 
     def forget(self) -> None:

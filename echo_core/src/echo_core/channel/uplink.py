@@ -108,6 +108,10 @@ class Uplink:
             options.max_coalesced_bytes,
         )
 
+    def dial(self, seconds: float) -> Channel:
+        """A channel to the learner, within `seconds`; as `ChannelTransport.dial`."""
+        return self._dial(self.address, self._options, seconds)
+
     # --------------------------- for callers: gate.lock held, but not for end(), close(), forget()
 
     def wait(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
@@ -251,11 +255,11 @@ class Uplink:
             except (EchoTimeoutError, ConnectionClosedError) as error:
                 if isinstance(error, HandshakeRefused) and error.code not in ("busy", "shutdown"):
                     self.end(error)
-                self.trouble = error
+                self.trouble = error.with_traceback(None)
             except EchoError as error:  # another spec, token or protocol: no use trying again
                 self.end(error)
             except OSError as error:
-                self.trouble = error
+                self.trouble = error.with_traceback(None)
             if time.monotonic() - start >= patience:
                 text = f"lost {self.learner()} and could not return within {patience:g} s; start the learner, and this worker again"
                 self.end(ConnectionClosedError(text))
@@ -276,7 +280,7 @@ class Uplink:
             allow_unauthenticated=options.allow_unauthenticated,
             table=options.table,
         )
-        channel = self._dial(self.address, options, seconds)
+        channel = self.dial(seconds)
         with self.gate.lock:
             self._dialled = channel  # from here on _end() can reach it
             if self.over.is_set():
@@ -383,7 +387,7 @@ class Uplink:
 
     def _lost(self, link: Link, error: Exception) -> None:
         with self.gate.lock:
-            self.link, self.trouble = None, error
+            self.link, self.trouble = None, error.with_traceback(None)  # whose frames would keep this uplink, and the window's memory
             self._bytes = [self._bytes[0] + link.sent, self._bytes[1] + link.received]
             self.calls.fail(error)
             self.gate.changed.notify_all()

@@ -55,16 +55,17 @@ class RdmaUplink(Uplink):
 
     def __init__(self, address: Address, spec: Spec, options: RdmaConnectOptions) -> None:
         self.lanes: tuple[str, ...] = ()
-        super().__init__(self._dial_wire, address, spec, options)
+        super().__init__(dial, address, spec, options)
 
     def make_window(self) -> Any:
         options = self._options
         most = min(options.max_inflight_msgs, options.window_bytes // max(1, self._spec.sample_bytes))
         return _ucx.Window(self._spec, max(1, most), options.max_coalesced_bytes)
 
-    def _dial_wire(self, address: Address, options: Any, timeout: float) -> RdmaChannel:
-        channel = dial(address, options, timeout)
-        if options.role == "worker":
+    def dial(self, seconds: float) -> RdmaChannel:
+        channel = super().dial(seconds)
+        assert isinstance(channel, RdmaChannel)
+        if self._options.role == "worker":
             self.window.attach(channel.wire)  # before the learner's first credit can come
         return channel
 
