@@ -33,6 +33,7 @@ def exchange(filler: int, **options: Any) -> dict[str, Any]:
             assert one is not None
             tally.add(one.batch)
             del one
+        until(lambda: server.stats()["transport/rdma/samples"] == 40, "they are counted", 20)  # a batch can be here before that
         stats = server.stats()
     assert tally.numbers == {1: list(range(40))}
     return stats
@@ -42,7 +43,6 @@ def exchange(filler: int, **options: Any) -> dict[str, Any]:
 def test_samples_are_read_where_they_lie(filler: int) -> None:
     stats = exchange(filler)
     assert stats["transport/rdma/shown"] >= 32  # the first go before the learner has said that it can
-    assert stats["transport/rdma/samples"] == 40
 
 
 def test_without_memory_to_share_they_go_as_messages(monkeypatch: pytest.MonkeyPatch) -> None:
