@@ -23,7 +23,7 @@ from ...errors import (
 from ...transport import Listener, Transport
 from ..processes import returns, until
 from ..rig import PATIENCE, Rig, drain
-from ..samples import example, stacked
+from ..samples import example, sample, stacked
 
 Needs = Callable[[str], None]
 
@@ -144,6 +144,20 @@ class IdentityClauses:
         with pytest.raises(EchoError, match="no operation 'make tea'"):
             client.request("make tea")
         assert client.request("ping")[1] == b""
+
+    def test_an_observer_looks_on(self, rig: Rig) -> None:
+        """It asks, as `echoctl top` and `tap` do, sends no experience, and disturbs nobody who does."""
+        server = rig.server()
+        client = rig.client(server)
+        observer = rig.client(server, role="observer")
+        client.send_batch(stacked(0, 0, 8))
+        assert observer.server_stats()["store/batch_size"] == 8
+        assert [peer.role for peer in server.peers()] == ["worker", "observer"]
+        with pytest.raises(EchoError, match="observer"):
+            observer.send(sample(1, 0))
+        observer.close()
+        client.send_batch(stacked(0, 8, 8))
+        drain(server, 16).check({0: 16})
 
     def test_requests_too_large_are_refused(self, rig: Rig) -> None:
         server = rig.server()

@@ -161,7 +161,7 @@ class Window final : public Flow {
         message_bytes_ = message_bytes;
         if (number > taken_ && acknowledged_ == taken_) taken_ = newest_sent_ = number; // a session that went on before: its numbers continue
         if (number < acknowledged_ || number > newest_sent_) return false;
-        if (near && !region_ && sample_bytes_ > 0) share();
+        if (near && engine_ != nullptr && !region_ && sample_bytes_ > 0) share(); // no engine: an observer, which sends nothing
         seal();
         acknowledge_locked(number);
         sent_ = number;
