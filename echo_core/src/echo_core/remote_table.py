@@ -200,8 +200,8 @@ class RemoteTable:
         shapes: list[tuple[Any, tuple[int, ...]]] = [(np.uint64, ()), (np.float64, ()), *((leaf.dtype, leaf.shape) for leaf in wanted)]
         for start in range(0, n, step):
             k = min(step, n - start)
-            left = max(0.0, ends - time.monotonic())
-            if start and not left:
+            left = timeout if start == 0 else max(0.0, ends - time.monotonic())
+            if start and left == 0:
                 raise EchoTimeoutError(f"sample() had {start} of {n} items in time; draw fewer, or wait longer (timeout=)")
             body, blob = self._until_there("sample", k, b"", left, more | ({} if beta is None else {"beta": beta}))
             if body.get("closed"):
