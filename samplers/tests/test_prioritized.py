@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import psutil
 import pytest
 
 from echo_core.errors import ConfigError
+from echo_samplers.hot_cold import HotCold
 from echo_samplers.prioritized import Prioritized
 
 
@@ -24,6 +27,20 @@ def same_draws(one: Prioritized, other: Prioritized, n: int = 1000) -> None:
     mine, theirs = one.sample(n, np.random.default_rng(0)), other.sample(n, np.random.default_rng(0))
     np.testing.assert_array_equal(mine[0], theirs[0])
     np.testing.assert_array_equal(mine[1], theirs[1])
+
+
+@pytest.mark.parametrize(
+    ("sampler", "refuses"),
+    [
+        (Prioritized(capacity=4), False),
+        (Prioritized(capacity=4, eps=0.0), True),
+        (Prioritized(capacity=4, eps=0.0, alpha=0.0), False),
+        (HotCold(capacity=4, eps=0.0), True),
+        (HotCold(capacity=4, eps=0.0, weighting="rank"), False),
+    ],
+)
+def test_a_table_refuses_zero_where_it_would_never_be_drawn(sampler: Any, refuses: bool) -> None:
+    assert sampler.refuses_zero is refuses
 
 
 def test_zero_is_drawn_by_virtue_of_eps_alone() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from echo_core import Client, ConfigError, EchoTimeoutError, Queue, Server, SpecError, Table
 from echo_core.errors import EchoError, HandshakeRefused, UnknownTableError
+from echo_core.testing.processes import until
 
 pytestmark = [pytest.mark.needs("echo-samplers", "echo-tcp")]
 
@@ -73,6 +74,26 @@ def test_bad_priorities_hurt_nobody(bad: float) -> None:
         assert len(server.table()) == 64
         whole(server.sample().batch)
         whole(client.sample(8).batch)
+
+
+def test_zero_is_refused_where_it_would_never_be_drawn() -> None:
+    sampler = {"type": "prioritized", "eps": 0.0}
+    with Server(EXAMPLE, 4, TCP, sampler=sampler, capacity=100) as server, Client(server.address, EXAMPLE) as client:
+        server.submit_batch(items(0, 64))
+        keys = server.sample().keys
+        priorities = np.array([1.0, 2.0, 0.0, 3.0])
+        for update in (server.update_priorities, client.update_priorities):
+            with pytest.raises((ValueError, EchoError), match=f"priority 0.0 of key {keys[2]} must be positive: .* never be drawn"):
+                update(keys, priorities)
+        with pytest.raises(ValueError, match="never be drawn"):
+            server.submit(item(1), priority=0)
+        with pytest.raises(ValueError, match="of sample 1 must be positive"):
+            server.submit_batch(items(0, 2), priorities=[1, 0])
+        client.send(item(2), priority=0.0)
+        client.wait(30)
+        until(lambda: server.stats()["table/default/refused"] == 1, "the table refuses it", 30)
+        assert len(server.table()) == 64
+        assert server.update_priorities(keys, priorities + 1) == 0
 
 
 def test_workers_send_into_rows_and_a_remote_learner_samples() -> None:

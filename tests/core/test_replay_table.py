@@ -403,7 +403,11 @@ def test_refusals() -> None:
         make(capacity=10, remover=Anyone(capacity=10))
     with pytest.raises(ConfigError, match="same capacity"):
         make(capacity=10, sampler=Anyone(capacity=11))
-    table = make(sampler={"type": "prioritized", "eps": 0.0}, capacity=10)
+    from echo_samplers.prioritized import Prioritized
+
+    reckless = Prioritized(capacity=10, eps=0.0)
+    reckless.refuses_zero = False
+    table = make(sampler=reckless, capacity=10)
     table.submit_batch(items(0, 4), priorities=np.zeros(4))
     with pytest.raises(EchoError, match="every priority is 0"):
         table.sample(timeout=1)

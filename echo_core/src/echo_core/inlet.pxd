@@ -13,6 +13,7 @@ cdef class Inlet:
     cdef Flattener flattener
     cdef uint32_t leaves
     cdef size_t sample_bytes
+    cdef readonly bint refuses_zero  # of priorities, see Sampler
 
     cdef int put_one(self, object sample, const Labels* labels, object timeout, str caller) except -1
     cdef Py_ssize_t put_many(self, object samples, object priorities, list keys, uint64_t version, object timeout, str caller) except -1

@@ -11,6 +11,7 @@ from echo_core.ring cimport ECHO_CLOSED, ECHO_OK, echo_run
 from echo_core.waits cimport Patience
 
 from echo_core.errors import ClosedError, EchoTimeoutError
+from echo_core.sampler import must_be_positive
 
 cdef enum:
     INLINE_LEAVES = 64  # samples with more leaves take their pointers from the heap
@@ -59,7 +60,7 @@ cdef class Inlet:
             room = keys[0]
             labels.keys = &room[0]
         if priorities is not None:
-            values = new_priorities(priorities, count)
+            values = new_priorities(priorities, count, self.refuses_zero)
             labels.priorities = &values[0]
         labels.version = version
         self.wait_in(data, self.copy_now(data, 0, count, &labels, NULL), count, &labels, None, keep, timeout, caller)
@@ -129,11 +130,11 @@ cdef class Inlet:
         return ""
 
 
-def new_priorities(priorities, count):
+def new_priorities(priorities, count, refuses_zero=False):
     """Priorities of `count` new samples as a float64 array.
 
     Raises:
-        ValueError: another shape, or one is negative or not finite, naming the sample.
+        ValueError: another shape, or one is negative or not finite, or 0 where the sampler `refuses_zero`, naming the sample.
     """
     values = np.ascontiguousarray(priorities, np.float64)
     if values.shape != (count,):
@@ -142,4 +143,6 @@ def new_priorities(priorities, count):
     if bad.any():
         i = int(bad.argmax())
         raise ValueError(f"priority {values[i]} of sample {i} must be finite and not negative; nothing was inserted")
+    if refuses_zero and not values.all():
+        raise ValueError(must_be_positive(f"priority 0.0 of sample {int((values == 0).argmax())}") + "; nothing was inserted")
     return values

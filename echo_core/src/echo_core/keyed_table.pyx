@@ -105,6 +105,9 @@ cdef class KeyedTable(Inlet):
         self.table = new Table(
             sizes, capacity, batch_size, limits, max_times_sampled, asked, bool(sampler.replacement), removing,
             <bitgen_t*>PyCapsule_GetPointer(generator, "BitGenerator"), descriptor, lag_limits, lease_ns, self.more)
+        self.refuses_zero = sampler.refuses_zero
+        if self.refuses_zero:
+            self.table.refuse_zero()
         self.door = open_door(self.table)
         if asked == NULL:
             self.told = tell(self.table, sampler, self.rng, self.lock)
@@ -150,16 +153,17 @@ cdef class KeyedTable(Inlet):
             priorities: shape (n,), finite and not negative.
 
         Raises:
-            ValueError: a priority is negative, NaN or infinite, naming its key; nothing was updated.
+            ValueError: a priority is negative, NaN or infinite, or 0 where the sampler `refuses_zero`, naming its key; nothing was
+                updated.
         """
         self.opened()
         cdef const uint64_t[::1] k
         cdef const double[::1] p
-        if _as_they_are(keys, priorities):
+        if _as_they_are(keys, priorities, self.refuses_zero):
             checked, values = keys, priorities
         else:
             checked = check_keys(keys)
-            values = check_priorities(priorities, checked)
+            values = check_priorities(priorities, checked, self.refuses_zero)
         k, p = checked, values
         cdef size_t n = k.shape[0]
         cdef uint64_t gone
@@ -352,7 +356,7 @@ cdef class KeyedTable(Inlet):
         return np.histogram(self._items(True)[2], bins)
 
 
-cdef bint _as_they_are(object keys, object priorities) except -1:
+cdef bint _as_they_are(object keys, object priorities, bint refuses_zero) except -1:
     """Whether both are arrays of the right kind and good throughout: what the careful checks, which cost more than the update, would find."""
     cdef const uint64_t[::1] k
     cdef const double[::1] p
@@ -366,7 +370,7 @@ cdef bint _as_they_are(object keys, object priorities) except -1:
     if k.shape[0] != p.shape[0]:
         return False
     for i in range(p.shape[0]):
-        good &= (p[i] >= 0) & (p[i] < INFINITY)
+        good &= (p[i] >= 0) & (p[i] < INFINITY) & ((p[i] != 0) | (not refuses_zero))
     return good
 
 

@@ -135,6 +135,7 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
         cbool keeps_versions()
         uint64_t policy_version()
         void set_policy_version(uint64_t)
+        void refuse_zero()
         vector[pair[uint64_t, uint64_t]] version_counts()
         atomic[int64_t] connections
         Histogram copy, ingest_round

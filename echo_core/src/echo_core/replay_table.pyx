@@ -19,6 +19,7 @@ from echo_core.waits cimport Patience
 
 from echo_core.errors import EchoError
 from echo_core.lags import lag_figures
+from echo_core.sampler import must_be_positive
 
 _log = logging.getLogger("echo")
 
@@ -64,6 +65,8 @@ cdef class ReplayTable(KeyedTable):
             value = priority
             if not 0 <= value < INFINITY:
                 raise ValueError(f"priority {priority!r} of a new item must be finite and not negative")
+            if value == 0 and self.refuses_zero:
+                raise ValueError(must_be_positive(f"priority {priority!r} of a new item"))
             labels.priorities = &value
         self.put_one(sample, &labels, timeout, "submit()")
         return key
@@ -223,7 +226,8 @@ cdef class ReplayTable(KeyedTable):
 
     def _refusal(self) -> str:
         cdef TableCounters c = self.opened().counters()
-        return f"priority {c.refused_priority} of sample {c.refused_sample} is negative or not finite"
+        which = f"priority {c.refused_priority} of sample {c.refused_sample}"
+        return must_be_positive(which) if c.refused_priority == 0 else f"{which} is negative or not finite"
 
     def stats(self) -> dict:
         """Flat figures, and who is blocked by what: `blocked` is "", "inserts", "samples" or both, `blocked_by` says why in words."""

@@ -49,14 +49,18 @@ class Sampler(ABC):
             larger than `len(self)`. False when its keys differ; then n is at most `len(self)`.
         evicts: True when `victims` says which samples a full table should give up. A table whose
             remover has the same name as such a sampler asks the sampler, and keeps no second one.
+        refuses_zero: True when a priority of 0 would keep a sample from ever being drawn: its table
+            refuses one by key.
         Options: a frozen standard-library dataclass, checked by `build_options`. A replay sampler
             has a field `capacity: int`, the number of samples its table holds.
 
-    The first two depend on the options in some samplers: ask the instance, where there is one.
+    `storage`, `replacement` and `refuses_zero` depend on the options in some samplers: ask the
+    instance, where there is one.
     """
 
     storage: Literal["stream", "replay"]
     replacement: bool = True
+    refuses_zero: bool = False
     evicts: ClassVar[bool] = False
 
     @dataclass(frozen=True)
@@ -244,11 +248,11 @@ def check_held(keys: npt.ArrayLike, held: Container[int], once: bool = False) ->
     return found
 
 
-def check_priorities(priorities: npt.ArrayLike, keys: Keys) -> Priorities:
+def check_priorities(priorities: npt.ArrayLike, keys: Keys, refuses_zero: bool = False) -> Priorities:
     """`priorities` as a float64 array that fits `keys`; names the key of a bad one.
 
     Raises:
-        ValueError: they have another shape than `keys`, or one is negative or not finite.
+        ValueError: they have another shape than `keys`, or one is negative or not finite, or 0 where the sampler `refuses_zero`.
     """
     array = np.ascontiguousarray(priorities, dtype=np.float64)
     if array.shape != keys.shape:
@@ -261,4 +265,12 @@ def check_priorities(priorities: npt.ArrayLike, keys: Keys) -> Priorities:
         raise ValueError(
             f"priority {array[i]} of key {keys[i]} must be finite and not negative"
         )
+    if refuses_zero and not array.all():
+        i = int((array == 0).argmax())
+        raise ValueError(must_be_positive(f"priority {array[i]} of key {keys[i]}"))
     return array
+
+
+def must_be_positive(priority: str) -> str:
+    """Why a table whose sampler `refuses_zero` refuses `priority`."""
+    return f"{priority} must be positive: with 0 it would never be drawn; give it a positive one, or the sampler an eps"

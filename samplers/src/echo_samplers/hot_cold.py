@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +101,10 @@ class HotCold(NativeSampler):
                     "demote_below and promote_above must be quantiles, 0 <= demote_below <= promote_above <= 1, not "
                     f"{self.demote_below} and {self.promote_above}"
                 )
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.refuses_zero = self.options.weighting == "proportional" and self.options.eps == 0 and self.options.alpha > 0
 
     def _make(self) -> _native.Rows:
         options = self.options

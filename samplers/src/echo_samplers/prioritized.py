@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from . import _native
 from .native import NativeSampler
@@ -16,7 +17,8 @@ class Prioritized(NativeSampler):
 
     The importance weights of a batch, (N * probability)**-beta, are the table's. A new sample
     without a priority gets the largest priority given so far, at first 1: as given, and transformed
-    like any other. A priority of 0 is drawn by virtue of `eps` alone; with `eps` of 0 never.
+    like any other. A priority of 0 is drawn by virtue of `eps` alone; with `eps` of 0 it never would be,
+    and a table refuses it by key.
     When nothing that is held may be drawn, `sample` is a ValueError.
 
     Weights are kept as float32, and what is drawn and what is told about it both come from those: the
@@ -53,6 +55,10 @@ class Prioritized(NativeSampler):
                 value = getattr(self, name)
                 if not (math.isfinite(value) and 0 <= value <= 1e6):
                     raise ValueError(f"{name} must be from 0 to 1e6, not {value}")
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.refuses_zero = self.options.eps == 0 and self.options.alpha > 0
 
     def _make(self) -> _native.Rows:
         options = self.options

@@ -21,7 +21,9 @@ struct Incoming {
         std::memcpy(&out, &priority, sizeof out);
         return priority == kNone ? std::numeric_limits<double>::quiet_NaN() : out;
     }
-    bool good() const { return priority == kNone || (value() >= 0 && std::isfinite(value())); }
+    bool good(bool refuses_zero) const {
+        return priority == kNone || (value() >= 0 && std::isfinite(value()) && !(refuses_zero && value() == 0));
+    }
 };
 static_assert(sizeof(Incoming) == 16);
 

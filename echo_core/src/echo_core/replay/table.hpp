@@ -256,6 +256,8 @@ public:
 
     // Before the first insert; it must outlive the last batch that is drawn.
     void follow(Follower *follower) { follower_ = follower; }
+    // Before the first insert: a label with a priority of 0 is refused.
+    void refuse_zero() { refuses_zero_ = true; }
 
 private:
     friend class Steps;  // the table of steps under this table of items: one lock of its own, then this one's
@@ -334,6 +336,7 @@ private:
     const uint64_t batch_size_;
     const uint32_t max_times_;
     const bool replacement_;
+    bool refuses_zero_ = false;
     const echo_sampler *const sampler_, *const remover_;
     const bool victims_;  // the sampler says what goes
     bitgen_t *const random_;

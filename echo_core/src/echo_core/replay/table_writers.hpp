@@ -82,8 +82,9 @@ inline void Table::commit_labelled(const echo_run &run) {
     for (uint32_t i = 0; i < run.count; ++i) {
         const Incoming &label = incoming_[run.slot + i];
         known.versions[i] = label.version;
-        known.priorities[i] = label.good() ? label.value() : 0;
-        if (!label.good()) known.bad.emplace_back(run.slot + i, label.value());
+        const bool good = label.good(refuses_zero_);
+        known.priorities[i] = good ? label.value() : 0;
+        if (!good) known.bad.emplace_back(run.slot + i, label.value());
     }
     finish_commit(run, known.priorities.data(), &known, nullptr);
 }
