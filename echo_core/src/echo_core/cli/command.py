@@ -47,6 +47,12 @@ class _Root(click.Group):
             raise click.UsageError(f"there is no command {args[0]!r}{did_you_mean(args[0], _COMMANDS) or '; see: echoctl --help'}", ctx)
         return super().resolve_command(ctx, args)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:  # here, because versions of click differ in what they call it
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(UNUSABLE)
+        return super().parse_args(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
