@@ -73,3 +73,17 @@ def test_batches_are_fetched_ahead_and_no_more_than_asked(transport_table: dict[
         rest = [number for _ in range(39) for number in next(batches).batch["number"].tolist()]
         assert rest == [*range(10, 400)], "in order, each once"
         batches.close()
+
+
+def test_closing_an_iterator_ends_the_wait_for_its_next_batch(transport_table: dict[str, Any]) -> None:
+    queue = Table("queue", EXAMPLE, capacity=8, sampler="fifo", rate_limiter=Queue(8))
+    with Server(tables=[queue], batch_size=4, transport=transport_table) as server, Client(server.address, EXAMPLE) as learner:
+        server.submit_batch(items(0, 4))
+        batches = learner.dataset_iter(4, prefetch=2, timeout=600)
+        assert next(batches).batch["number"].tolist() == [0, 1, 2, 3]
+        (fetching,) = [thread for thread in threading.enumerate() if thread.name == "echo-prefetch"]
+        batches.close()
+        fetching.join(20)
+        assert not fetching.is_alive(), "it waits for a batch that nobody will read"
+        server.submit_batch(items(4, 8))
+        assert learner.sample(4, timeout=20).batch["number"].tolist() == [4, 5, 6, 7], "the learner itself waits and draws as before"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 from .errors import ClosedError, EchoTimeoutError, SpecError, UnknownTableError
 from .labels import UnlabelledError, labelled
 from .operations import MAX_KEYS, fill, join, max_rows, split
+from .prefetch import Prefetch
 from .sampler import Keys, check_keys, check_priorities
 from .spec import Spec
 from .steps import Steps, StepStreams, new_client_id
@@ -72,6 +73,7 @@ class RemoteTable:
         self._spec = spec
         self._name = name
         self._timeout = timeout
+        self._stop = threading.Event()  # set: nobody waits for a batch any more
 
     @property
     def spec(self) -> Spec:
@@ -233,7 +235,9 @@ class RemoteTable:
                     yield self.sample(n, timeout, beta)
                 except ClosedError:
                     return
-        with _Prefetch(lambda: self.sample(n, timeout, beta), prefetch) as ready:
+        table = copy.copy(self)  # whose waiting ends when this iterator is closed
+        table._stop = threading.Event()
+        with Prefetch(lambda: table.sample(n, timeout, beta), prefetch, table._stop) as ready:
             yield from ready
 
     def _until_there(self, op: str, n: int, blob: bytes, timeout: float | None, more: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -251,7 +255,8 @@ class RemoteTable:
             if waited > PATIENCE and not told:
                 told = True
                 _log.warning("%s() has waited 5 s: %s", op, reason)
-            time.sleep(min(pause, max(0.0, seconds - waited)))
+            if self._stop.wait(min(pause, max(0.0, seconds - waited))):
+                raise ClosedError(f"{op}(): nobody waits for it any more")
             pause = min(pause * 2, POLL[1])
 
     def _ask(self, op: str, n: int, blob: bytes, timeout: float | None, **body: Any) -> tuple[dict[str, Any], bytes]:
@@ -348,56 +353,3 @@ def weights_of(probabilities: np.ndarray, beta: float) -> np.ndarray:
     """As `ReplayTable` weighs a batch: (1 / (N p))^beta, the largest 1."""
     weights: np.ndarray = ((probabilities.min() / probabilities) ** beta).astype(np.float32)
     return weights
-
-
-class _Prefetch:
-    """Calls `fetch` on a thread of its own, `ahead` results in advance."""
-
-    def __init__(self, fetch: Callable[[], RemoteSample], ahead: int) -> None:
-        self._fetch, self._ahead = fetch, ahead
-        self._ready: deque[RemoteSample] = deque()
-        self._changed = threading.Condition()
-        self._error: BaseException | None = None
-        self._stop = False
-        self._thread = threading.Thread(target=self._run, name="echo-prefetch", daemon=True)
-
-    def _run(self) -> None:
-        try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._stop or len(self._ready) < self._ahead)
-                    if self._stop:
-                        return
-                sample = self._fetch()
-                with self._changed:
-                    self._ready.append(sample)
-                    self._changed.notify_all()
-                del sample
-        except BaseException as error:  # the reader's to see
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-
-    def __enter__(self) -> Iterator[RemoteSample]:
-        self._thread.start()
-        return self._read()
-
-    def _read(self) -> Iterator[RemoteSample]:
-        while True:
-            with self._changed:
-                while not self._ready and self._error is None:
-                    self._changed.wait(0.08)  # signals are seen in between
-                if not self._ready:
-                    if isinstance(self._error, ClosedError):
-                        return
-                    assert self._error is not None
-                    raise self._error
-                sample = self._ready.popleft()
-                self._changed.notify_all()
-            yield sample
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._stop = True
-            self._changed.notify_all()
-        self._thread.join()
