@@ -18,7 +18,7 @@ class Settings:
     """What shapes the learning. `reward_scale` keeps values near ten, so that errors stay within the Huber loss's square part."""
 
     learning_rate: float = 1e-3  # at first; it falls to a tenth in the course of a run
-    reward_scale: float = 0.1
+    reward_scale: float = 0.05
     follow: float = 0.02  # share by which the target network moves towards the online one at each update
     gradient_norm: float = 10.0
 
