@@ -15,13 +15,13 @@ extensions = [
         f"echo_shm.{name}",
         [str(package / f"{name}.pyx")],
         language="c++",
-        depends=[str(package / "lane.hpp"), str(package / "_direct.pxd"), str(capi / "echo_capi.h")],
+        depends=[str(package / "lane.hpp"), str(package / "board.hpp"), str(package / "_direct.pxd"), str(capi / "echo_capi.h")],
         # capi.pxd names the header relative to the package it lies in.
         include_dirs=[str(package), str(capi), str(capi.parent), numpy.get_include()],
         # CXXFLAGS come after these: a sanitizer build only adds to them.
         extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wno-unused-function"],
     )
-    for name in ("_direct", "_reserve", "_copier")
+    for name in ("_direct", "_reserve", "_copier", "_board")
 ]
 # The folder above the package echo_core is where its .pxd files are found, installed or not.
 setup(ext_modules=cythonize(extensions, include_path=["src", str(capi.parent.parent)], build_dir="build/cython"), options={"build_ext": {"parallel": True}})

@@ -5,8 +5,8 @@
     weights.params["policy"]["w"], weights.version, weights.digest
 
 The digest covers the payload and the description but not the version, so equal weights published
-twice have equal digests. It is computed by the learner, checked by the worker on arrival and sent
-back in its receipt.
+twice have equal digests. It is computed by the learner, checked by the worker on arrival (unless no
+byte of what it read can have changed meanwhile: shared memory) and sent back in its receipt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .errors import ProtocolError, SpecError
 from .spares import large
 from .structure import leaf_name
 
-__all__ = ["ALIGNMENT", "PackedWeights", "Weights", "aligned_bytes", "digest", "pack", "receive", "unpack", "verify"]
+__all__ = ["ALIGNMENT", "PackedWeights", "Weights", "aligned_bytes", "digest", "pack", "unpack", "verify"]
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 LARGE = 1 << 20  # bytes from which on memory is used again
@@ -179,8 +179,8 @@ def unpack(
     the published order of keys); other classes need `like`, an example tree, whose containers and,
     where it has numpy arrays, shapes and dtypes must be those published.
 
-    `proven` is what `receive` or `verify` found these same bytes to digest to: they are not read
-    once more, which takes as long as a copy of them.
+    `proven` is the digest of these same bytes as `verify` found it, or as the transport that they came by guarantees it: they are not
+    read once more, which takes as long as a copy of them.
 
     Raises ProtocolError when the bytes are not what was packed (damaged or mixed up), SpecError
     when `like` is missing or differs, naming the leaf. Trusts nothing it reads.
@@ -201,22 +201,6 @@ def unpack(
     except _MALFORMED as error:
         raise ProtocolError(f"weights with a malformed description: {error!r}") from error
     return Weights(params, version, found)
-
-
-def receive(meta: bytes, source: Any) -> tuple[np.ndarray, int]:
-    """A copy of a payload that others may be writing to meanwhile, proven to be whole, and its digest.
-
-    Raises ProtocolError when the bytes are not what was packed.
-    """
-    try:
-        content, version, claimed = _parsed(meta)
-        digester = Digester(_seed(content))
-    except _MALFORMED as error:
-        raise ProtocolError(f"weights with a malformed description: {error!r}") from error
-    payload = aligned_bytes(memoryview(source).nbytes)
-    digester.copy(payload, source)
-    _same(version, claimed, digester.value)
-    return payload, claimed
 
 
 def verify(meta: bytes, payload: Any) -> int:

@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Server
-from echo_core.errors import EchoError, EchoTimeoutError
+from echo_core.errors import EchoError, EchoTimeoutError, ProtocolError
 from echo_core.testing import workers
 from echo_core.testing.processes import forked, until
 from echo_core.testing.samples import Tally, example, sample, stacked
 from echo_core.transport import Connection
 from echo_core.weights import PackedWeights, aligned_bytes, pack, unpack
+from echo_shm._board import PAGE, PLACES, Places
 from echo_shm.board import Board, Reader
 from echo_shm.transport import ShmClient, ShmTransport
 
@@ -244,12 +245,12 @@ def test_readers_that_are_slower_than_the_writer_see_no_torn_version() -> None:
         while not over.is_set():
             notice = board.newest
             assert notice is not None
-            whole = reader.copy(notice)
+            whole = reader.copy(notice.version)
             if whole is None:  # overwritten while it was copied
                 late[0] += 1
                 continue
-            weights = unpack(*whole[1:3])
-            assert weights.version == whole[0] >= notice.version
+            weights = unpack(*whole[1:3])  # the digest is checked here, over all bytes
+            assert weights.version == whole[0] >= notice.version and weights.digest == whole[3]
             assert (weights.params["w"] == weights.version - 1).all()
             seen.append(weights.version)
 
@@ -279,7 +280,7 @@ def test_weights_are_packed_where_workers_read_them_and_no_version_that_is_held_
         board.put(packed)
         newest = board.newest
         assert newest is not None
-        whole = Reader(board.fd).copy(newest)
+        whole = Reader(board.fd).copy(newest.version)
         assert whole is not None and (unpack(*whole[1:3]).params["w"] == version).all()
         return packed
 
@@ -296,6 +297,63 @@ def test_weights_are_packed_where_workers_read_them_and_no_version_that_is_held_
     assert len(pack({}, 20, memory=board.memory).payload) == 0
     board.close()
     assert (unpack(packed.meta, packed.payload).params["w"] == 19).all(), "the memory outlives the board for who has it"
+
+
+def test_a_place_is_not_read_from_when_memory_in_it_was_given_until_it_was_put() -> None:
+    board = Board()
+    for version in (1, 2, 3):
+        board.put(pack({"w": np.full(100, version)}, version))
+    reader = Places(mmap.mmap(board.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ))
+    found = reader.look()
+    assert found is not None and found.version == 3
+    target = aligned_bytes(found.payload)
+    board.put(pack({"w": np.full(100, 4)}, 4))
+    board.put(pack({"w": np.full(100, 5)}, 5))
+    assert found.copy(target) is not None, "two were published since, its place is as it was"
+    memory = board.memory(found.payload)
+    assert found.copy(target) is None, "from here on the learner may write to it"
+    # A learner that dies meanwhile, or whose weights cannot be packed, leaves it so.
+    whole = Reader(board.fd).copy(5)
+    assert whole is not None and whole[0] == 5 and (unpack(*whole[1:3]).params["w"] == 5).all()
+    assert Reader(board.fd).copy(6) is None
+    del memory
+    board.put(pack({"w": np.full(100, 6)}, 6, memory=board.memory))  # type: ignore[arg-type]
+    whole = Reader(board.fd).copy(6)
+    assert whole is not None and (unpack(*whole[1:3]).params["w"] == 6).all()
+    assert found.copy(target) is None, "it is another version's, though it is whole"
+    board.close()
+
+
+def test_what_a_reader_finds_on_the_page_is_bounded_by_what_it_has_mapped() -> None:
+    memory = np.zeros((1 + PLACES) * PAGE + 100, np.uint8)
+    places = Places(memory, write=True)
+    assert places.capacity == PAGE and places.start(PLACES - 1) + PAGE <= len(memory)
+    places.begin(1)
+    places.finish(1, 7, 8, PAGE - 9, 0)
+    found = places.look()
+    assert found is not None and (found.version, found.digest, found.payload) == (7, 8, PAGE - 9)
+    for wrong in (bytearray(PAGE), bytearray(PAGE - 10)):
+        with pytest.raises(ValueError, match="do not fill"):
+            found.copy(wrong)
+    for sizes in ((PAGE + 1, 0), (1, 1), (0, PAGE + 1), ((1 << 64) - 1, 0), (0, (1 << 64) - 1)):
+        with pytest.raises(ValueError, match="do not fit"):
+            places.finish(1, 8, 8, *sizes)
+    words = memory[:PAGE].view(np.uint64)
+    (at,) = np.flatnonzero(words == PAGE - 9)  # where the payload's size is
+    for size in (PAGE + 1, (1 << 64) - 1, (1 << 64) - PAGE):
+        words[at] = size
+        with pytest.raises(ProtocolError, match="reach past"):
+            places.look()
+    words[at] = 0
+    assert places.look() is not None
+    words[0] = PLACES  # of which place is the newest
+    with pytest.raises(ProtocolError, match="reach past"):
+        places.look()
+    memory.flags.writeable = False
+    with pytest.raises(ValueError, match="written"):
+        Places(memory).begin(0)
+    with pytest.raises(ValueError, match="no board"):
+        Places(bytes(PLACES * PAGE))
 
 
 @pytest.mark.timeout(int(120 + 2 * SECONDS))

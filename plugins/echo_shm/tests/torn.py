@@ -4,8 +4,8 @@ A test uses it for some seconds; by hand:
 
     python plugins/echo_shm/tests/torn.py --seconds 600 --mode direct
 
-Forbidden: a version that mixes two, or goes backwards; a torn, lost or doubled row. The digest is checked by the client on arrival; here
-the contents are looked at as well, so that a digest that is wrong itself would be noticed.
+Forbidden: a version that mixes two, or goes backwards; a torn, lost or doubled row. Readers digest what they have got, which clients do not, and
+look at the contents as well, so that a digest that is wrong itself would be noticed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 
 from echo_core import Client, Server
 from echo_core.testing.samples import Tally, example, stacked
+from echo_core.weights import pack
 from echo_shm.transport import ShmTransport
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
@@ -53,6 +54,7 @@ def read(address: str, maker: int, seconds: float, said: Any) -> None:
         found = client.weights(timeout=300, newer_than=version)  # the machine may be busy
         assert found.version > version
         version, versions = found.version, versions + 1
+        assert pack(found.params, version).digest == found.digest, f"version {version} has another digest than was published"
         check(found.params, version)
         client.send_batch(stacked(maker, rows, 8))
         rows += 8

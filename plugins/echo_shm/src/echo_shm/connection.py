@@ -162,7 +162,7 @@ class ShmUplink(Uplink):
                 raise ProtocolError(f"the learner's weights cannot be mapped: {error}") from error
             finally:
                 os.close(fd)
-        whole = self._board.copy(notice) if self._board is not None else None
+        whole = self._board.copy(notice.version) if self._board is not None else None
         if whole is not None:
             self._hold(link, *whole)
             return
