@@ -145,6 +145,14 @@ def test_the_log_of_grpcio_is_set_to_errors_where_nobody_says_otherwise(told: st
     assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout == f"{told or 'ERROR'}\n"
 
 
+@pytest.mark.parametrize("first", ["grpc", "echo_grpc"])
+def test_a_log_of_grpcio_that_could_not_be_set_is_told_of(first: str, tmp_path: Path) -> None:
+    code = f"import {first}, numpy; from echo_core import Server; Server({{'x': numpy.zeros(2)}}, 2, 'grpcs://127.0.0.1:0', token={TOKEN!r}).start().close()"
+    env = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"} | {"XDG_CONFIG_HOME": str(tmp_path)}
+    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stderr
+    assert ("GRPC_VERBOSITY=ERROR" in said) == (first == "grpc")
+
+
 def test_a_learner_in_a_forked_child_is_an_error() -> None:
     from echo_core.errors import ForkError
     from echo_core.testing.processes import forked
@@ -156,4 +164,3 @@ def test_a_learner_in_a_forked_child_is_an_error() -> None:
                 Server(EXAMPLE, 2, "grpc://127.0.0.1:0", token=TOKEN).start()
 
         forked(child)
-

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +15,7 @@ import pytest
 
 from echo_core import Client, Server
 from echo_core.errors import EchoTimeoutError, SecurityError
+from echo_core.testing.processes import until
 from echo_core.tls import Authority, Identity
 from echo_core.transport import Transport
 
@@ -96,3 +100,43 @@ class TlsContract(ABC):
             assert len(server.peers()) == 1
             client.send_batch({"x": np.zeros((2, 4), np.float32), "n": np.arange(2)})
             assert server.sample(20) is not None
+
+    @pytest.mark.parametrize("wrong", ["no certificate", "a foreign certificate", "an expired certificate", "no TLS", "nothing at all"])
+    def test_handshakes_that_fail_are_counted_and_logged(
+        self, certificates: Certificates, tmp_path: Path, caplog: pytest.LogCaptureFixture, wrong: str
+    ) -> None:
+        asking = {"tls_client_authority": certificates.authority.certificate, "handshake_timeout": 1.0}
+        trusted = self.trust(certificates, **given(certificates.worker))
+        with Server(EXAMPLE, 2, self.transport(**asking, **given(certificates.learner)), token=TOKEN) as server:
+
+            def refused() -> int:
+                counts = server.stats()
+                return int(sum(counts[f"transport/{server.address.scheme}/{name}"] for name in ("refused", "protocol_errors")))
+
+            with Client(server.address, EXAMPLE, **trusted) as good:
+                good.request("ping")
+                if wrong in ("no TLS", "nothing at all"):
+                    for _ in range(3):
+                        with socket.create_connection(server.address.endpoint, timeout=20) as sock:
+                            sock.sendall(b"" if wrong == "nothing at all" else b"GET / HTTP/1.1\r\n\r\n" + b" " * 300)
+                            with suppress(ConnectionError):
+                                while sock.recv(4096):
+                                    pass
+                    attempts = 3
+                else:
+                    shown = {} if wrong == "no certificate" else given(certificates.stranger)
+                    if wrong == "an expired certificate":
+                        pytest.importorskip("cryptography")  # openssl's command knows no minutes
+                        shown = given(certificates.authority.issue("worker-3", days=-1 / 1440, directory=tmp_path))
+                    with pytest.raises((SecurityError, EchoTimeoutError)):
+                        Client(server.address, EXAMPLE, **self.trust(certificates, timeout=0.5, **shown))
+                    attempts = 1
+                until(lambda: refused() >= attempts, "they are counted")
+                until(lambda: caplog.records, "and logged")
+                good.request("ping")
+                with Client(server.address, EXAMPLE, **trusted) as another:
+                    another.request("ping")
+            time.sleep(2)  # until a good handshake would count as one that failed
+            assert refused() == attempts or attempts == 1  # a worker tries more than once
+            lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+            assert 1 <= len(lines) <= 4 and str(server.address) in lines[0]

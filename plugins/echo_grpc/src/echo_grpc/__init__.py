@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 
 from echo_core.hookspecs import TransportInfo, hookimpl
 
-# grpcio reads it when it is first imported. By its own default it writes a line for every TLS handshake that fails: strangers could fill the disk.
+# grpcio reads it when it is first imported, and by its own default writes a line for every TLS handshake that fails: strangers could fill the disk.
+#: Whether that is how it is, because somebody else imported it before.
+talkative = "GRPC_VERBOSITY" not in os.environ and "grpc._cython.cygrpc" in sys.modules
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 

@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -15,6 +16,7 @@ import grpc
 from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel
 
+from .handshakes import Handshakes
 from .message import MAX_MESSAGE_BYTES, health_request, health_response
 from .stream import LINGER_SECONDS, GrpcChannel, Outbox, in_this_process
 
@@ -27,20 +29,30 @@ SERVICE = "echo.v2.Experience"
 METHOD = f"/{SERVICE}/Session"
 HEALTH = "grpc.health.v1.Health"
 SPARE_CALLS = 64  # beyond the clients: handshakes under way, health checks
-HANDSHAKE_SECONDS = 10  # for TCP, TLS and HTTP/2 together
 IDLE_SECONDS = 60  # a connection without a call is ended
+LOOK = object()  # among those who arrive: after the handshakes that failed
 
 
 class GrpcAcceptor(Acceptor):
-    """See `echo_core.channel.Acceptor`."""
+    """See `echo_core.channel.Acceptor`.
 
-    def __init__(self, options: GrpcListenOptions, scheme: str, credentials: grpc.ServerCredentials | None) -> None:
+    Args:
+        certificates: for TLS: makes grpcio's credentials, given what it is to call for each connection.
+    """
+
+    def __init__(self, options: GrpcListenOptions, scheme: str, certificates: Callable[[Callable[[], None]], grpc.ServerCredentials] | None) -> None:
         in_this_process()
         calls = options.max_connections + SPARE_CALLS
         self.health = Health()
-        self._arrived: queue.SimpleQueue[Channel | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[object] = queue.SimpleQueue()  # channels, LOOK, None at the end
         self._closing = False
-        server = grpc.server(Threads(), options=_arguments(options), maximum_concurrent_rpcs=calls)
+        self._handshakes = Handshakes(options.handshake_timeout, IDLE_SECONDS, _connections(options), partial(self._arrived.put, LOOK))
+        server = grpc.server(
+            Threads(),
+            options=_arguments(options),
+            maximum_concurrent_rpcs=calls,
+            interceptors=() if certificates is None else (self._handshakes,),
+        )
         session = grpc.stream_stream_rpc_method_handler(self._session)
         server.add_generic_rpc_handlers(
             (
@@ -55,10 +67,10 @@ class GrpcAcceptor(Acceptor):
         host = f"[{options.host}]" if ":" in options.host else options.host
         place = f"{host}:{options.port}"
         try:
-            if credentials is None:
+            if certificates is None:
                 port = server.add_insecure_port(place)
             else:
-                port = server.add_secure_port(place, credentials)
+                port = server.add_secure_port(place, certificates(self._handshakes.begun))
             server.start()
         except RuntimeError as error:
             server.stop(None)
@@ -68,6 +80,12 @@ class GrpcAcceptor(Acceptor):
             ) from error
         self._server: grpc.Server | None = server
         self.address = Address(scheme, options.host, port)
+        self._handshakes.where = str(self.address)
+
+    @property
+    def refused(self) -> int:
+        """Connections that failed before there was a channel."""
+        return self._handshakes.failed
 
     def _session(self, arriving: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if self._closing:
@@ -93,10 +111,15 @@ class GrpcAcceptor(Acceptor):
         yield from outbox
 
     def accept(self) -> Channel:
-        channel = self._arrived.get()
-        if channel is None:
-            raise OSError(errno.ECANCELED, "closed")
-        return channel
+        while True:
+            try:
+                channel = self._arrived.get(timeout=self._handshakes.look())
+            except queue.Empty:
+                continue
+            if channel is None:
+                raise OSError(errno.ECANCELED, "closed")
+            if isinstance(channel, Channel):
+                return channel
 
     def shutdown(self) -> None:
         self._closing = True
@@ -192,13 +215,18 @@ def _arguments(options: GrpcListenOptions) -> list[tuple[str, Any]]:
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", calls),  # a proxy carries many workers on one connection
-        ("grpc.max_allowed_incoming_connections", 2 * calls),
-        ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),
+        ("grpc.max_allowed_incoming_connections", _connections(options)),
+        ("grpc.server_handshake_timeout_ms", max(1, int(options.handshake_timeout * 1000))),  # for TLS and HTTP/2 together
         ("grpc.max_connection_idle_ms", IDLE_SECONDS * 1000),
         ("grpc.keepalive_time_ms", 20_000),  # a worker whose machine is gone is noticed
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ]
+
+
+def _connections(options: GrpcListenOptions) -> int:
+    """The most at a time, those in their handshake included."""
+    return 2 * (options.max_connections + SPARE_CALLS)
 
 
 def _peer(context: grpc.ServicerContext) -> str:

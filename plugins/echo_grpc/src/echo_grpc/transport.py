@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from echo_core.security import check_exposure
 from echo_core.transport import Finding
 from echo_core.wire import HEADER_BYTES
 
+from . import talkative
 from .message import MAX_MESSAGE_BYTES, PIECE_BYTES
 from .service import METHOD, GrpcAcceptor
 from .stream import GrpcChannel, Outbox, in_this_process
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from echo_core.transport import Connection, Listener
 
 __all__ = ["GrpcClient", "GrpcConnectOptions", "GrpcListenOptions", "GrpcTransport", "GrpcsTransport"]
+
+log = logging.getLogger("echo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +74,11 @@ class GrpcListener(ChannelListener):
     """See `echo_core.channel.listener`: ends the gRPC server when its clients are gone."""
 
     _acceptor: GrpcAcceptor
+
+    def stats(self) -> dict[str, float | int]:
+        counts = super().stats()
+        counts["refused"] += self._acceptor.refused
+        return counts
 
     def close(self, timeout: float | None = None) -> None:
         super().close(timeout)
@@ -151,12 +160,18 @@ class GrpcsTransport(GrpcTransport):
         options = self.options
         authority = options.tls_client_authority
         check_exposure(options.host, options.auth or authority is not None, options.allow_insecure)
+        if talkative:
+            log.warning(
+                "grpcio was imported before its log was set to errors, so strangers can have it write a line to stderr for each TLS handshake"
+                " that fails; set GRPC_VERBOSITY=ERROR in the environment, or import echo_grpc first"
+            )
         tls.server_context(options, options.host)  # gRPC only logs that a certificate is no use
         with tls.server_identity(options, options.host) as identity:
             pair = identity.key.read_bytes(), identity.certificate.read_bytes()
         roots = None if authority is None else authority.read_bytes()
-        credentials = grpc.ssl_server_credentials([pair], roots, roots is not None)
-        return GrpcAcceptor(options, self.scheme, credentials)
+        shown = grpc.ssl_server_certificate_configuration([pair], roots)
+        asks = authority is not None
+        return GrpcAcceptor(options, self.scheme, lambda begun: grpc.dynamic_ssl_server_credentials(shown, begun, asks))
 
     @classmethod
     def _channel(cls, target: str, arguments: list[tuple[str, Any]], options: Any) -> grpc.Channel:

@@ -1,0 +1,122 @@
+"""TLS handshakes that fail inside grpcio, of which it tells nobody: `Handshakes` finds them by the calls that are missing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import grpc
+
+__all__ = ["Handshakes"]
+
+log = logging.getLogger("echo")
+
+COMPLAINT_PAUSE = 5.0  # seconds between two lines of the log: strangers must not fill the disk
+LOOK_PAUSE = 0.25  # seconds between two looks in a crowd
+SLACK_SECONDS = 0.5  # from the end of a handshake to its first call
+
+#: Of `grpc.RpcMethodHandler`, by (requests are a stream, answers are).
+KINDS = {(False, False): "unary_unary", (False, True): "unary_stream", (True, False): "stream_unary", (True, True): "stream_stream"}
+
+
+class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Connections that began a TLS handshake, less those that made a call.
+
+    grpcio asks for a certificate each time it accepts a connection, which is how the first are known (`begun`), and every call says from which
+    connection it is. What is missing when its time is over has failed, or was nobody's who has anything to say: which of the two, whose it was
+    and why grpcio keeps to itself. One that calls takes back the youngest that is open, because a handshake that goes well takes milliseconds.
+
+    Nothing here may lead to the server: grpcio's C core holds `begun`, where no garbage collector sees it.
+
+    Args:
+        timeout: seconds that grpcio gives a handshake.
+        idle: seconds after which it ends a connection without a call; for so long a connection is known.
+        most: connections that it serves at a time. Of more that are open the oldest are over.
+        wake: whoever calls `look` is to do so; from any thread.
+    """
+
+    def __init__(self, timeout: float, idle: float, most: int, wake: Callable[[], Any]) -> None:
+        self.where = ""  # the learner's address
+        self.failed = 0
+        self._patience = timeout + SLACK_SECONDS
+        self._idle = idle + SLACK_SECONDS
+        self._most = most
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._open: deque[float] = deque()  # when they began, oldest first
+        self._calls: dict[str, int] = {}  # under way, by connection
+        self._quiet: OrderedDict[str, float] = OrderedDict()  # since when connections have none, longest first
+        self._untold = 0
+        self._told_at = -COMPLAINT_PAUSE
+
+    def begun(self) -> None:
+        """A connection was accepted. The answer is that the certificate is the same as ever."""
+        with self._lock:
+            first = not self._open and not self._untold
+            self._open.append(time.monotonic())
+            if len(self._open) > self._most:
+                self._fail()
+        if first:
+            self._wake()
+
+    def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
+        handler = continuation(details)
+        if handler is None:
+            return None
+        kind = KINDS[handler.request_streaming, handler.response_streaming]
+        behavior = getattr(handler, kind)
+
+        def called(request: Any, context: grpc.ServicerContext) -> Any:
+            self._called(context)
+            return behavior(request, context)
+
+        wrap = getattr(grpc, f"{kind}_rpc_method_handler")
+        return wrap(called, handler.request_deserializer, handler.response_serializer)
+
+    def _called(self, context: grpc.ServicerContext) -> None:
+        connection = context.peer()
+        with self._lock:
+            if connection not in self._calls and self._quiet.pop(connection, None) is None and self._open:
+                self._open.pop()
+            self._calls[connection] = self._calls.get(connection, 0) + 1
+        if not context.add_callback(partial(self._ended, connection)):
+            self._ended(connection)
+
+    def _ended(self, connection: str) -> None:
+        with self._lock:
+            self._calls[connection] -= 1
+            if not self._calls[connection]:
+                del self._calls[connection]
+                self._quiet[connection] = time.monotonic()
+
+    def look(self) -> float | None:
+        """Count what has failed and say so, seldom. Returns in how many seconds to look again; None: when woken."""
+        now = time.monotonic()
+        with self._lock:
+            while self._open and self._open[0] <= now - self._patience:
+                self._fail()
+            while self._quiet and next(iter(self._quiet.values())) <= now - self._idle:
+                self._quiet.popitem(last=False)
+            tell = self._untold if now - self._told_at >= COMPLAINT_PAUSE else 0
+            if tell:
+                self._untold, self._told_at = 0, now
+            due = [self._open[0] + self._patience] if self._open else []
+            due += [self._told_at + COMPLAINT_PAUSE] if self._untold else []
+        if tell:
+            log.warning(
+                "%s: TLS handshakes that failed, or that no call followed: %d (a certificate that has expired or that an unknown authority issued, none"
+                " where one is asked for, a worker that does not trust this learner's, no TLS, nobody who spoke; grpcio's reasons: GRPC_VERBOSITY=INFO)",
+                self.where,
+                tell,
+            )
+        return max(min(due) - now, LOOK_PAUSE) if due else None
+
+    def _fail(self) -> None:
+        self._open.popleft()
+        self.failed += 1
+        self._untold += 1
