@@ -1,8 +1,10 @@
 """Strangers at the door while workers stream: ``python -m benchmarks.attack``.
 
-Each attack is a process of its own that does its worst without pause. Beside the throughput that is left stands the CPU time that
-was left: an attacker on the same machine takes its share of the cores, as any program would, and a learner that does no more than
-turn strangers away loses no more than that.
+Each attack is a process of its own that does its worst without pause. An attacker on the same machine takes its share of the cores, as
+any program would, so beside what is left of the samples stand, measured in the same rounds, two controls in which the learner has no part:
+the same attack upon a bare listener in another process (where attackers wait for no answer), and a process that takes as much CPU time
+as the attacker did. The attack's figure over the control's is what the learner's own work costs; what a refusal takes is measured
+before the workers begin.
 """
 
 from __future__ import annotations
@@ -20,14 +22,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from benchmarks import adapters
+from benchmarks import adapters, decoys
 from benchmarks.modes.receive import check, receive
 from benchmarks.payloads import PAYLOADS
 from benchmarks.processes import Crew, cpu_seconds, die_with, environment
 from benchmarks.report import factor, number
-from benchmarks.strangers import ATTACKS, CERTIFIED_ATTACKS, READER
+from benchmarks.strangers import ATTACKS, CERTIFIED_ATTACKS, READER, UNHEARING
 
 SETTLE_SECONDS = 0.5  # for an attack to get under way
+PORTIONS = 100.0  # a second, of the CPU time taken by a control
 SYSTEMS = {"echo": "tcp", "echo-grpc": "grpc", "echo-tcps": "tcps", "echo-grpcs": "grpcs"}
 
 
@@ -62,55 +65,90 @@ def target(name: str, payload_name: str, workers: int, folder: Path) -> Target:
     shown = [f"{common}&tls_certificate={identity.certificate}&tls_key={identity.key}" for identity in (worker, expired)]
     return Target(learner, *shown)
 
+class Round(NamedTuple):
+    """What was seen for a while."""
+
+    rate: float  # samples a second
+    cpu: float  # seconds of CPU time a second: the learner's and the workers'
+    attacker: float  # the same of the attacker, or of a control
+    away: float  # turned away a second
+
+
+class Figures(NamedTuple):
+    """Of one system."""
+
+    peace: list[Round]
+    attacks: dict[str, list[tuple[Round, Round, Round | None]]]  # under attack, beside as much CPU time, beside a bare listener under attack
+    alone: dict[str, tuple[float, float]]  # a learner without workers: its CPU time a second, turned away a second
+
+
 @contextmanager
-def under(attack: str | None, address: str) -> Iterator[int | None]:
-    """The attack's process id, while it goes on."""
-    if attack is None:
-        yield None
-        return
-    command = [sys.executable, "-m", "benchmarks.attack", "--play", attack, "--address", address, "--parent", str(os.getpid())]
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE)
+def playing(*arguments: str) -> Iterator[tuple[int, str]]:
+    """A process of this module, once it has begun: its id, and the line that it printed."""
+    command = [sys.executable, "-m", "benchmarks.attack", *arguments, "--parent", str(os.getpid())]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        if process.stdout.readline() != b"begins\n":
-            raise RuntimeError(f"the attack {attack!r} ended by itself (exit status {process.wait()})")
-        time.sleep(SETTLE_SECONDS)
-        yield process.pid
+        if not (line := process.stdout.readline()):
+            raise RuntimeError(f"{' '.join(arguments)} ended by itself (exit status {process.wait()})")
+        yield process.pid, line
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
 
 
-def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: int, folder: Path) -> dict[str | None, list[dict[str, float]]]:
-    """Figures of every round by attack, None for peace; peace and attacks in turn, all upon the same workers."""
+def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: int, folder: Path) -> Figures:
+    """See `Figures`; peace and attacks in turn, all upon the same workers."""
     learner, address, expired = aim = target(name, payload_name, workers, folder)
     job = {"role": "flood", "system": "echo", "payload": payload_name, "address": address}
-    figures: dict[str | None, list[dict[str, float]]] = {attack: [] for attack in (None, *aim.attacks)}
+    figures = Figures([], {attack: [] for attack in aim.attacks}, {})
 
     def fail(reason: str) -> NoReturn:
         print(f"error: {name}: {reason}", file=sys.stderr, flush=True)
         os._exit(1)
 
-    with Crew([job] * workers, fail) as crew:
+    def against(attack: str) -> tuple[str, ...]:
+        return "--play", attack, "--address", expired if attack == "expired-certificates" else address
+
+    with Crew([job] * workers, fail) as crew, playing("--decoys") as (_, ports):
+        brief, patient = ports.split()
+
+        def looked_at(other: int = 0) -> Round:
+            time.sleep(SETTLE_SECONDS)
+            receive(learner, SETTLE_SECONDS / 2)  # what piled up meanwhile is not of this round
+            honest, theirs = cpu_seconds(os.getpid()) + crew.cpu_seconds(), cpu_seconds(other) if other else 0.0
+            away = _turned_away(learner)
+            count, elapsed = receive(learner, seconds)
+            return Round(
+                count / elapsed,
+                (cpu_seconds(os.getpid()) + crew.cpu_seconds() - honest) / elapsed,
+                (cpu_seconds(other) - theirs) / elapsed if other else 0.0,
+                (_turned_away(learner) - away) / elapsed,
+            )
+
+        for attack in aim.attacks:
+            with playing(*against(attack)):
+                time.sleep(SETTLE_SECONDS)
+                own, away, start = cpu_seconds(os.getpid()), _turned_away(learner), time.monotonic()
+                time.sleep(seconds)
+                spent, elapsed = cpu_seconds(os.getpid()) - own, time.monotonic() - start
+                figures.alone[attack] = spent / elapsed, (_turned_away(learner) - away) / elapsed
         crew.go()
         check(learner)
         for _ in range(rounds):
-            for attack, done in figures.items():
-                with under(attack, expired if attack == "expired-certificates" else address) as pid:
-                    receive(learner, SETTLE_SECONDS)  # what piled up meanwhile is not of this round
-                    honest = cpu_seconds(os.getpid()) + crew.cpu_seconds()
-                    theirs = cpu_seconds(pid) if pid else 0.0
-                    away = _turned_away(learner)
-                    count, elapsed = receive(learner, seconds)
-                    done.append(
-                        {
-                            "rate": count / elapsed,
-                            "cpu": (cpu_seconds(os.getpid()) + crew.cpu_seconds() - honest) / elapsed,
-                            "attacker": (cpu_seconds(pid) - theirs) / elapsed if pid else 0.0,
-                            "away": (_turned_away(learner) - away) / elapsed,
-                        }
-                    )
+            figures.peace.append(looked_at())
+            for attack, done in figures.attacks.items():
+                with playing(*against(attack)) as (pid, _):
+                    under = looked_at(pid)
+                with playing("--burn", str(under.attacker)) as (pid, _):
+                    beside = looked_at(pid)
+                bare = None
+                if attack in UNHEARING:
+                    where = f"{SYSTEMS[name]}://127.0.0.1:{brief if attack == 'garbage' else patient}"
+                    with playing("--play", attack, "--address", where) as (pid, _):
+                        bare = looked_at(pid)
+                done.append((under, beside, bare))
     learner._server.close(timeout=2)
     return figures
 
@@ -120,18 +158,38 @@ def _turned_away(learner: Any) -> float:
     return float(sum(value for key, value in stats.items() if key.rsplit("/", 1)[-1] in ("refused", "protocol_errors")))
 
 
-def table(figures: dict[str | None, list[dict[str, float]]]) -> str:
-    """Medians as Markdown. Where the last column says about 1, the attackers' CPU time explains all that was lost."""
+def table(figures: Figures) -> str:
+    """Medians as Markdown."""
     lines = [
-        "| attack | samples/s | of peace | attacker's CPU | learner's and workers' CPU | turned away/s | per CPU second, of peace |",
-        "|---" * 7 + "|",
+        "| attack | samples/s | of peace | beside as much CPU time | beside a bare listener | attack over control | attacker's CPU, at the bare listener"
+        " | turned away/s | learner alone: CPU, for each turned away |",
+        "|---" * 9 + "|",
     ]
-    peace = {key: statistics.median(run[key] for run in figures[None]) for key in ("rate", "cpu")}
-    for attack, runs in figures.items():
-        now = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-        rate, cpu = now["rate"] / peace["rate"], now["cpu"] / peace["cpu"]
-        cells = [attack or "none", number(now["rate"]), factor(rate), f"{now['attacker']:.2f}", f"{now['cpu']:.2f}, {factor(cpu)}"]
-        lines.append("| " + " | ".join([*cells, number(now["away"]), factor(rate / cpu)]) + " |")
+
+    def median(rounds: list[Round], field: str = "rate") -> float:
+        return statistics.median(getattr(a_round, field) for a_round in rounds)
+
+    peace = median(figures.peace)
+    spread = f"{factor(min(r.rate for r in figures.peace) / peace)} to {factor(max(r.rate for r in figures.peace) / peace)}"
+    lines.append(f"| none | {number(peace)} | {spread} |" + " |" * 6)
+    for attack, rounds in figures.attacks.items():
+        under, beside = [r[0] for r in rounds], [r[1] for r in rounds]
+        bare = [r[2] for r in rounds if r[2] is not None]
+        control = [r[2] or r[1] for r in rounds]
+        ratios = [a.rate / b.rate for a, b in zip(under, control, strict=True)]
+        cpu, away = figures.alone[attack]
+        cells = [
+            attack,
+            number(median(under)),
+            factor(median(under) / peace),
+            factor(median(beside) / peace),
+            factor(median(bare) / peace) if bare else "",
+            f"{factor(statistics.median(ratios))} ({factor(min(ratios))} to {factor(max(ratios))})",
+            f"{median(under, 'attacker'):.2f}" + (f", {median(bare, 'attacker'):.2f}" if bare else ""),
+            number(median(under, "away")),
+            f"{cpu:.2f}" + (f", {cpu / away * 1e6:.0f} µs" if away >= 1 else ""),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -143,11 +201,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=1.0, help="measured each time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--play", choices=list(CERTIFIED_ATTACKS), help=argparse.SUPPRESS)
+    parser.add_argument("--decoys", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--burn", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.play:
+    if args.parent:
         die_with(args.parent)
+    if args.decoys:
+        decoys.listen()
+    if args.burn is not None:
+        print("begins", flush=True)
+        decoys.burn(args.burn, PORTIONS)
+    if args.play:
         from echo_core import plugins
         from echo_core.address import Address
 

@@ -126,6 +126,9 @@ ATTACKS: dict[str, Callable[[Any], NoReturn]] = {
 #: Where workers show certificates.
 CERTIFIED_ATTACKS = {**ATTACKS, "expired-certificates": expired_certificates}
 
+#: Those that wait for no answer: a bare listener will do.
+UNHEARING = ("garbage", "half-open", "slow-loris")
+
 
 class _Door:
     """The bytes of a connection before any handshake of Echo's, TLS included."""

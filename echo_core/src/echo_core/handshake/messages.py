@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import re
 from enum import IntEnum
+from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,8 +52,9 @@ def printable(text: object, limit: int = NAME_LIMIT) -> str:
     return "".join(c if c.isprintable() else "?" for c in str(text)[:limit])
 
 
+@lru_cache(maxsize=64)  # specs of a process; made anew for every stranger, one of 4096 leaves would cost 12 ms each time
 def describe(spec: Spec) -> dict[str, Any]:
-    """`spec` for the wire, refused here rather than by a peer when it is too large for it."""
+    """`spec` for the wire, not to be changed; refused here rather than by a peer when it is too large for it."""
     described = spec.to_json()
     size = len(dump_json(described)) + 256  # 256: the rest of a WELCOME
     if size > LIMIT_AFTER:
