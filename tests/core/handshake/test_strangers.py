@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from talking import body_of, client, message, server
+from talking import TOKEN, body_of, client, message, server
 
 from echo_core.errors import EchoError, HandshakeRefused, ProtocolError
+from echo_core.handshake import ServerHandshake
 from echo_core.handshake.messages import LIMIT_AFTER, LIMIT_BEFORE, MESSAGE, Message
+from echo_core.spec import Spec
 
 
 @pytest.mark.parametrize("code", ["busy", "shutdown", "role", "version", "no such code"])
@@ -194,3 +197,20 @@ def test_a_table_is_named_by_text(table: Any) -> None:
     s.receive(c.start())
     with pytest.raises(ProtocolError, match="table"):
         s.receive(message(Message.PROOF, {"mac": "", "table": table}))
+
+
+def test_those_who_knock_do_not_make_a_learner_describe_its_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes milliseconds where there are thousands of leaves, and a stranger could ask for it as often as he connects."""
+    spec = Spec.from_example({f"leaf {number}": np.zeros(2, np.float32) for number in range(500)})
+    described: list[Spec] = []
+    to_json = Spec.to_json
+
+    def counted(self: Spec) -> dict[str, Any]:
+        described.append(self)
+        return to_json(self)
+
+    monkeypatch.setattr(Spec, "to_json", counted)
+    for _ in range(100):
+        with pytest.raises(ProtocolError):
+            ServerHandshake(spec, [TOKEN]).receive(b"GET / HTTP/1.1")
+    assert len(described) <= 2, "once for its fingerprint, and once for those who are let in"
