@@ -3,8 +3,9 @@
 Each attack is a process of its own that does its worst without pause. An attacker on the same machine takes its share of the cores, as
 any program would, so beside what is left of the samples stand, measured in the same rounds, two controls in which the learner has no part:
 the same attack upon a bare listener in another process (where attackers wait for no answer), and a process that takes as much CPU time
-as the attacker did. The attack's figure over the control's is what the learner's own work costs; what a refusal takes is measured
-before the workers begin.
+as the attacker did. The attack's figure over the control's is what the learner's own work costs, for each second on the clock and, which
+varies less on a machine with neighbours, for each second of CPU time that learner and workers got. What a refusal takes is measured before
+the workers begin.
 """
 
 from __future__ import annotations
@@ -161,9 +162,9 @@ def _turned_away(learner: Any) -> float:
 def table(figures: Figures) -> str:
     """Medians as Markdown."""
     lines = [
-        "| attack | samples/s | of peace | beside as much CPU time | beside a bare listener | attack over control | attacker's CPU, at the bare listener"
-        " | turned away/s | learner alone: CPU, for each turned away |",
-        "|---" * 9 + "|",
+        "| attack | samples/s | of peace | beside as much CPU time | beside a bare listener | attack over control | the same per CPU second"
+        " | attacker's CPU, at the bare listener | turned away/s | learner alone: CPU, for each turned away |",
+        "|---" * 10 + "|",
     ]
 
     def median(rounds: list[Round], field: str = "rate") -> float:
@@ -171,12 +172,12 @@ def table(figures: Figures) -> str:
 
     peace = median(figures.peace)
     spread = f"{factor(min(r.rate for r in figures.peace) / peace)} to {factor(max(r.rate for r in figures.peace) / peace)}"
-    lines.append(f"| none | {number(peace)} | {spread} |" + " |" * 6)
+    lines.append(f"| none | {number(peace)} | {spread} |" + " |" * 7)
     for attack, rounds in figures.attacks.items():
         under, beside = [r[0] for r in rounds], [r[1] for r in rounds]
         bare = [r[2] for r in rounds if r[2] is not None]
         control = [r[2] or r[1] for r in rounds]
-        ratios = [a.rate / b.rate for a, b in zip(under, control, strict=True)]
+        pairs = list(zip(under, control, strict=True))
         cpu, away = figures.alone[attack]
         cells = [
             attack,
@@ -184,13 +185,18 @@ def table(figures: Figures) -> str:
             factor(median(under) / peace),
             factor(median(beside) / peace),
             factor(median(bare) / peace) if bare else "",
-            f"{factor(statistics.median(ratios))} ({factor(min(ratios))} to {factor(max(ratios))})",
+            _spread([a.rate / b.rate for a, b in pairs]),
+            _spread([a.rate / a.cpu / (b.rate / b.cpu) for a, b in pairs]),
             f"{median(under, 'attacker'):.2f}" + (f", {median(bare, 'attacker'):.2f}" if bare else ""),
             number(median(under, "away")),
             f"{cpu:.2f}" + (f", {cpu / away * 1e6:.0f} µs" if away >= 1 else ""),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _spread(ratios: list[float]) -> str:
+    return f"{factor(statistics.median(ratios))} ({factor(min(ratios))} to {factor(max(ratios))})"
 
 
 def main(argv: list[str] | None = None) -> int:
