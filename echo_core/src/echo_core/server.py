@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import os
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Generator, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -34,6 +37,7 @@ from .weights import PackedWeights, aligned_bytes, pack
 __all__ = ["Published", "Server"]
 
 _log = logging.getLogger("echo")
+_running: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
 class Published(NamedTuple):
@@ -180,6 +184,7 @@ class Server(Store):
                 raise
             with self._publishing:
                 self._listeners = listeners
+                _running.add(self)
                 if self._weights is not None and self._weights is not weights:  # published meanwhile
                     for listener in listeners:
                         listener.publish(self._weights)
@@ -390,3 +395,13 @@ class Server(Store):
     def __repr__(self) -> str:
         where = ", ".join(map(str, self.addresses)) or ("closed" if self.closed else "not started" if self._transports else "in-process")
         return f"<Server {where} batch_size={self.batch_size} pid={os.getpid()}>"
+
+
+def _at_exit() -> None:
+    """Servers that nobody has closed: later, when the interpreter is taken apart, one that waits for a thread of its own waits for ever."""
+    for server in list(_running):
+        with suppress(RuntimeError):  # some releases of Python 3.12 start no threads by now
+            server.__del__()
+
+
+atexit.register(_at_exit)
