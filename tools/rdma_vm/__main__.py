@@ -71,8 +71,8 @@ def build() -> None:
             unpack(package, OUT / "over")
     (modules,) = (kernel / "lib" / "modules").iterdir()
     run("depmod", "-b", str(kernel), modules.name)
-    first = OUT / "first"
-    shutil.rmtree(first, ignore_errors=True)
+    # Under a name of its own until it is whole: another machine may be booting from the one before.
+    first = OUT / f"first-{os.getpid()}"
     for name in ("bin", "proc", "sys", "dev", "modules"):
         (first / name).mkdir(parents=True)
     shutil.copy(shutil.which("busybox") or "/bin/busybox", first / "bin" / "busybox")
@@ -83,7 +83,10 @@ def build() -> None:
     (first / "modules" / "order").write_text("\n".join(Path(path).name for path in order) + "\n")
     names = "\n".join(str(path.relative_to(first)) for path in sorted(first.rglob("*"))) + "\n"
     archive_bytes = subprocess.run(["cpio", "-o", "-H", "newc", "--quiet"], input=names.encode(), stdout=subprocess.PIPE, cwd=first, check=True).stdout
-    (OUT / "initramfs.gz").write_bytes(gzip.compress(archive_bytes, 1))
+    shutil.rmtree(first)
+    whole = OUT / f"initramfs-{os.getpid()}"
+    whole.write_bytes(gzip.compress(archive_bytes, 1))
+    whole.replace(OUT / "initramfs.gz")
 
 
 def in_order(modules: Path) -> list[str]:

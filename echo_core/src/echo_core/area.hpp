@@ -18,6 +18,7 @@
 
 #include "eventcount.hpp"
 #include "include/echo_capi.h"
+#include "page_lock.hpp"
 
 namespace echo {
 
@@ -124,6 +125,12 @@ public:
         return storage_ + run.buffer * stride_ + l.offset + run.slot * l.bytes;
     }
     char *batch_leaf(int buffer, uint32_t leaf) const { return storage_ + uint64_t(buffer) * stride_ + layout_[leaf].offset; }
+    // Page-lock all of it, until it is unmapped; the driver's status.
+    int lock_pages(const PageLock &lock) {
+        const int status = lock.apply(base_, mapped_);
+        if (status == 0) lock_ = lock;
+        return status;
+    }
 
 protected:
     struct Layout {
@@ -144,7 +151,9 @@ protected:
         find(true);
     }
     ~Area() {
-        if (mapped_ != 0) munmap(base_, mapped_);
+        if (mapped_ == 0) return;
+        if (lock_) lock_.undo(base_);
+        munmap(base_, mapped_);
     }
     Area(const Area &) = delete;
     Area &operator=(const Area &) = delete;
@@ -178,6 +187,7 @@ protected:
     std::vector<Layout> layout_;
     uint64_t stride_ = 0, sample_bytes_ = 0, mapped_ = 0;
     char *base_ = nullptr, *storage_ = nullptr;
+    PageLock lock_;
     Control *control_ = nullptr;
     Buffer *buffer_ = nullptr;
     Record *record_ = nullptr;

@@ -35,4 +35,5 @@ cdef extern from "echo_capi.h" nogil:
 cdef const echo_capi* echo_table(uint32_t version) except NULL
 cdef echo_store* echo_store_of(object capsule) except NULL
 cdef int echo_leaf_pointers(object spec, object sample, const void** out, list keep) except -1
+cdef int echo_leaf_pointers_held(object spec, object sample, const void** out, list keep) except -1
 cdef Py_ssize_t echo_batch_pointers(object spec, object samples, const void** out, list keep) except -1

@@ -32,9 +32,14 @@ cdef int echo_leaf_pointers(object spec, object sample, const void** out, list k
     """One pointer per leaf of a checked sample: contiguous, native-endian. `keep` receives what was converted on the way.
 
     The other arrays are still the sample's: good until the GIL is given away, when another thread may take one out of it. Whoever
-    goes on without the GIL first takes `spec.flattener.flatten(sample)`, a list that holds every array, and keeps it.
+    goes on without the GIL calls `echo_leaf_pointers_held` instead.
     """
     return (<Flattener?>spec.flattener).pointers(sample, out, keep)
+
+
+cdef int echo_leaf_pointers_held(object spec, object sample, const void** out, list keep) except -1:
+    """The same; `keep` then holds every array, also without the GIL."""
+    return (<Flattener?>spec.flattener).pointers_held(sample, out, keep)
 
 
 cdef Py_ssize_t echo_batch_pointers(object spec, object samples, const void** out, list keep) except -1:

@@ -307,6 +307,7 @@ def server_arguments(
         "batch_size": config.require("server.batch_size"),
         "num_buffers": config.server.num_buffers,
         "lease_timeout": config.server.lease_timeout,
+        "pinned": config.server.pinned,
         "host": config.host,
     }
     if config.server.tables and "tables" not in passed:

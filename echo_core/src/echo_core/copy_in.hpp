@@ -13,7 +13,7 @@
 namespace echo {
 
 // Copies samples `done` to `count` from the leaf runs at `data`; how many are done when the store is full or closed, or `count`.
-// `claimed`: a run that the first of them go into, or NULL.
+// `claimed`: a run that the first of them go into, or NULL. Leaves whose `data` is NULL lie in it already.
 // With the GIL, which is given away for copies that take longer than giving it away and taking it back (46 ns).
 template <class Store>
 size_t copy_in(Store *store, const void *const *data, size_t done, size_t count, const Labels &labels, const echo_run *claimed) {
@@ -22,6 +22,7 @@ size_t copy_in(Store *store, const void *const *data, size_t done, size_t count,
     while (done < count) {
         echo_run run;
         const size_t left = count - done;
+        const bool filled = claimed != nullptr;
         if (claimed) run = *claimed, claimed = nullptr;
         else if (store->claim(left < 0x7fffffff ? uint32_t(left) : 0x7fffffff, &run) != ECHO_OK) break;
         // One in 64 is timed: two looks at the clock cost as much as copying a small sample.
@@ -29,6 +30,7 @@ size_t copy_in(Store *store, const void *const *data, size_t done, size_t count,
         const int64_t began = timed ? now_ns() : 0;
         PyThreadState *const away = store->sample_bytes() * run.count > kGilBytes ? PyEval_SaveThread() : nullptr;
         for (uint32_t leaf = 0; leaf < leaves; ++leaf) {
+            if (filled && !data[leaf]) continue;
             const size_t size = store->leaf_bytes(leaf);
             std::memcpy(store->leaf(run, leaf), static_cast<const char *>(data[leaf]) + done * size, size * run.count);
         }

@@ -1,36 +1,160 @@
-"""Whether a value's numbers lie where the processor cannot read them: in the memory of a GPU or of another device.
+"""Arrays in the memory of a device: what of them can be read here, and what is said about the others.
 
-Such values say so by DLPack (`__dlpack_device__`) or by `__cuda_array_interface__`. Some of them numpy can read all the same, because their
-library copies them to the host when asked for an array (jax, numba): nobody asks here for those.
+Such values say where they lie by DLPack (`__dlpack_device__`) or by `__cuda_array_interface__`. Some of them numpy can read all the same,
+because their library copies them to the host when asked for an array (jax, numba): nobody asks here for those. Of the others `lend` gives
+those in CUDA memory, where CUDA's driver is (cuda.py), as `Lent`: what an array tells of itself, and `copy_to`, which lets the device
+write the bytes to where they are wanted. The rest is refused, saying why.
 """
 
 from __future__ import annotations
 
+import ctypes
+from math import prod
 from typing import Any
 
-__all__ = ["refusal"]
+import numpy as np
+
+from . import cuda
+from .dtypes import native
+
+__all__ = ["Lent", "lend", "refusal"]
 
 # DLDeviceType of DLPack's dlpack.h. Page-locked and managed memory (3, 11, 13) is the host's to read, like the processor's own (1).
+CUDA = 2
 HOST = (1, 3, 11, 13)
 NAMES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 14: "oneAPI", 15: "WebGPU", 16: "Hexagon"}
 FIX = (
     "copy it to the host first: value.detach().cpu() for torch, cupy.asnumpy(value), jax.device_get(value), or into an array that is used again"
     " for every sample"
 )
+KINDS = {0: "int", 1: "uint", 2: "float", 5: "complex"}  # of DLDataTypeCode, with numpy's names; bool and bfloat16 are told by name
 
 
 def refusal(value: Any) -> str:
     """Why numpy cannot read this value and what to do about it, if the reason is where it lies; "" otherwise."""
+    kind, where = _place(value)
+    return f"the {type(value).__name__} lies in the memory of {where}, from where Echo does not send; {FIX}" if kind else ""
+
+
+def lend(value: Any) -> Lent | str:
+    """What numpy could not read, as memory of a device; otherwise as `refusal`: why not, or "" if no device is the reason."""
+    kind, where = _place(value)
+    if kind != CUDA or (driver := cuda.driver()) is None:
+        return refusal(value)
+    try:
+        return Lent(value, driver)
+    except Exception as error:  # the driver's, or of the value's own library
+        return f"the {type(value).__name__} lies in the memory of {where}, from where it cannot be sent ({error}); {FIX}"
+
+
+def _place(value: Any) -> tuple[int, str]:
+    """The kind of device that a value lies in, and what to call it; 0 if it is the host or not known."""
     try:
         kind, number = (int(part) for part in value.__dlpack_device__())
     except Exception:  # it has no such method, or one that does not work: that is no reason to fail here
         kind, number = 0, 0
     if kind in HOST:
-        return ""
+        return 0, ""
     if kind:
-        where = f"{NAMES.get(kind, f'DLPack type {kind}')} device {number}"
-    elif hasattr(type(value), "__cuda_array_interface__"):
-        where = "a CUDA device"
-    else:
-        return ""
-    return f"the {type(value).__name__} lies in the memory of {where}, from where Echo does not send; {FIX}"
+        return kind, f"{NAMES.get(kind, f'DLPack type {kind}')} device {number}"
+    return (CUDA, "a CUDA device") if hasattr(type(value), "__cuda_array_interface__") else (0, "")
+
+
+class Lent:
+    """An array in CUDA memory, C-contiguous, of this machine's byte order. What its producer had begun when it was lent is done.
+
+    Attributes:
+        shape, dtype, ndim, size, nbytes: as of a numpy array.
+    """
+
+    def __init__(self, value: Any, driver: cuda.Driver) -> None:
+        if hasattr(value, "__dlpack__"):
+            strides = self._by_dlpack(value, driver)
+        else:
+            self._owner = value
+            strides = self._by_interface(value.__cuda_array_interface__, driver)
+        self.ndim, self.size = len(self.shape), prod(self.shape)
+        self.nbytes = self.size * self.dtype.itemsize
+        if self.dtype != native(self.dtype):
+            raise TypeError(f"its {self.dtype} have another byte order")
+        if strides is not None and self.size:
+            step = 1
+            for length, stride in zip(reversed(self.shape), reversed(strides)):
+                if length != 1 and stride != step:
+                    raise ValueError("it is not contiguous; value.contiguous() and cupy.ascontiguousarray(value) are")
+                step *= length
+
+    def _by_dlpack(self, value: Any, driver: cuda.Driver) -> tuple[float, ...] | None:
+        self._place = driver.place_on(int(value.__dlpack_device__()[1]))
+        # The producer lets this stream wait for what it has begun. The capsule is its reference to the memory.
+        self._owner = value.__dlpack__(stream=self._place.stream)
+        tensor = ctypes.cast(_capsule_pointer(self._owner, b"dltensor"), ctypes.POINTER(_Tensor)).contents
+        self._place.wait(self._place.stream)
+        self.shape = tuple(tensor.shape[: tensor.ndim])
+        self.dtype = _dtype(tensor.code, tensor.bits, tensor.lanes)
+        self._address = (tensor.data or 0) + tensor.byte_offset
+        return tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
+
+    def _by_interface(self, interface: dict[str, Any], driver: cuda.Driver) -> tuple[float, ...] | None:
+        if interface.get("mask") is not None:
+            raise TypeError("it has a mask")
+        self.shape = tuple(interface["shape"])
+        self.dtype = np.dtype(interface["typestr"])
+        self._address = interface["data"][0]
+        self._place = driver.place_of(self._address) if prod(self.shape) else driver.place_here()
+        # None: nothing to wait for. Before version 3 it was not said; work without a stream of its own goes to the default one.
+        stream = interface.get("stream", None if interface["version"] >= 3 else cuda.DEFAULT_STREAM)
+        if stream is not None:
+            self._place.wait(stream)
+        strides = interface.get("strides")
+        return None if strides is None else tuple(stride / self.dtype.itemsize for stride in strides)
+
+    def copy_to(self, address: int, start: int = 0, count: int = -1) -> None:
+        """Let the device write `count` bytes (-1: all) from byte `start` on to this address; returns when they are there.
+
+        Raises:
+            CudaError: the driver's words.
+        """
+        count = self.nbytes - start if count < 0 else count
+        if count:
+            self._place.read(self._address + start, address, count)
+
+    def landed(self) -> np.ndarray:
+        """It as an array in page-locked memory of the host, which is used again when nobody holds the array any more."""
+        array = np.asarray(cuda.Landing(self.nbytes, self._place))[: self.nbytes].view(self.dtype).reshape(self.shape)
+        self.copy_to(array.ctypes.data)
+        return array
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor of dlpack.h, which a capsule of `__dlpack__` begins with."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+def _dtype(code: int, bits: int, lanes: int) -> np.dtype:
+    if lanes == 1 and (code, bits) == (4, 16):
+        import ml_dtypes  # numpy has no such type without
+
+        bfloat16: np.dtype = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    if lanes == 1 and (code, bits) == (6, 8):
+        return np.dtype(np.bool_)
+    if lanes != 1 or code not in KINDS:
+        raise TypeError(f"numpy has no type for DLPack's type {code} of {bits} bits and {lanes} lanes")
+    return np.dtype(f"{KINDS[code]}{bits}")

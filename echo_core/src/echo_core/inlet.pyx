@@ -2,7 +2,7 @@
 """The way of this process's samples into a store, a stream's or a replay table's: checked, copied in, and waited with when it is full."""
 import numpy as np
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libcpp.vector cimport vector
 
 from echo_core.pytree cimport Flattener
@@ -10,7 +10,8 @@ from echo_core.replay_native cimport Labels
 from echo_core.ring cimport ECHO_CLOSED, ECHO_OK, echo_run
 from echo_core.waits cimport Patience
 
-from echo_core.errors import ClosedError, EchoTimeoutError
+from echo_core.device import Lent
+from echo_core.errors import ClosedError, EchoError, EchoTimeoutError
 from echo_core.sampler import must_be_positive
 
 cdef enum:
@@ -29,11 +30,11 @@ cdef class Inlet:
         if self.leaves > INLINE_LEAVES:
             heap_data.resize(self.leaves)
             data = heap_data.data()
-        if self.sample_bytes > HELD_BYTES:
-            self.flattener.pointers_held(sample, data, keep)
+        cdef bint held = self.sample_bytes > HELD_BYTES
+        if self.flattener.pointers_or_lent(sample, data, keep, held):
+            return self.put_lent(data, 1, labels, keep, timeout, caller)
+        if held:
             sample = None
-        else:
-            self.flattener.pointers(sample, data, keep)
         if self.copy_now(data, 0, 1, labels, NULL) == 1:
             return 0
         return self.wait_in(data, 0, 1, labels, sample, keep, timeout, caller)
@@ -45,13 +46,14 @@ cdef class Inlet:
         cdef const void** data = inline_data
         cdef list keep = []
         cdef Py_ssize_t count
+        cdef int lent = 0
         cdef Labels labels
         cdef uint64_t[::1] room
         cdef const double[::1] values
         if self.leaves > INLINE_LEAVES:
             heap_data.resize(self.leaves)
             data = heap_data.data()
-        count = self.flattener.batch_pointers(samples, data, keep)
+        count = self.flattener.batch_pointers_or_lent(samples, data, keep, &lent)
         if keys is not None:
             keys.append(np.empty(count, np.uint64))
         if count == 0:
@@ -63,6 +65,9 @@ cdef class Inlet:
             values = new_priorities(priorities, count, self.refuses_zero)
             labels.priorities = &values[0]
         labels.version = version
+        if lent:
+            self.put_lent(data, count, &labels, keep, timeout, caller)
+            return count
         self.wait_in(data, self.copy_now(data, 0, count, &labels, NULL), count, &labels, None, keep, timeout, caller)
         return count
 
@@ -86,6 +91,32 @@ cdef class Inlet:
                 error.inserted = done
                 raise
             done = self.copy_now(data, done, count, labels, &run)
+        return 0
+
+    cdef int put_lent(self, const void** data, size_t count, const Labels* labels, list keep, object timeout, str caller) except -1:
+        """Samples of which some leaves lie in the memory of a device, from where they are written straight into their slots.
+
+        The device has done its part before a sample is committed: where it fails, the slots go back.
+        """
+        cdef echo_run run
+        cdef uint32_t leaf
+        cdef size_t done = 0, left
+        cdef list lent = [one for one in keep if isinstance(one, Lent)], places = [leaf for leaf in range(self.leaves) if data[leaf] == NULL]
+        while done < count:
+            left = count - done
+            try:
+                self.wait_claim(<uint32_t>left if left < 0x7fffffff else 0x7fffffff, &run, timeout, caller)
+                try:
+                    for leaf, one in zip(places, lent):
+                        size = self.door.leaf_bytes(leaf)
+                        one.copy_to(<uintptr_t>self.door.leaf(run, leaf), done * size, run.count * size)
+                except BaseException:
+                    self.door.abort(run)
+                    raise
+            except (EchoError, EchoTimeoutError, ClosedError) as error:
+                error.inserted = done
+                raise
+            done = self.copy_now(data, done, done + run.count, labels, &run)
         return 0
 
     cdef int wait_claim(self, uint32_t wanted, echo_run* run, object timeout, str caller) except -1:
@@ -128,6 +159,13 @@ cdef class Inlet:
 
     cdef str blocked_writers(self):
         return ""
+
+
+cdef PageLock page_lock(object place):
+    driver = place.driver
+    return PageLock(
+        driver.address_of("cuCtxPushCurrent_v2"), driver.address_of("cuCtxPopCurrent_v2"), driver.address_of("cuMemHostRegister_v2"),
+        driver.address_of("cuMemHostUnregister"), place.context)
 
 
 def new_priorities(priorities, count, refuses_zero=False):

@@ -9,7 +9,6 @@ from echo_core.told_sampler cimport ToldSampler
 
 cdef class KeyedTable(Inlet):
     cdef Table* table
-    cdef Door* door
     cdef Door* door_labelled    # NULL until somebody writes with labels
     cdef int forks
     cdef ToldSampler told       # None: the sampler is native

@@ -12,10 +12,11 @@ from libcpp.vector cimport vector
 
 from echo_core.door cimport Door, open_door
 from echo_core.drawn cimport BatchLease, lease_of
-from echo_core.inlet cimport Inlet
+from echo_core.inlet cimport Inlet, page_lock
 from echo_core.replay_native cimport ECHO_SAMPLER_VERSION, NO_LIMIT, Batch, LagLimits, Limits, Rows, Table, bitgen_t, echo_sampler, open_labelled
 from echo_core.told_sampler cimport tell
 
+from echo_core.cuda import CudaError
 from echo_core.errors import ConfigError, EchoError, ForkError, SpecError
 from echo_core.sampler import check_keys, check_priorities
 from echo_core.waits import available_memory
@@ -135,6 +136,19 @@ cdef class KeyedTable(Inlet):
 
     def below(self, rows):
         """What a table has under the items in `rows`, while it is paused: see `StepTable`."""
+
+    def lock_pages(self, place):
+        """Page-lock the memory of its batches, in a `cuda.Place`.
+
+        Raises:
+            CudaError: that of the first one cannot be locked.
+        """
+        self.opened().lock_pages(page_lock(place))
+        cdef Batch* first = self.table.take_batch(self.batch_size)
+        cdef bint locked = first.locked
+        self.table.give_back(first)
+        if not locked:
+            raise CudaError(f"table {self.name!r}: CUDA's driver does not page-lock the memory of a batch")
 
     cdef Table* opened(self) except NULL:
         if self.table == NULL:

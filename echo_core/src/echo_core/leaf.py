@@ -44,9 +44,9 @@ class LeafSpec:
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"
 
-    def convert(self, value: Any, mode: int = EXACT, n: int = -1) -> np.ndarray:
+    def convert(self, value: Any, mode: int = EXACT, n: int = -1) -> np.ndarray | device.Lent:
         """`value` as a C-contiguous, native-endian array of this leaf; the array itself if it
-        is one already. Raises SpecError."""
+        is one already. What lies in the memory of a device stays there. Raises SpecError."""
         if isinstance(value, (bool, int, float, complex, str, bytes)) and not isinstance(
             value, np.generic
         ):
@@ -56,9 +56,11 @@ class LeafSpec:
         dtype = native(array.dtype)
         if dtype != self.dtype:
             self._check_text(dtype)
+        if isinstance(array, device.Lent):
+            return array
         return array.astype(self.dtype, order="C", copy=False)
 
-    def _as_array(self, value: Any) -> np.ndarray:
+    def _as_array(self, value: Any) -> np.ndarray | device.Lent:
         kind = type(value).__name__
         if value is None or isinstance(value, (dict, list, tuple, set)):
             raise SpecError(
@@ -73,22 +75,27 @@ class LeafSpec:
         try:
             array = np.asarray(value)
         except Exception as error:
-            if reason := device.refusal(value):
-                raise SpecError(f"{leaf_name(self.path)}: {reason}") from error
+            if lent := device.lend(value):
+                return self._lent(lent)
             raise SpecError(
                 f"{leaf_name(self.path)}: numpy cannot read this {kind}: {error}; convert it to "
                 "an array yourself (a torch tensor: value.detach().cpu().numpy())"
             ) from error
         if array.dtype.hasobject:
-            if reason := device.refusal(value):
-                raise SpecError(f"{leaf_name(self.path)}: {reason}")
+            if lent := device.lend(value):
+                return self._lent(lent)
             raise SpecError(
                 f"{leaf_name(self.path)} must be an array ({self}), got a {kind} of Python "
                 "objects; convert it to numbers first"
             )
         return array
 
-    def _check_shape(self, array: np.ndarray, mode: int, n: int) -> None:
+    def _lent(self, lent: device.Lent | str) -> device.Lent:
+        if isinstance(lent, str):
+            raise SpecError(f"{leaf_name(self.path)}: {lent}")
+        return lent
+
+    def _check_shape(self, array: np.ndarray | device.Lent, mode: int, n: int) -> None:
         got, own = array.shape, self.shape
         if mode == STACKED:
             if got[1:] == own and array.ndim == len(own) + 1 and n in (-1, got[0]):

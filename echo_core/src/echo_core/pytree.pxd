@@ -30,6 +30,7 @@ cdef struct Walk:
     PyObject* values    # a list to fill with each leaf's object instead; NULL: look at the leaves
     int lead
     Py_ssize_t n        # length of the leading axis, -1 while unknown
+    int lent            # leaves that stay in the memory of a device, whose address in `out` is NULL; -1: none may, they are brought here
 
 
 @cython.final
@@ -47,8 +48,11 @@ cdef class Flattener:
     cdef int pointers_held(self, object sample, const void** out, list keep) except -1
     cdef int row_pointers(self, object sample, const void** out, list keep) except -1
     cdef Py_ssize_t batch_pointers(self, object samples, const void** out, list keep) except -1
+    cdef int pointers_or_lent(self, object sample, const void** out, list keep, bint held) except -1
+    cdef Py_ssize_t batch_pointers_or_lent(self, object samples, const void** out, list keep, int* lent) except -1
     cdef object arrays(self, char** data, Py_ssize_t n, object base)
 
     cdef int carefully(self, object sample, Walk* walk, list keep) except -1
     cdef object convert(self, Py_ssize_t index, object value, Walk* walk)
+    cdef int leave(self, Py_ssize_t index, object value, Walk* walk) except -1
     cdef list split(self, object sample)

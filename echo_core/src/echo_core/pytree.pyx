@@ -28,6 +28,7 @@ from echo_core.native_api cimport *
 
 from optree import PyTreeKind
 
+from echo_core.device import Lent
 from echo_core.errors import SpecError
 from echo_core.structure import dict_order, explain
 
@@ -130,6 +131,25 @@ cdef class Flattener:
         self.carefully(samples, &walk, keep)
         return walk.n
 
+    cdef int pointers_or_lent(self, object sample, const void** out, list keep, bint held) except -1:
+        """`pointers()`, or `pointers_held()`, that leaves what lies in the memory of a device there: how many leaves do. Their addresses
+        are NULL, and `keep` has a `device.Lent` for each, in their order."""
+        cdef Walk walk = new_walk(out, EXACT)
+        walk.lent = 0
+        if held or self.root == NULL or visit(self.leaf, self.root, <PyObject*>sample, &walk) != FITS:
+            self.carefully(sample, &walk, keep)
+        return walk.lent
+
+    cdef Py_ssize_t batch_pointers_or_lent(self, object samples, const void** out, list keep, int* lent) except -1:
+        """The same for `batch_pointers()`."""
+        cdef Walk walk = new_walk(out, STACKED)
+        walk.lent = 0
+        if self.count == 0:
+            raise SpecError("a tree without arrays has no batch size; send such samples one by one")
+        self.carefully(samples, &walk, keep)
+        lent[0] = walk.lent
+        return walk.n
+
     cdef int carefully(self, object sample, Walk* walk, list keep) except -1:
         """The path on which anything may happen: every leaf is held by `keep` first."""
         cdef Py_ssize_t i
@@ -149,7 +169,18 @@ cdef class Flattener:
                 value = self.convert(i, value, walk)
                 keep.append(value)
                 if fit(self.leaf, i, <PyObject*>value, walk) != FITS:
-                    raise SpecError(f"leaf {self.specs[i].path!r} cannot be read as {self.specs[i]}")
+                    self.leave(i, value, walk)
+        return 0
+
+    cdef int leave(self, Py_ssize_t index, object value, Walk* walk) except -1:
+        """`value`, no array of the host's, is one of a device's that fits and may stay there."""
+        if not isinstance(value, Lent):
+            raise SpecError(f"leaf {self.specs[index].path!r} cannot be read as {self.specs[index]}")
+        if walk.lead == STACKED:
+            walk.n = value.shape[0]  # `convert` has compared it
+        if walk.out != NULL:
+            walk.out[index] = NULL
+        walk.lent += 1
         return 0
 
     cdef list split(self, object sample):
@@ -171,7 +202,10 @@ cdef class Flattener:
                 array = new_array(&self.leaf[index], NULL, -1, None)
                 if put_scalar(value, <PyArrayObject*><PyObject*>array):
                     return array
-        return self.specs[index].convert(value, walk.lead, walk.n)
+        array = self.specs[index].convert(value, walk.lead, walk.n)
+        if walk.lent < 0 and isinstance(array, Lent):
+            return array.landed()
+        return array
 
     # --- putting together ---------------------------------------------------------------------
 
@@ -191,11 +225,12 @@ cdef class Flattener:
 
     def check(self, sample) -> None:
         """Raise SpecError naming the first leaf of `sample` that does not fit."""
-        self.pointers(sample, NULL, [])
+        self.pointers_or_lent(sample, NULL, [], False)
 
     def check_batch(self, samples) -> int:
         """N of a batch of samples (every leaf of shape `(N, *shape)`). Raises SpecError."""
-        return self.batch_pointers(samples, NULL, [])
+        cdef int lent = 0
+        return self.batch_pointers_or_lent(samples, NULL, [], &lent)
 
     def flatten(self, sample) -> list:
         """The leaves of `sample` as checked C-contiguous arrays of the spec's dtypes.

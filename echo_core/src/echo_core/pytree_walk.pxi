@@ -12,6 +12,7 @@ cdef inline Walk new_walk(const void** out, int lead) noexcept:
     walk.values = NULL
     walk.lead = lead
     walk.n = -1
+    walk.lent = -1
     return walk
 
 

@@ -7,7 +7,7 @@ from libcpp.pair cimport pair
 from libcpp.vector cimport vector
 
 from echo_core.door cimport Door
-from echo_core.ring cimport Histogram, echo_run
+from echo_core.ring cimport Histogram, PageLock, echo_run
 
 cdef extern from "echo_sampler.h" nogil:
     int ECHO_SAMPLER_VERSION
@@ -60,6 +60,7 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
     cdef cppclass Batch:
         uint64_t n
         uint64_t borrower
+        cbool locked
         vector[char*] leaf
         uint64_t* keys
         uint64_t* versions
@@ -97,6 +98,7 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
         void weigh(Batch*, double)
         Batch* take_batch(uint64_t) except +
         void give_back(Batch*)
+        void lock_pages(const PageLock&)
         cbool can_sample(uint32_t)
         uint32_t row_of(uint64_t)
         uint64_t update(const uint64_t*, const double*, size_t)

@@ -1,5 +1,5 @@
 # What Cython code of echo_core itself sees of ring.hpp. Not for plugins: their door is capi.pxd.
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic
 from libcpp.vector cimport vector
@@ -24,6 +24,11 @@ cdef extern from "histogram.hpp" namespace "echo" nogil:
 
 cdef extern from "eventcount.hpp" namespace "echo" nogil:
     int64_t now_ns()
+
+cdef extern from "page_lock.hpp" namespace "echo" nogil:
+    cdef cppclass PageLock:
+        PageLock()
+        PageLock(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t)
 
 cdef extern from "handoff.hpp" namespace "echo" nogil:
     cdef cppclass Side:
@@ -52,6 +57,7 @@ cdef extern from "ring.hpp" namespace "echo" nogil:
         void give_back(int)
         cbool wait_ready(int64_t)
         char* batch_leaf(int, uint32_t)
+        int lock_pages(const PageLock&)
         void close()
         cbool closed()
         Counters counters()

@@ -25,7 +25,7 @@ __all__ = [
 
 # The keys people may write in each section; [client] takes options of its transport as well.
 KEYS: dict[str, tuple[str, ...]] = {
-    "server": ("batch_size", "sampler", "transport", "tables", "num_buffers", "lease_timeout"),
+    "server": ("batch_size", "sampler", "transport", "tables", "num_buffers", "lease_timeout", "pinned"),
     "client": ("address", "timeout", "name"),
     "security": ("token_file", "token", "auth", "allow_insecure"),
     "plugins": ("disable", "require"),
@@ -96,6 +96,7 @@ class ServerConfig:
     batch_size: int | None = None
     num_buffers: int = 3
     lease_timeout: float = 10.0
+    pinned: bool = False
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:

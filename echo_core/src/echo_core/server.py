@@ -59,6 +59,8 @@ class Server(Store):
             replay table, called "default".
         num_buffers: batch buffers (at least 2): one is being filled while others wait or are held by the learner.
         lease_timeout: seconds that `sample()` waits when batches still alive hold every buffer, before it raises LeaseError.
+        pinned: page-lock the memory of the batches, so that they go to a CUDA device by DMA (`non_blocking=True` in torch), and samples in a
+            device's memory straight into their slots. Needs CUDA's driver.
         token: secret shared with the workers, or several (`security.find_tokens`); None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's
             token file.
         capacity: items of that table; may also stand in the sampler's mapping.
@@ -71,6 +73,7 @@ class Server(Store):
         SpecError: the example cannot be a sample, naming the leaf.
         PluginError: transport or sampler is not installed or broken; the message ends in the command to run.
         MemoryError: the buffers do not fit into this machine's memory.
+        CudaError: `pinned`, and there is no driver, or it does not lock so much.
 
     Batches are leases: zero-copy, writable, valid for as long as anything refers to them, also after `close()`.
     """
@@ -95,6 +98,7 @@ class Server(Store):
         seed: int | None = None,
         tables: Iterable[Table] | None = None,
         lease_timeout: float = 10.0,
+        pinned: bool = False,
         token: security.Explicit = None,
         host: plugins.PluginHost | None = None,
         num_drainers: int | None = None,
@@ -123,6 +127,8 @@ class Server(Store):
             self.sampler = stream_sampler(sampler, host)
             memory = next((t.store_memory for t in self._transports if t.store_memory is not None), None)
             self._open(Spec.from_example(example), batch_size, num_buffers, lease_timeout, memory)
+        if pinned:
+            self._lock_pages()
         self._listeners: list[Listener] = []
         self._peers: dict[int, Peer] = {}
         self._life = threading.Lock()  # held while transports open: their callbacks must not need it

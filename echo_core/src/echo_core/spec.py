@@ -198,17 +198,22 @@ def _leaf_of(path: str, value: Any) -> LeafSpec:
             f"{where} is the Python {type(value).__name__} {value!r:.40}, which leaves its dtype "
             f"to be guessed; say it, for instance {hint}"
         )
+    lent: device.Lent | str = ""
     try:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
     except Exception as error:
-        if elsewhere := device.refusal(value):
-            raise SpecError(f"{where}: {elsewhere}") from error
-        raise SpecError(
-            f"{where}: numpy cannot read this {type(value).__name__}: {error}; use numpy arrays"
-        ) from error
+        if not (lent := device.lend(value)):
+            raise SpecError(
+                f"{where}: numpy cannot read this {type(value).__name__}: {error}; use numpy arrays"
+            ) from error
+    else:
+        if array.dtype.hasobject and not isinstance(value, np.ndarray):
+            lent = device.lend(value)
+    if isinstance(lent, device.Lent):
+        return LeafSpec(path, lent.shape, lent.dtype)
+    if lent:
+        raise SpecError(f"{where}: {lent}")
     if array.dtype.hasobject and not isinstance(value, np.ndarray):
-        if elsewhere := device.refusal(value):
-            raise SpecError(f"{where}: {elsewhere}")
         raise SpecError(
             f"{where} is a {type(value).__name__}, neither an array nor a container optree knows; "
             "register the class (optree.register_pytree_node, optree.dataclasses.dataclass) and "

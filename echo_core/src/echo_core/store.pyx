@@ -12,6 +12,7 @@ from echo_core.replay_native cimport NEWEST, Labels
 from echo_core.replay_table cimport ReplayTable
 from echo_core.stream cimport Stream
 
+from echo_core import cuda
 from echo_core.errors import ForkError, UnknownTableError
 
 cdef Labels UNLABELLED
@@ -43,6 +44,17 @@ cdef class Store(Stream):
         self.replay = next(iter(tables.values()))
         self.spec = self.replay.spec
         self.generation = generation
+
+    def _lock_pages(self):
+        """Page-lock what learners upload: the store of a stream, the batches of replay tables. Raises CudaError."""
+        one = cuda.found()
+        if isinstance(one, str):
+            raise cuda.CudaError(f"pinned=True: {one}")
+        place = one.place_here()
+        if self.replay is None:
+            self.lock_pages(place)
+        for table in self.tables.values():
+            table.lock_pages(place)
 
     cdef int refuse_twice(self) except -1:
         if self.ring != NULL or self.replay is not None:

@@ -9,7 +9,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
 from echo_core.door cimport Door, open_door
-from echo_core.inlet cimport Inlet, copy_in
+from echo_core.inlet cimport Inlet, copy_in, page_lock
 from echo_core.replay_native cimport Labels
 from echo_core.ring cimport Counters, Ring, echo_run, now_ns
 from echo_core.sample cimport Lease, new_lease, new_sample, snapshot
@@ -82,6 +82,13 @@ cdef class Stream(Inlet):
         self.leaves = len(spec.leaves)
         self.sample_bytes = spec.sample_bytes
         self.lease_timeout_ns = <int64_t>(lease_timeout * 1e9) if lease_timeout < 1e9 else INT64_MAX
+        return 0
+
+    cdef int lock_pages(self, object place) except -1:
+        """Page-lock the store, in a `cuda.Place`. Raises CudaError."""
+        cdef int status = self.opened().lock_pages(page_lock(place))
+        if status != 0:
+            raise place.driver.error("cuMemHostRegister", status)
         return 0
 
     cdef Ring* opened(self) except NULL:

@@ -254,18 +254,24 @@ def _array_of(path: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value)
     except Exception as error:
-        if lies := device.refusal(value):
-            raise SpecError(f"{leaf_name(path)}: {lies}") from error
+        if lent := device.lend(value):
+            return _landed(path, lent)
         raise SpecError(
             f"{leaf_name(path)}: numpy cannot read this {type(value).__name__}: {error}; convert it "
             "to an array yourself (a torch tensor: value.detach().cpu().numpy())"
         ) from error
-    if array.dtype.hasobject and (lies := device.refusal(value)):
-        raise SpecError(f"{leaf_name(path)}: {lies}")
+    if array.dtype.hasobject and (lent := device.lend(value)):
+        return _landed(path, lent)
     reason = refusal(array.dtype)
     if reason is not None:
         raise SpecError(f"{leaf_name(path)} (a {type(value).__name__}): {reason}")
     return array
+
+
+def _landed(path: str, lent: device.Lent | str) -> np.ndarray:
+    if isinstance(lent, str):
+        raise SpecError(f"{leaf_name(path)}: {lent}")
+    return lent.landed()
 
 
 def _scalar_to_json(value: bool | int | float | str) -> Any:

@@ -10,6 +10,7 @@
 #include <new>
 #include <vector>
 
+#include "../page_lock.hpp"
 #include "rows.hpp"
 
 namespace echo::replay {
@@ -19,6 +20,7 @@ struct Batch {
     uint64_t borrower;  // whom a queue that lends gives it to; 0: this process
     char *memory;
     uint64_t mapped;
+    bool locked;  // page-locked
     std::vector<char *> leaf;
     uint64_t *keys;
     uint64_t *versions;  // of the policies that made the rows, where the table keeps them
@@ -75,6 +77,9 @@ public:
         if (surplus) drop(surplus);
     }
 
+    // Page-lock the buffers that are made from now on, as far as the driver lets us: whoever uploads one that is not waits for longer.
+    void lock_pages(const PageLock &lock) { lock_ = lock; }
+
     std::atomic<uint64_t> leased{0};
 
 private:
@@ -93,6 +98,7 @@ private:
         }
         if (batch->mapped >= Rows::kHuge) madvise(memory, batch->mapped, MADV_HUGEPAGE);
         batch->memory = static_cast<char *>(memory);
+        batch->locked = lock_ && lock_.apply(memory, batch->mapped) == 0;
         std::vector<uint64_t> offsets;
         Rows::plan(leaf_bytes_, n, &offsets);
         for (uint64_t offset : offsets) batch->leaf.push_back(batch->memory + offset);
@@ -105,12 +111,14 @@ private:
         batch->generations = reinterpret_cast<uint32_t *>(at);
         return batch;
     }
-    static void drop(Batch *batch) {
+    void drop(Batch *batch) const {
+        if (batch->locked) lock_.undo(batch->memory);
         munmap(batch->memory, batch->mapped);
         delete batch;
     }
 
     const std::vector<uint64_t> leaf_bytes_;
+    PageLock lock_;  // set before the first buffer is made
     std::mutex mutex_;
     std::vector<Batch *> free_;
 };

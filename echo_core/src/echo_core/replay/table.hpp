@@ -133,6 +133,7 @@ public:
     void weigh(Batch *batch, double beta) const;
     Batch *take_batch(uint64_t n) { return batches_.take(n); }
     void give_back(Batch *batch) { batches_.give_back(batch); }
+    void lock_pages(const PageLock &lock) { batches_.lock_pages(lock); }
     bool can_sample(uint32_t n) {
         std::lock_guard<std::mutex> lock(mutex_);
         expire_loans();

@@ -103,7 +103,6 @@ cdef class Window:
         cdef vector[const void*] many
         cdef const void** out = few
         cdef list keep
-        cdef object held = None
         cdef int status
         if self.generation != generation:
             return 0
@@ -124,8 +123,7 @@ cdef class Window:
                 return 1
             keep.clear()
         # Without the GIL another thread could take an array out of the sample and free what is copied from.
-        held = self.spec.flattener.flatten(sample)
-        echo_leaf_pointers(self.spec, sample, out, keep)
+        echo_leaf_pointers_held(self.spec, sample, out, keep)
         with nogil:
             status = self.window.get().take(out, 1, PATIENCE_NS)
         keep.clear()

@@ -14,7 +14,7 @@ from libc.string cimport memcpy
 from libcpp.vector cimport vector
 from posix.unistd cimport close
 
-from echo_core.capi cimport ECHO_CLOSED, ECHO_FULL, ECHO_OK, echo_batch_pointers, echo_leaf_pointers, echo_run
+from echo_core.capi cimport ECHO_CLOSED, ECHO_FULL, ECHO_OK, echo_batch_pointers, echo_leaf_pointers, echo_leaf_pointers_held, echo_run
 from echo_core.shared cimport (
     ECHO_REVOKED, echo_remote, remote_attach, remote_claim, remote_commit, remote_detach, remote_leaf, remote_leave, remote_wait_space,
 )
@@ -102,6 +102,7 @@ cdef class Direct:
         cdef list keep
         cdef uint64_t done = 0
         cdef int status = ECHO_CLOSED
+        cdef bint held
         if self.ready and self.generation == generation:
             if self.count > FEW:
                 many.resize(self.count)
@@ -110,14 +111,17 @@ cdef class Direct:
             keep, self.spare = self.spare, None
             if keep is None:
                 keep = []
-            held = None if self.sample_bytes <= GIL_BYTES else self.spec.flattener.flatten(sample)
-            echo_leaf_pointers(self.spec, sample, leaves, keep)
-            status = self.put(leaves, 1, &done, held is not None)
-            if status == BUSY or status == ECHO_FULL and self.slices:
-                # Without the GIL another thread could take an array out of the sample and free what is copied from.
-                held = self.spec.flattener.flatten(sample)
-                keep.clear()
+            # Without the GIL another thread could take an array out of the sample and free what is copied from.
+            held = self.sample_bytes > GIL_BYTES
+            if held:
+                echo_leaf_pointers_held(self.spec, sample, leaves, keep)
+            else:
                 echo_leaf_pointers(self.spec, sample, leaves, keep)
+            status = self.put(leaves, 1, &done, held)
+            if status == BUSY or status == ECHO_FULL and self.slices:
+                if not held:
+                    keep.clear()
+                    echo_leaf_pointers_held(self.spec, sample, leaves, keep)
                 status = self.put_soon(leaves, 1, &done, timeout)
             if keep:
                 keep.clear()
