@@ -29,10 +29,15 @@ size_t copy_in(Store *store, const void *const *data, size_t done, size_t count,
         const bool timed = (run.slot & 63) == 0;
         const int64_t began = timed ? now_ns() : 0;
         PyThreadState *const away = store->sample_bytes() * run.count > kGilBytes ? PyEval_SaveThread() : nullptr;
-        for (uint32_t leaf = 0; leaf < leaves; ++leaf) {
-            if (filled && !data[leaf]) continue;
+        const auto copy = [&](uint32_t leaf) {
             const size_t size = store->leaf_bytes(leaf);
             std::memcpy(store->leaf(run, leaf), static_cast<const char *>(data[leaf]) + done * size, size * run.count);
+        };
+        if (!filled) [[likely]] {
+            for (uint32_t leaf = 0; leaf < leaves; ++leaf) copy(leaf);
+        } else {
+            for (uint32_t leaf = 0; leaf < leaves; ++leaf)
+                if (data[leaf]) copy(leaf);
         }
         if (away) PyEval_RestoreThread(away);
         if (timed) store->copy.record(uint64_t(now_ns() - began) / run.count);
