@@ -36,6 +36,7 @@ def echo_configure(config):
         "batch_size": 4,
         "num_buffers": 5,
         "lease_timeout": 10.0,
+        "pinned": False,
         "token": [b"correct-horse-battery"],
         "extra": object,
     }
