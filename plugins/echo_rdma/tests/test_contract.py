@@ -34,7 +34,7 @@ class TestOverVerbs(OverUcx):
     connect_options = VERBS
 
     def transport(self, **options: Any) -> RdmaTransport:
-        return RdmaTransport(**{"port": 0, "host": os.environ["ECHO_RDMA_HOST"], "handshake_timeout": 10.0 * SLOWER, **VERBS} | options)
+        return RdmaTransport(**{"port": 0, "host": os.environ["ECHO_RDMA_HOST"], "handshake_timeout": 10.0 * SLOWER, "allow_insecure": True, **VERBS} | options)
 
 
 class TestOverTcp(OverUcx):

@@ -44,10 +44,8 @@ class Intake final : public Flow {
         if (partial_.in_run) api_->abort(store_, &partial_.run);
         partial_ = {};
         for (auto &one : parked_)
-            if (one->in_run && one->state == IN_SLOTS) {
-                api_->abort(store_, &one->run);
-                one->in_run = false;
-            }
+            if (one->in_run && one->state != ARRIVING) hold(*one);
+        give_back();
     }
 
     // ------------------------------------------------------------------------------------------------------- the engine
@@ -220,6 +218,20 @@ class Intake final : public Flow {
         Memory memory;
     };
 
+    // With the last of them that UCX writes to, slots of a worker that is gone are given back; the last first, because the store hands out the one
+    // first that it was given last, and the next worker's samples are to lie there in their order.
+    void hold(Parked &one) {
+        held_.emplace(one.first, one.run);
+        one.in_run = false;
+    }
+
+    void give_back() {
+        for (auto &one : parked_)
+            if (one->in_run) return;
+        for (auto at = held_.rbegin(); at != held_.rend(); ++at) api_->abort(store_, &at->second);
+        held_.clear();
+    }
+
     // A key to the worker's memory.
     ucp::status look(Peer &peer, const Head &head, const void *key, size_t length, uint64_t attributes, std::string &broken) {
         if (attributes & ucp::MessageParam::RENDEZVOUS)
@@ -352,6 +364,7 @@ class Intake final : public Flow {
     Sight sight_;
     std::deque<std::unique_ptr<Parked>> parked_; // in order
     std::map<uint64_t, std::unique_ptr<Parked>> early_;
+    std::multimap<uint64_t, echo_run> held_; // by sample, when stopped
     std::atomic<uint64_t> committed_, inserted_{0}, duplicates_{0}, bytes_{0}, messages_{0}, straight_{0}, shown_{0};
     std::atomic<size_t> parked_count_{0};
     std::atomic<int64_t> waiting_since_{0};

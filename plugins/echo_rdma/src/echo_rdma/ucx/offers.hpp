@@ -83,15 +83,13 @@ inline void Intake::received(Parked *one, ucp::status status) {
     auto keep = std::move(one->keep);
     one->peer->in_flight--;
     if (intake.stopped_) {
-        if (one->in_run) intake.api_->abort(intake.store_, &one->run);
-        one->in_run = false;
+        if (one->in_run) intake.hold(*one);
         std::erase_if(intake.parked_, [&](auto &other) { return other.get() == one; });
+        intake.give_back();
         return;
     }
     if (status != ucp::OK) {
-        if (one->in_run) intake.api_->abort(intake.store_, &one->run);
-        one->in_run = false;
-        one->state = FAILED;
+        one->state = FAILED; // the worker is given up
     } else if (one->in_run) {
         one->state = IN_SLOTS;
     } else {
