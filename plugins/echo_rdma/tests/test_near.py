@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from echo_core import Client, Server
+from echo_core.errors import EchoTimeoutError
 from echo_core.testing import workers
 from echo_core.testing.processes import until
 from echo_core.testing.samples import Tally, example, stacked
@@ -71,6 +72,21 @@ def test_more_samples_than_the_shared_memory_holds() -> None:
             tally.add(one.batch)
             del one
     assert tally.numbers == {1: list(range(64))}
+
+
+def test_a_slow_learner_is_given_the_whole_window_to_be_behind() -> None:
+    """While it keeps up a worker is ahead of it by little, so that what it reads is still in a cache; that must not stop a worker whose learner pauses."""
+    filler, sent = 100_000, 0
+    with Server(example(filler), 4, RdmaTransport(port=0), num_buffers=4) as server:
+        client = Client(server.address, example(filler), window_bytes=16 << 20)
+        client.send_batch(stacked(1, 0, 4, filler))
+        client.wait()  # by then the learner has said that it reads
+        with pytest.raises(EchoTimeoutError):
+            for sent in range(4, 1000):
+                client.send_batch(stacked(1, sent, 1, filler), timeout=0.5)
+        with pytest.raises(EchoTimeoutError, match="not acknowledged|unacknowledged"):
+            client.close(timeout=0)
+    assert sent >= 16 + 160  # the store, and a window of 167
 
 
 def test_the_shared_memory_ends_with_the_worker() -> None:

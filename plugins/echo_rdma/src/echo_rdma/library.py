@@ -45,6 +45,8 @@ RELIED_ON = {
     "SYSV_SEG_SIZE": "32768",
     "POSIX_FIFO_SIZE": "256",
     "SYSV_FIFO_SIZE": "256",
+    # Over TCP a message is one write and one read; UCX would cut what is above 8 KiB into pieces of that, and put them together again.
+    "TCP_TX_SEG_SIZE": "65536",
     "RNDV_SCHEME": "get_zcopy",  # the receiver moves large messages: a sender cannot write after it was given up
 }
 

@@ -39,6 +39,7 @@ struct Scenario {
     size_t rendezvous;                                        // from how many bytes on
     int breaks_ms;                                            // between two; 0: none
     uint64_t credit_bytes = 1 << 20;
+    uint64_t together = 16 << 10;                             // bytes of one message
 };
 
 static const Times TIMES{.spin = 20'000, .beat = 20'000'000, .silence = 5'000'000'000, .linger = 200'000'000};
@@ -152,7 +153,7 @@ class Learner {
 
 // One worker: a thread that takes samples, and one that dials, resumes and waits for the connection to end.
 static uint64_t work(const Scenario &scenario, uint64_t worker, int port, Clock::time_point end) {
-    auto window = std::make_shared<Window>(std::vector<uint64_t>{16, scenario.filler}, 64, 16 << 10);
+    auto window = std::make_shared<Window>(std::vector<uint64_t>{16, scenario.filler}, 64, scenario.together, 24'000);
     std::atomic<bool> over{false};
     std::thread dialling([&] {
         std::deque<std::unique_ptr<Engine>> engines;
@@ -215,6 +216,7 @@ int main(int count, char **words) {
         {"memory that is shared", 3'000, true, 4096, SIZE_MAX, 10},
         {"memory that is shared, and never breaks", 24, true, 4096, SIZE_MAX, 0},
         {"little credit", 3'000, true, 4096, SIZE_MAX, 10, 8'000},
+        {"a message each", 24, false, 4096, SIZE_MAX, 10, 1 << 20, 1},
     };
     int port = 1;
     for (auto &scenario : scenarios) {

@@ -165,7 +165,7 @@ struct IoVec {
 };
 
 struct RequestParam {
-    enum : uint32_t { CALLBACK = 1 << 1, USER_DATA = 1 << 2, DATATYPE = 1 << 3, FLAGS = 1 << 4 };
+    enum : uint32_t { CALLBACK = 1 << 1, USER_DATA = 1 << 2, DATATYPE = 1 << 3, FLAGS = 1 << 4, FAST_COMPLETION = 1 << 17 };
     enum : uint32_t { SEND_REPLY = 1 << 0, SEND_EAGER = 1 << 1, SEND_RENDEZVOUS = 1 << 2, CLOSE_FORCE = 1 << 0 };
     uint32_t mask;
     uint32_t flags;

@@ -282,6 +282,8 @@ class Engine {
         param.flags = peer.dialled ? uint32_t(param.SEND_REPLY) : 0; // the listener knows by it who speaks
         // Parts are sized for the lanes, whatever UCX makes of their size: before 1.15 it would offer those of 64 KB by rendezvous over TCP.
         if (outgoing->head.kind == PART || outgoing->head.kind == KEY) param.flags |= param.SEND_EAGER;
+        // By itself UCX sends a few bytes over TCP from where they lie, which takes longer than to copy them.
+        if (size <= COPIED_BYTES) param.mask |= param.FAST_COMPLETION;
         param.callback.send = &Engine::on_sent;
         param.user_data = outgoing;
         peer.said = now_;

@@ -34,6 +34,7 @@ static_assert(sizeof(Head) == 24);
 
 constexpr unsigned MESSAGE_ID = 0;
 constexpr size_t PIECE_BYTES = 256 << 10;  // of one STREAM message
+constexpr size_t COPIED_BYTES = 4 << 10;   // up to which UCX is to copy a payload, and be done with it
 constexpr uint64_t STREAM_CREDIT = 4 << 20; // of the stream, sent and not read by the other end
 
 inline int64_t clock_ns() {

@@ -7,56 +7,22 @@
 
 #include <algorithm>
 
+#include "chunk.hpp"
 #include "engine.hpp"
 #include "region.hpp"
 
 namespace echo_rdma {
 
-class Window;
-
-struct Chunk {
-    Window *window;
-    uint64_t first = 0;   // number of its first sample
-    uint32_t room = 0;    // samples that fit
-    uint32_t filled = 0, sent = 0;
-    uint32_t in_flight = 0;
-    bool sealed = false;  // takes no more samples
-    char *rows = nullptr;
-    uint64_t offset = 0;  // of its rows in the region; 0: they are memory of its own
-    Memory own;
-};
-
-// Copies one leaf of `count` samples to or from rows of samples; a size known to the compiler makes a small copy a move or two.
-template <bool to_rows> inline void copy_column(char *rows, char *column, size_t size, size_t stride, size_t count) {
-    auto copy = [&](auto bytes) {
-        for (size_t i = 0; i < count; i++) {
-            if constexpr (to_rows)
-                memcpy(rows + i * stride, column + i * bytes, bytes);
-            else
-                memcpy(column + i * bytes, rows + i * stride, bytes);
-        }
-    };
-    if (size == stride)
-        to_rows ? memcpy(rows, column, count * size) : memcpy(column, rows, count * size);
-    else if (size == 4)
-        copy(std::integral_constant<size_t, 4>());
-    else if (size == 8)
-        copy(std::integral_constant<size_t, 8>());
-    else if (size == 1)
-        copy(std::integral_constant<size_t, 1>());
-    else if (size == 16)
-        copy(std::integral_constant<size_t, 16>());
-    else
-        copy(size);
-}
-
 class Window final : public Flow {
   public:
-    // `most` samples under way; chunks of about `chunk_bytes`, which is also the most that one message carries.
-    Window(const std::vector<uint64_t> &leaves, uint64_t most, uint64_t chunk_bytes) : leaves_(leaves), most_(most) {
+    // `most` samples under way; at most about `together` bytes of them go in one message. While a learner that reads them where they lie keeps up,
+    // about `hot` bytes are under way.
+    Window(const std::vector<uint64_t> &leaves, uint64_t most, uint64_t together, uint64_t hot = HOT_BYTES) : leaves_(leaves), most_(most) {
         for (uint64_t size : leaves) sample_bytes_ += size;
-        chunk_samples_ = uint32_t(std::clamp<uint64_t>(chunk_bytes / std::max<uint64_t>(1, sample_bytes_), 1, 65536));
-        chunk_samples_ = uint32_t(std::min<uint64_t>(chunk_samples_, std::max<uint64_t>(1, most)));
+        auto of = [&](uint64_t bytes) { return std::clamp<uint64_t>(bytes / std::max<uint64_t>(1, sample_bytes_), 1, 65536); };
+        message_samples_ = of(together);
+        chunk_samples_ = uint32_t(std::min(of(std::max(together, CHUNK_BYTES)), std::max<uint64_t>(1, most)));
+        hot_most_ = std::min(most, std::max(of(hot), HOT_SAMPLES));
     }
 
     ~Window() override {
@@ -72,39 +38,35 @@ class Window final : public Flow {
     // `wait_ns`; a negative time regards no room, for who has waited for it and may have been overtaken since.
     Taken take(const void *const *columns, uint64_t count, int64_t wait_ns) {
         std::lock_guard one(producer_); // samples of one caller stay together and in order
-        {
-            std::unique_lock hold(lock_);
-            if (stopped_) return STOPPED;
-            if (wait_ns >= 0 && !has_room_locked(count)) {
-                if (wait_ns == 0) return FULL;
-                blocked_++;
-                room_.wait_for(hold, std::chrono::nanoseconds(wait_ns), [&] { return stopped_ || (has_room_locked(count) && taken_ - acknowledged_ <= most_ / 4 * 3); });
-                if (stopped_) return STOPPED;
-                if (!has_room_locked(count)) return FULL;
-            }
+        std::unique_lock hold(lock_);
+        if (stopped_) return STOPPED;
+        if (wait_ns >= 0 && !fits(count, bound())) {
+            if (wait_ns == 0) return FULL;
+            if (!wait_for_room(hold, count, wait_ns)) return stopped_ ? STOPPED : FULL;
         }
         if (!provide(count)) return NO_MEMORY;
         for (uint64_t done = 0; done < count;) {
             Chunk *chunk = open_chunk();
             uint32_t some = uint32_t(std::min<uint64_t>(chunk->room - chunk->filled, count - done));
             char *row = chunk->rows + uint64_t(chunk->filled) * sample_bytes_; // `filled` changes here only
+            hold.unlock();
             for (size_t i = 0; i < leaves_.size(); i++) {
                 auto *column = static_cast<char *>(const_cast<void *>(columns[i])) + done * leaves_[i];
                 copy_column<true>(row, column, leaves_[i], sample_bytes_, some);
                 row += leaves_[i];
             }
-            std::lock_guard hold(lock_);
+            hold.lock();
             chunk->filled += some;
             taken_ += some;
             done += some;
-            if (done == count && engine_ != nullptr) engine_->ring();
         }
+        if (engine_ != nullptr) engine_->ring();
         return TAKEN;
     }
 
     bool has_room(uint64_t count) {
         std::lock_guard hold(lock_);
-        return has_room_locked(count);
+        return fits(count, most_);
     }
 
     void stop() {
@@ -124,7 +86,10 @@ class Window final : public Flow {
         std::unique_lock hold(lock_);
         hurry_ = std::max(hurry_, number);
         if (engine_ != nullptr) engine_->ring();
-        return room_.wait_for(hold, std::chrono::nanoseconds(wait_ns), [&] { return std::max(sent_, acknowledged_) >= number; });
+        waiting_sent_++;
+        bool sent = sending_.wait_for(hold, std::chrono::nanoseconds(wait_ns), [&] { return std::max(sent_, acknowledged_) >= number; });
+        waiting_sent_--;
+        return sent;
     }
 
     struct Figures {
@@ -142,7 +107,7 @@ class Window final : public Flow {
         std::lock_guard hold(lock_);
         engine_ = engine;
         limit_ = 0;
-        resumed_ = owed_ = told_ = reads_ = false;
+        resumed_ = owed_ = told_ = reads_ = hot_ = false;
         if (region_) lease_ = region_->renew(); // before the new connection says what may be used again
     }
 
@@ -195,56 +160,30 @@ class Window final : public Flow {
     }
 
     bool turn(Peer &peer) override {
-        std::unique_lock hold(lock_);
-        bool worked = false;
-        if (!resumed_) return false; // before, the stream belongs to the handshake
-        if (owed_) owed_ = !peer.inbox.insert(&acknowledgement_, sizeof acknowledgement_); // wakes who waits: see connection.py
-        if (region_ && !told_ && limit_ > 0) tell(peer);
-        size_t posted = 0;
-        for (size_t i = 0; i < chunks_.size() && !peer.failed; i++) {
-            Chunk *chunk = chunks_[i];
-            uint64_t from = chunk->first + chunk->sent;
-            if (chunk->filled == chunk->sent) continue;
-            if (from > limit_) break;
-            if (holds_back(*chunk)) break;
-            uint64_t fitting = std::max<uint64_t>(1, message_bytes_ / std::max<uint64_t>(1, sample_bytes_));
-            bool shown = reads_ && chunk->offset > 0;
-            uint32_t count = uint32_t(std::min({uint64_t(chunk->filled - chunk->sent), limit_ + 1 - from, shown ? chunk->room : fitting}));
-            Head head{.kind = SAMPLES, .count = count, .number = from};
-            const char *at = chunk->rows + uint64_t(chunk->sent) * sample_bytes_;
-            uint64_t bytes = count * sample_bytes_, parts = shown ? 0 : (bytes + message_bytes_ - 1) / message_bytes_;
-            if (shown) {
-                head.kind = SHOWN;
-                head.limit = chunk->offset + chunk->sent * sample_bytes_;
-            }
-            chunk->sent += count;
-            chunk->in_flight += uint32_t(std::max<uint64_t>(1, parts));
-            sent_ = from + count - 1;
-            newest_sent_ = std::max(newest_sent_, sent_);
-            bytes_ += bytes + std::max<uint64_t>(1, parts) * sizeof head;
-            messages_++;
-            worked = true;
-            uint64_t size = message_bytes_;
-            hold.unlock(); // what is done at once comes back through `sent_out`
-            if (parts <= 1)
-                peer.engine->post(peer, head, at, shown ? 0 : bytes, &Window::sent_out, chunk);
-            else
-                for (uint64_t offset = 0; offset < bytes; offset += size) {
-                    head.kind = PART;
-                    head.limit = offset;
-                    peer.engine->post(peer, head, at + offset, std::min(size, bytes - offset), &Window::sent_out, chunk);
-                }
-            hold.lock();
-            if (chunk->sent < chunk->filled) i--; // a message's worth at a time
-            if (++posted == AT_ONCE) break;       // acknowledgements are heard in between
+        Message messages[AT_ONCE];
+        size_t count = 0;
+        {
+            std::lock_guard hold(lock_);
+            if (!resumed_) return false; // before, the stream belongs to the handshake
+            if (owed_) owed_ = !peer.inbox.insert(&acknowledgement_, sizeof acknowledgement_); // wakes who waits: see connection.py
+            if (region_ && !told_ && limit_ > 0) tell(peer);
+            size_t at = 0;
+            for (size_t in_flight = peer.in_flight; count < AT_ONCE && in_flight < IN_FLIGHT && next(at, messages[count]); count++)
+                in_flight += messages[count].parts;
+            if (count > 0 && waiting_sent_ > 0) sending_.notify_all();
         }
-        if (worked) room_.notify_all();
-        return worked;
+        if (count == 0) return false;
+        size_t posted = 0;
+        for (; posted < count && !peer.failed; posted++) post(peer, messages[posted]); // without the lock: what is done at once comes to `sent_out`
+        std::lock_guard hold(lock_);
+        for (size_t i = 0; i < count; i++) let_go(messages[i].chunk, i < posted ? 1 : 1 + messages[i].parts);
+        return true;
     }
 
     bool sleeps(Peer &peer, int) override {
         std::lock_guard hold(lock_);
         if (!resumed_ || peer.failed || sent_ >= taken_ || sent_ >= limit_) return true;
+        if (peer.in_flight >= IN_FLIGHT) return true; // UCX wakes us when some of it is through
         for (Chunk *chunk : chunks_)
             if (chunk->sent < chunk->filled) return holds_back(*chunk);
         return true;
@@ -253,18 +192,86 @@ class Window final : public Flow {
     void lost(Peer &) override {}
 
   private:
-    static constexpr uint64_t SMALL = 4 << 10; // bytes that are not worth a message on a busy link
-    static constexpr size_t AT_ONCE = 16;      // messages of one turn
+    static constexpr uint64_t SMALL = 4 << 10;        // bytes that are not worth a message on a busy link
+    static constexpr uint64_t CHUNK_BYTES = 64 << 10; // at least, so that small messages do not need memory of their own each
+    // Under way to a learner that reads them where they lie: few enough that what it reads is still in a cache, and not in memory. From 16 MB it reads
+    // half as quickly.
+    static constexpr uint64_t HOT_BYTES = 2 << 20, HOT_SAMPLES = 4;
+    static constexpr int64_t HOT_NS = 1'000'000; // without room until it is held to be slow, and may be further behind
+    static constexpr size_t AT_ONCE = 64;        // messages of one turn; acknowledgements are heard in between
+    static constexpr size_t IN_FLIGHT = 64;      // requests of UCX's: more of them only make it slower, and later samples would not travel together
 
-    bool has_room_locked(uint64_t count) const {
+    struct Message {
+        Chunk *chunk;
+        Head head;
+        const char *at;
+        uint64_t bytes;
+        uint32_t parts; // requests of UCX's
+    };
+
+    // The next message to send, and which chunk is looked at first, from `i` on. It holds its chunk once more than by its parts, until they are all posted.
+    bool next(size_t &i, Message &message) {
+        while (i < chunks_.size() && chunks_[i]->sent == chunks_[i]->filled) i++;
+        if (i == chunks_.size()) return false;
+        Chunk *chunk = chunks_[i];
+        uint64_t from = chunk->first + chunk->sent;
+        if (from > limit_ || holds_back(*chunk)) return false;
+        bool shown = reads_ && chunk->offset > 0;
+        uint64_t fitting = shown ? message_samples_ : std::min(message_samples_, message_bytes_ / std::max<uint64_t>(1, sample_bytes_));
+        uint32_t count = uint32_t(std::min({uint64_t(chunk->filled - chunk->sent), limit_ + 1 - from, std::max<uint64_t>(1, fitting)}));
+        uint64_t bytes = count * sample_bytes_, parts = shown ? 1 : std::max<uint64_t>(1, (bytes + message_bytes_ - 1) / message_bytes_);
+        Head head{.kind = shown ? SHOWN : parts > 1 ? PART : SAMPLES, .count = count, .number = from};
+        if (shown) head.limit = chunk->offset + chunk->sent * sample_bytes_;
+        message = {chunk, head, chunk->rows + uint64_t(chunk->sent) * sample_bytes_, bytes, uint32_t(parts)};
+        chunk->sent += count;
+        chunk->in_flight.fetch_add(1 + message.parts, std::memory_order_relaxed);
+        sent_ = from + count - 1;
+        newest_sent_ = std::max(newest_sent_, sent_);
+        bytes_ += bytes + parts * sizeof head;
+        messages_++;
+        return true;
+    }
+
+    void post(Peer &peer, const Message &message) {
+        Head head = message.head;
+        uint64_t size = head.kind == SHOWN ? 0 : message.bytes, each = message.parts > 1 ? message_bytes_ : size;
+        for (uint64_t part = 0, offset = 0; part < message.parts; part++, offset += each) {
+            if (head.kind == PART) head.limit = offset;
+            peer.engine->post(peer, head, message.at + offset, std::min(each, size - offset), &Window::sent_out, message.chunk);
+        }
+    }
+
+    bool fits(uint64_t count, uint64_t most) const {
         uint64_t under_way = taken_ - acknowledged_;
-        return under_way == 0 || under_way + count <= most_;
+        return under_way == 0 || under_way + count <= most;
+    }
+
+    uint64_t bound() const { return hot_ ? hot_most_ : most_; }
+
+    // Waits until a quarter of the bound is free, and there is room for `count`. False: there was none in time, or no more are taken.
+    bool wait_for_room(std::unique_lock<std::mutex> &hold, uint64_t count, int64_t wait_ns) {
+        auto wait = [&](uint64_t most, int64_t ns) {
+            room_at_ = count < most ? std::min(most / 4 * 3, most - count) : 0;
+            waiting_room_ = true;
+            room_.wait_for(hold, std::chrono::nanoseconds(ns), [&] { return stopped_ || taken_ - acknowledged_ <= room_at_; });
+            waiting_room_ = false;
+            return !stopped_ && fits(count, most);
+        };
+        if (hot_) {
+            if (wait(hot_most_, std::min(wait_ns, HOT_NS))) return true;
+            hot_ = false; // until the learner has caught up
+            if (stopped_) return false;
+            if (fits(count, most_)) return true;
+        }
+        blocked_++;
+        return wait(most_, wait_ns);
     }
 
     // A busy link sends full messages: with some on their way, a small one waits for the next acknowledgement.
     bool holds_back(const Chunk &chunk) const {
         bool growing = !chunk.sealed && chunk.filled < chunk.room;
-        return growing && (chunk.filled - chunk.sent) * sample_bytes_ < SMALL && sent_ > acknowledged_ && sent_ >= hurry_;
+        uint64_t ready = chunk.filled - chunk.sent;
+        return growing && ready < message_samples_ && ready * sample_bytes_ < SMALL && sent_ > acknowledged_ && sent_ >= hurry_;
     }
 
     // Memory that the learner can read, enough for all that may be under way; used from the next chunk on.
@@ -293,7 +300,6 @@ class Window final : public Flow {
 
     // Chunks for `count` samples are there, so that taking them cannot fail half way.
     bool provide(uint64_t count) {
-        std::lock_guard hold(lock_);
         uint64_t room = chunks_.empty() || chunks_.back()->sealed ? 0 : chunks_.back()->room - chunks_.back()->filled;
         for (room += spares_.size() * uint64_t(chunk_samples_); room < count; room += chunk_samples_) {
             auto chunk = std::make_unique<Chunk>();
@@ -313,7 +319,6 @@ class Window final : public Flow {
 
     // A chunk with room for at least one sample.
     Chunk *open_chunk() {
-        std::lock_guard hold(lock_);
         if (!chunks_.empty()) {
             Chunk *last = chunks_.back();
             if (!last->sealed && last->filled < last->room) return last;
@@ -337,12 +342,14 @@ class Window final : public Flow {
             chunks_.pop_front();
             retire(chunk);
         }
-        room_.notify_all();
+        if (reads_ && taken_ - acknowledged_ <= hot_most_ / 2) hot_ = true;
+        if (waiting_room_ && taken_ - acknowledged_ <= room_at_) room_.notify_all();
+        if (waiting_sent_ > 0) sending_.notify_all();
     }
 
     // Its samples are committed; its memory is free when UCX is done with it too.
     void retire(Chunk *chunk) {
-        if (chunk->in_flight > 0) {
+        if (chunk->in_flight.load(std::memory_order_acquire) > 0) { // FREE
             chunk->room = 0; // says so to `sent_out`
             return;
         }
@@ -354,12 +361,17 @@ class Window final : public Flow {
 
     static void sent_out(void *argument) {
         auto *chunk = static_cast<Chunk *>(argument);
-        Window &window = *chunk->window;
-        std::lock_guard hold(window.lock_);
-        chunk->in_flight--;
-        if (chunk->room != 0 || chunk->in_flight > 0) return;
-        chunk->room = window.chunk_samples_;
-        window.retire(chunk);
+        for (uint32_t held = chunk->in_flight.load(std::memory_order_relaxed); held > 1;)
+            if (chunk->in_flight.compare_exchange_weak(held, held - 1, std::memory_order_release)) return; // FREE; not the last: that needs no lock
+        std::lock_guard hold(chunk->window->lock_);
+        chunk->window->let_go(chunk, 1);
+    }
+
+    // `count` requests refer to it no longer. Under the lock, because nobody may find the chunk free who then finds it gone.
+    void let_go(Chunk *chunk, uint32_t count) {
+        if (chunk->in_flight.fetch_sub(count, std::memory_order_acq_rel) > count || chunk->room != 0) return; // FREE: all of it has been read
+        chunk->room = chunk_samples_;
+        retire(chunk);
     }
 
     // An ACK frame of echo_core.wire; the uplink looks at the window when it reads one, and not at the frame.
@@ -371,20 +383,22 @@ class Window final : public Flow {
     } acknowledgement_;
 
     const std::vector<uint64_t> leaves_;
-    uint64_t sample_bytes_ = 0, most_, message_bytes_ = 1;
+    uint64_t sample_bytes_ = 0, most_, hot_most_, message_bytes_ = 1, message_samples_;
     uint32_t chunk_samples_, lease_ = 0;
     std::unique_ptr<Region> region_; // none until a learner is near
     std::mutex producer_; // taken before lock_
     std::mutex lock_;     // inside the engine's
-    std::condition_variable room_;
+    std::condition_variable room_, sending_;
     std::deque<Chunk *> chunks_; // oldest first
     std::vector<Chunk *> spares_;
     Engine *engine_ = nullptr;
     uint64_t taken_ = 0, sent_ = 0, newest_sent_ = 0, acknowledged_ = 0, limit_ = 0, hurry_ = 0;
     uint64_t blocked_ = 0, bytes_ = 0, messages_ = 0;
-    int watchers_ = 0;
-    bool stopped_ = false, resumed_ = false, owed_ = false;
+    uint64_t room_at_ = 0; // samples under way at which who waits for room is woken
+    int watchers_ = 0, waiting_sent_ = 0;
+    bool stopped_ = false, resumed_ = false, owed_ = false, waiting_room_ = false;
     bool told_ = false, reads_ = false; // the learner has been given the key to the region, and has opened it
+    bool hot_ = false;                  // it keeps up with reading
 };
 
 } // namespace echo_rdma
