@@ -69,7 +69,7 @@ MODES: dict[str, Mode] = {
         Mode("shm", "Shared memory, plain send() in a loop", "shm", RATE),
         Mode("shm-batch", "Shared memory, send_batch() of 64", "shm-batch", RATE),
         Mode("ucx-shm", "UCX over shared memory, plain send() in a loop", "ucx", RATE),
-        Mode("ucx-tcp", "UCX over TCP, plain send() in a loop", "ucx", RATE),
+        Mode("ucx-tcp", "UCX over TCP, plain send() in a loop", "ucx-tcp", RATE),
     )
 }
 

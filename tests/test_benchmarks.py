@@ -34,7 +34,7 @@ from benchmarks.systems import Entry  # noqa: E402
 
 TINY = Settings(repeat=1, seconds=0.05, warmup=0.05)
 PATIENT = Settings(repeat=1, seconds=0.05, warmup=0.05, patience=90.0)  # importing some systems alone takes many seconds
-PROGRAMS = {"ucx-perftest", "relay", "relay-readv"}  # that measure themselves
+PROGRAMS = {"ucx-perftest", "ucx-copies", "relay", "relay-readv"}  # that measure themselves
 REPLAY_CASES = replay_cases.CASES
 
 
@@ -49,7 +49,7 @@ def need(system: str) -> None:
 def test_every_installed_system_delivers_over_tcp(system: str) -> None:
     need(system)
     can = harness.abilities("stream", system, [])
-    case = next(f"{mode}/20B/1w" for mode, needs in (("tcp", "tcp"), ("shm", "shm"), ("ucx-tcp", "ucx")) if needs in can)
+    case = next(f"{mode}/20B/1w" for mode, needs in (("tcp", "tcp"), ("shm", "shm"), ("ucx-tcp", "ucx-tcp"), ("ucx-tcp", "ucx")) if needs in can)
     result = harness.run_once(CASES[case], system, TINY if case.startswith("tcp") else PATIENT)
     assert result["status"] == "ok", result
     assert result["figures"]["rate"] > 0

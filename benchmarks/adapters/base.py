@@ -106,7 +106,7 @@ class System(ABC):
 
     "tcp" (workers in other processes), "tcp-batch" (``send_batch``), "inprocess" (``submit``),
     "inprocess-batch" (``submit_batch``), "batches" (``sample`` hands over arrays), "crowd"
-    (hundreds of connections), "ucx" (over UCX, by the lanes in the environment), "weights" (``publish`` and ``weights``),
+    (hundreds of connections), "ucx" and "ucx-tcp" (over UCX, by the lanes in the environment), "weights" (``publish`` and ``weights``),
     "shm" and "shm-batch" (as "tcp", by whatever is quickest between processes of one machine).
     """
 

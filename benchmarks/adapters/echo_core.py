@@ -80,7 +80,7 @@ class EchoRdma(EchoCore):
     """The same over UCX."""
 
     name = "echo-rdma"
-    can = frozenset({"ucx"})
+    can = frozenset({"ucx", "ucx-tcp"})
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return EchoLearner(payload, batch_size, connections, "rdma://127.0.0.1:0")

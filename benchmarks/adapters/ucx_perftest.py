@@ -23,7 +23,7 @@ LINE = re.compile(r"^\s*(?:\[[^]]*\])?\s*(?:Final:)?\s*\d+(?:\s+[\d.]+){6,7}\s*$
 
 class UcxPerftest(Program):
     name = "ucx-perftest"
-    can = frozenset({"ucx"})
+    can = frozenset({"ucx", "ucx-tcp"})
 
     def measure(self, case: Case, pace: Pace, report: Reporter) -> Figures:
         size = PAYLOADS[case.payload].sample_bytes

@@ -73,7 +73,7 @@ class UcxxWorker(Worker):
 
 class Ucxx(System):
     name = "ucxx"
-    can = frozenset({"ucx"})
+    can = frozenset({"ucx", "ucx-tcp"})
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return UcxxLearner(payload, batch_size, connections)
