@@ -15,8 +15,7 @@ namespace echo_rdma {
 
 class Window final : public Flow {
   public:
-    // `most` samples under way; at most about `together` bytes of them go in one message. While a learner that reads them where they lie keeps up,
-    // about `hot` bytes are under way.
+    // `most` samples under way, but about `hot` bytes while the learner keeps up; at most about `together` bytes of them go in one message.
     Window(const std::vector<uint64_t> &leaves, uint64_t most, uint64_t together, uint64_t hot = HOT_BYTES) : leaves_(leaves), most_(most) {
         for (uint64_t size : leaves) sample_bytes_ += size;
         auto of = [&](uint64_t bytes) { return std::clamp<uint64_t>(bytes / std::max<uint64_t>(1, sample_bytes_), 1, 65536); };
@@ -44,6 +43,7 @@ class Window final : public Flow {
             if (wait_ns == 0) return FULL;
             if (!wait_for_room(hold, count, wait_ns)) return stopped_ ? STOPPED : FULL;
         }
+        if (wait_ns < 0) hot_ = may_be_hot();
         if (!provide(count)) return NO_MEMORY;
         for (uint64_t done = 0; done < count;) {
             Chunk *chunk = open_chunk();
@@ -194,10 +194,11 @@ class Window final : public Flow {
   private:
     static constexpr uint64_t SMALL = 4 << 10;        // bytes that are not worth a message on a busy link
     static constexpr uint64_t CHUNK_BYTES = 64 << 10; // at least, so that small messages do not need memory of their own each
-    // Under way to a learner that reads them where they lie: few enough that what it reads is still in a cache, and not in memory. From 16 MB it reads
-    // half as quickly.
+    // Under way to a learner that keeps up: few enough that what is read to be sent, or by the learner where it lies, is still in a cache and not in memory.
+    // From 16 MB a learner reads half as quickly, and TCP sends two thirds.
     static constexpr uint64_t HOT_BYTES = 2 << 20, HOT_SAMPLES = 4;
-    static constexpr int64_t HOT_NS = 1'000'000; // without room until it is held to be slow, and may be further behind
+    static constexpr uint64_t CARD_BYTES = 1 << 20; // of a message that no processor is to read
+    static constexpr int64_t HOT_NS = 5'000'000; // without room until it is held to be slow, and may be further behind: some ms more than a whole window takes
     static constexpr size_t AT_ONCE = 64;        // messages of one turn; acknowledgements are heard in between
     static constexpr size_t IN_FLIGHT = 64;      // requests of UCX's: more of them only make it slower, and later samples would not travel together
 
@@ -248,6 +249,8 @@ class Window final : public Flow {
 
     uint64_t bound() const { return hot_ ? hot_most_ : most_; }
 
+    bool may_be_hot() const { return message_bytes_ < CARD_BYTES; }
+
     // Waits until a quarter of the bound is free, and there is room for `count`. False: there was none in time, or no more are taken.
     bool wait_for_room(std::unique_lock<std::mutex> &hold, uint64_t count, int64_t wait_ns) {
         auto wait = [&](uint64_t most, int64_t ns) {
@@ -258,13 +261,15 @@ class Window final : public Flow {
             return !stopped_ && fits(count, most);
         };
         if (hot_) {
-            if (wait(hot_most_, std::min(wait_ns, HOT_NS))) return true;
-            hot_ = false; // until the learner has caught up
+            if (wait(hot_most_, HOT_NS)) return true;
+            hot_ = false; // until the learner has caught up, or there is no choice but to wait for it
             if (stopped_) return false;
             if (fits(count, most_)) return true;
         }
         blocked_++;
-        return wait(most_, wait_ns);
+        if (!wait(most_, wait_ns)) return false;
+        hot_ = may_be_hot();
+        return true;
     }
 
     // A busy link sends full messages: with some on their way, a small one waits for the next acknowledgement.
@@ -342,7 +347,7 @@ class Window final : public Flow {
             chunks_.pop_front();
             retire(chunk);
         }
-        if (reads_ && taken_ - acknowledged_ <= hot_most_ / 2) hot_ = true;
+        if (taken_ - acknowledged_ <= hot_most_ / 2) hot_ = may_be_hot();
         if (waiting_room_ && taken_ - acknowledged_ <= room_at_) room_.notify_all();
         if (waiting_sent_ > 0) sending_.notify_all();
     }
@@ -398,7 +403,7 @@ class Window final : public Flow {
     int watchers_ = 0, waiting_sent_ = 0;
     bool stopped_ = false, resumed_ = false, owed_ = false, waiting_room_ = false;
     bool told_ = false, reads_ = false; // the learner has been given the key to the region, and has opened it
-    bool hot_ = false;                  // it keeps up with reading
+    bool hot_ = false;                  // it keeps up
 };
 
 } // namespace echo_rdma
