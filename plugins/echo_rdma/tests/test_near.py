@@ -115,7 +115,7 @@ def segments() -> int:
 
 
 def test_a_young_connection_carries_samples_at_once() -> None:
-    """UCX 1.15 would end the process (see `library.SHARES_MEMORY`)."""
+    """UCX 1.15 would end the process (see `library.shares_memory`)."""
     for _ in range(8):
         with Server(example(30_000), 4, RdmaTransport(port=0)) as server, Client(server.address, example(30_000)) as client:
             client.send_batch(stacked(1, 0, 4, 30_000))

@@ -16,13 +16,12 @@ from echo_core.errors import ConfigError, ForkError
 
 from . import _ucx
 
-__all__ = ["LIBRARY", "OLDEST", "cards", "context", "is_of_wheel", "memory_lock_advice", "settings_of_listeners", "settings_shown", "ucx"]
+__all__ = ["LIBRARY", "OLDEST", "cards", "context", "is_of_wheel", "memory_lock_advice", "settings_of_listeners", "settings_shown", "shares_memory", "ucx"]
 
 log = logging.getLogger("echo")
 
 LIBRARY = "ECHO_UCX_LIBRARY"  # environment: the libucp to use, and no other
 OLDEST = (1, 13)
-SHARES_MEMORY = (1, 16)  # before, endpoints that report failures cannot use shared memory; 1.15 ends the process now and then
 SETS_LISTENERS = (1, 17)  # before, settings of listeners are those of the environment
 ADVICE = (
     'install UCX: pip install "echo-rdma[wheel]" brings one with shared memory and TCP; for InfiniBand and RoCE take that of your'
@@ -132,6 +131,15 @@ def _set(wanted: dict[str, str]) -> Iterator[None]:
             del os.environ[name]
 
 
+def shares_memory(version: tuple[int, ...]) -> bool:
+    """Whether peers may die over the shared memory of this UCX.
+
+    Before 1.16 endpoints that report failures cannot use it (and 1.15 ends the process now and then); with 1.17 nobody can connect any more
+    after a worker was killed.
+    """
+    return version >= (1, 16) and version[:2] != (1, 17)
+
+
 def context() -> _ucx.Context:
     """UCX with the settings of the environment as it is now. One for each set of settings, shared, kept for good.
 
@@ -146,9 +154,9 @@ def context() -> _ucx.Context:
     _, version = ucx()
     _process = os.getpid()
     wanted = dict(RELIED_ON)
-    if version < SHARES_MEMORY:
+    if not shares_memory(version):
         wanted["TLS"] = "^sm"
-        log.info("UCX %d.%d.%d is older than 1.16: shared memory is left out", *version)
+        log.info("UCX %d.%d.%d: shared memory is left out, since the loss of a peer breaks it; 1.16, and 1.18 and newer, use it", *version)
     chosen = {name: value for name, value in wanted.items() if f"UCX_{name}" not in os.environ}
     key = (*chosen.items(), *sorted((name, value) for name, value in os.environ.items() if name.startswith("UCX_")))
     with _lock:
