@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import echo_core
 from echo_core.testing import stress
 
 SOURCE = Path(__file__).resolve().parent / "native" / "board_stress.cpp"
-CORE = ["-I", str(Path(echo_core.__file__).parent)]  # headers of core's own
 
 pytestmark = stress.needs_compiler
 
@@ -19,11 +17,11 @@ pytestmark = stress.needs_compiler
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("flags", [stress.PLAIN, stress.ASAN], ids=["plain", "asan"])
 def test_no_forbidden_outcome(flags: list[str], tmp_path: Path) -> None:
-    stress.clean(stress.play(SOURCE, tmp_path, *flags, *CORE, arguments=[stress.seconds(0.5)]))
+    stress.clean(stress.play(SOURCE, tmp_path, *flags, arguments=[stress.seconds(0.5)]))
 
 
 @pytest.mark.timeout(300)
 def test_weights_that_are_written_without_a_mark_are_seen_to_be_torn(tmp_path: Path) -> None:
-    done = stress.play(SOURCE, tmp_path, *stress.PLAIN, *CORE, "-DECHO_BOARD_MARKS=0", arguments=["20"])
+    done = stress.play(SOURCE, tmp_path, *stress.PLAIN, "-DECHO_BOARD_MARKS=0", arguments=["20"])
     assert "FORBIDDEN: torn" in done.stdout
     assert done.returncode != 0
