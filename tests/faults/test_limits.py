@@ -36,7 +36,7 @@ def test_out_of_file_descriptors(start: Callable[..., Child]) -> None:
         came = said[0][0]
         until(lambda: server.ask("?")[0][0] > came + 1000, "the worker is still served")
         with pytest.raises(EchoTimeoutError, match="file descriptors"):
-            Client(f"tcp://127.0.0.1:{port}", example(), timeout=3)
+            Client(f"tcp://127.0.0.1:{port}", example(), timeout=10)  # the strangers are told first, a few at a time
         worker.freeze()  # now there is nothing to do but not to accept
         time.sleep(0.2)
         assert cpu_over([server.pid], 1.0)[0] < 0.5

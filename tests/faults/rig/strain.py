@@ -35,7 +35,9 @@ def keeping_learner(link: Link, few: int | None = None) -> None:
             lines.append(record.getMessage())
 
     logging.getLogger("echo").addHandler(Keep())
-    with Server(example(), 4, {"type": "tcp", "port": 0}) as server, Consumer(server) as consumer:
+    # With few descriptors strangers keep theirs for as long as the test takes.
+    patience = {} if few is None else {"handshake_timeout": 60.0}
+    with Server(example(), 4, {"type": "tcp", "port": 0, **patience}) as server, Consumer(server) as consumer:
         if few is not None:
             limit = len(os.listdir("/proc/self/fd")) + few
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
