@@ -221,6 +221,10 @@ class Server(Store):
         raise TypeError("a Server stays in its process; give other processes str(server.address), and make a Client there")
 
     def __del__(self) -> None:
+        self._abandoned()
+
+    def _abandoned(self) -> None:
+        """Nobody will close it any more."""
         if getattr(self, "_listeners", None) and self._same_process():
             self.close(0.0)
 
@@ -407,7 +411,7 @@ def _at_exit() -> None:
     """Servers that nobody has closed: later, when the interpreter is taken apart, one that waits for a thread of its own waits for ever."""
     for server in list(_running):
         with suppress(RuntimeError):  # some releases of Python 3.12 start no threads by now
-            server.__del__()
+            server._abandoned()
 
 
 atexit.register(_at_exit)

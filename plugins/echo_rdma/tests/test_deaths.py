@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 import random
@@ -19,10 +18,9 @@ from echo_core import Client, Server
 from echo_core.errors import EchoTimeoutError
 from echo_core.testing import workers
 from echo_core.testing.processes import until
-from echo_core.testing.samples import Tally, example, sample, stacked
+from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.transport import RdmaTransport
 
-SHM_DEST = 0o1000  # of a segment's mode: it goes with the last process that maps it
 SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "6"))
 LEASE = {"heartbeat": 0.2, "lease": 1.0}
 TOKEN = "the token of these tests, long enough"
@@ -77,26 +75,6 @@ def in_order(tally: Tally) -> None:
         assert numbers == list(range(len(numbers))), f"worker {maker}: lost, doubled or out of order"
 
 
-def whole(server: Server, tally: Tally, filler: int) -> None:
-    """Each maker's samples came without a hole, and none twice, as soon as every batch is full; in order, unless a network card brought them.
-
-    A card that reads into the slots of a worker that was killed gives up when it has tried for long enough, and the batch with those slots is
-    overtaken (docs/delivery.md). The slots then go to whoever is next, here to ourselves.
-    """
-    ours = itertools.count()
-
-    def none_is_missing() -> bool:
-        server.submit(sample(99, next(ours), filler))
-        while take(server, tally):
-            pass
-        return all(sorted(numbers) == list(range(len(numbers))) for numbers in tally.numbers.values())
-
-    until(none_is_missing, "every sample is there, and once", 20)
-    tally.numbers.pop(99, None)
-    if server.stats()["transport/rdma/direct"] == 0:
-        in_order(tally)
-
-
 @pytest.mark.usefixtures("lanes")
 @pytest.mark.parametrize("filler", [48, 300_000])
 def test_random_kills_and_stops_under_load(processes: list[Any], filler: int) -> None:
@@ -129,7 +107,7 @@ def test_random_kills_and_stops_under_load(processes: list[Any], filler: int) ->
             process.kill()
         until(lambda: not take(server, tally) and not server.peers(), "all are noticed", 20)
         assert kills > 0
-        whole(server, tally, filler)
+        in_order(tally)
 
 
 @pytest.mark.usefixtures("lanes")
@@ -202,10 +180,16 @@ def test_a_learner_killed_under_load_wedges_nobody(processes: list[Any], filler:
             client.wait()
 
 
+def segments(*makers: int) -> set[str]:
+    """Shared memory of System V that these processes have made."""
+    lines = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+    return {line[1] for line in lines if int(line[4]) in makers}
+
+
 @pytest.mark.usefixtures("shared_memory")
 def test_a_killed_worker_leaves_no_shared_memory(processes: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECHO_TOKEN", TOKEN)
-    tally = Tally()
+    tally, before = Tally(), segments(os.getpid())
     with Server(example(), 4, RdmaTransport(port=0, **LEASE), num_buffers=4) as server:
         process, ready = start(processes, server, 1, 48)
         until(lambda: take(server, tally) and ready.poll(0), "the worker sends", 60)
@@ -215,9 +199,7 @@ def test_a_killed_worker_leaves_no_shared_memory(processes: list[Any], monkeypat
         process.kill()
         until(lambda: not take(server, tally) and not server.peers(), "it is noticed", 20)
     process.join()
-    segments = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
-    assert not [line for line in segments if int(line[4]) == process.pid]  # cpid: who made it
-    assert all(int(line[2], 8) & SHM_DEST for line in segments if int(line[4]) == os.getpid()), "ours go with this process"
+    until(lambda: not segments(process.pid, os.getpid()) - before, "nothing is left of it, nor of us", 20)
 
 
 def serve(address: str, filler: int, ready: Any) -> None:

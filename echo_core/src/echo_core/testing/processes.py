@@ -123,7 +123,7 @@ else:
             child.send_signal(signal.SIGABRT)  # faulthandler shows where it stands
             said, _ = child.communicate(timeout=within)
             raise AssertionError(f"Ctrl-C did not end {call} within {within:g} s\n{said}") from None
-        assert said.endswith("interrupted\n") and child.returncode == 0, f"{child.returncode}: {logged}{said}"
+        assert (said, child.returncode) == ("interrupted\n", 0), f"{child.returncode}: {logged}{said}"
     finally:
         child.kill()
         child.communicate()
