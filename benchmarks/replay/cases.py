@@ -16,6 +16,9 @@ BATCHES = Metric("rate", "batches/s", True)
 SAMPLES = Metric("rate", "samples/s", True)
 PAIRS = Metric("rate", "pairs/s", True)
 
+#: What modes need that have workers in other processes.
+NETWORK = ("server", "beside")
+
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
@@ -25,7 +28,7 @@ MODES: dict[str, Mode] = {
         Mode("pair", f"Prioritized: draw {BATCH} with weights and update them", "prioritized", PAIRS),
         Mode("pair-writer", "The same while another process inserts as fast as it can", "writer", PAIRS),
         Mode("tcp-insert", "Over the network: inserts, while a learner samples", "server", INSERTS),
-        Mode("tcp-sample", f"Over the network: batches of {BATCH} at the learner, beside the workers", "server", SAMPLES),
+        Mode("tcp-sample", f"Over the network: batches of {BATCH} at the learner, beside the workers", "beside", SAMPLES),
         Mode("memory", "Memory of a full prioritized table", "memory", Metric("bytes_per_item", "bytes per item", False)),
         Mode("memory-stacks", "Memory of transitions of 4 stacked frames, prioritized", "stacks", Metric("bytes_per_item", "bytes per item", False)),
     )
@@ -45,7 +48,7 @@ class Case:
     @property
     def name(self) -> str:
         parts = [self.mode, self.payload, short(self.capacity)]
-        if MODES[self.mode].needs == "server":
+        if MODES[self.mode].needs in NETWORK:
             parts.append(f"{self.workers}w")
         return "/".join(parts)
 

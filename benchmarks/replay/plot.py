@@ -22,6 +22,7 @@ from benchmarks.results import Results
 
 COLOURS = {
     "echo": "#0b6bcb", "echo-remote": "#7cc4f4", "cpprb": "#e8890c", "torchrl": "#c2457f", "reverb": "#5c9e6f", "memcpy": "#9aa3ab",
+    "rows": "#c9ced3",
 }  # fmt: skip
 
 #: A panel's title and the modes whose cases stand in it.
@@ -60,7 +61,7 @@ def draw(results: Results, path: Path) -> None:
         figure.text(0.012, 1 - 0.5 / height, f"{machine['cpu']}, {machine['cores']} cores · Python {machine['python']} · medians, lines "
                     "span the quartiles · × says how many times better Echo is", va="top", fontsize=8.5, color="#57606a")  # fmt: skip
         handles = [Rectangle((0, 0), 1, 1, fc=COLOURS[s], ec="white") for s in results.systems]
-        labels = [s if s in ("memcpy", "echo-remote") else f"{s} {results.content['systems'][s]}" for s in results.systems]
+        labels = [s if s in ("memcpy", "rows", "echo-remote") else f"{s} {results.content['systems'][s]}" for s in results.systems]
         if handles:
             figure.legend(handles, labels, loc="upper right", ncols=len(handles), frameon=False, fontsize=8.5,
                           bbox_to_anchor=(0.995, 1 - 0.05 / height))  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.replay import bars
-from benchmarks.replay.cases import MODES
+from benchmarks.replay.cases import MODES, NETWORK
 from benchmarks.replay.items import ITEMS
 from benchmarks.report import factor, notes, number, origin, summary
 from benchmarks.results import Results
@@ -20,7 +20,7 @@ def label(results: Results, case: str) -> str:
     c = results.cases[case]
     many = f"{c['capacity'] / 1e6:g} M" if c["capacity"] >= 1_000_000 else f"{c['capacity'] // 1000} k"
     text = f"{MODES[c['mode']].title}; {ITEMS[c['payload']].title}, {many} items"
-    if MODES[c["mode"]].needs == "server":
+    if MODES[c["mode"]].needs in NETWORK:
         text += f", {c['workers']} workers"
     return text
 

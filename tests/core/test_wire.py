@@ -31,6 +31,7 @@ def test_the_header_is_24_little_endian_bytes() -> None:
     ("kind", "fields"),
     [
         (Kind.ACK, {"seq": 9}),
+        (Kind.ACK, {"seq": 9, "count": 4}),
         (Kind.CONTROL, {"seq": 1, "length": 4, "flags": REPLY}),
         (Kind.WEIGHTS, {"seq": 1, "length": 256 << 10, "flags": FIRST | LAST}),
         (Kind.RECEIPT, {"seq": 1, "length": 8}),
@@ -52,7 +53,7 @@ def test_what_the_table_permits_is_read(kind: Kind, fields: dict[str, int]) -> N
         (0, {}, "unknown kind 0"),
         (99, {}, "unknown kind 99"),
         (Kind.ACK, {"length": 1}, "ACK frame of 1 bytes"),
-        (Kind.ACK, {"count": 1}, "count 1"),
+        (Kind.PING, {"count": 1}, "count 1"),
         (Kind.ACK, {"flags": 1}, "unknown flags"),
         (Kind.CONTROL, {"length": 3}, "CONTROL frame of 3 bytes"),
         (Kind.CONTROL, {"length": (1 << 20) + 1}, "CONTROL frame"),

@@ -20,6 +20,7 @@ SYSTEMS: dict[str, Entry] = {
         "and name its python in BENCH_REVERB_PYTHON",
     ),
     "memcpy": Entry("benchmarks.replay.adapters.memcpy:Memcpy", ("numpy",)),
+    "rows": Entry("benchmarks.replay.adapters.rows:Rows", ("numpy", "echo-core", "echo-samplers", "echo-tcp")),
 }
 
 

@@ -93,7 +93,8 @@ class System(ABC):
     """A system under test. `can` names what it is able to do, as the modes of cases.py ask:
 
     "insert", "uniform", "prioritized" (in the measured process), "writer" (prioritized, with one more process that inserts), "server" (any
-    number of workers over the network), "memory", "stacks" (memory of transitions whose frames are shared).
+    number of workers over the network), "beside" (the same, where the learner's figure is asked for), "memory", "stacks" (memory of
+    transitions whose frames are shared).
     """
 
     name: str

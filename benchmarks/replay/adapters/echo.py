@@ -73,7 +73,7 @@ class EchoWorker(Worker):
 
 class Echo(System):
     name = "echo"
-    can = frozenset({"insert", "uniform", "prioritized", "writer", "server", "memory", "stacks"})
+    can = frozenset({"insert", "uniform", "prioritized", "writer", "server", "beside", "memory", "stacks"})
 
     def stacks(self, items: int, depth: int) -> Stacks:
         return EchoStacks(items, depth)
@@ -100,7 +100,7 @@ class RemoteBuffer(EchoBuffer):
 
 class EchoRemote(Echo):
     name = "echo-remote"
-    can = frozenset({"server"})
+    can = frozenset({"server", "beside"})
 
     def server(self, payload: Payload, capacity: int, batch: int, prioritized: bool, workers: int) -> Buffer:
         return RemoteBuffer(payload, capacity, batch)

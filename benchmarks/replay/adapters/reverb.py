@@ -134,7 +134,7 @@ class ReverbWorker(Worker):
 
 class Reverb(System):
     name = "reverb"
-    can = frozenset({"server", "memory", "stacks"})
+    can = frozenset({"server", "beside", "memory", "stacks"})
     most_items = 50_000  # filling a million takes minutes
 
     def stacks(self, items: int, depth: int) -> Stacks:

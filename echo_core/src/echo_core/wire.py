@@ -18,6 +18,8 @@ Every frame is a 24-byte little-endian header and `length` bytes of payload:
 Samples of a session are numbered from 1, and ACK is cumulative: `seq` samples of the session lie
 in the learner's store. The first frame of a learner is an ACK, the point to resume from. If it is
 ahead of every number the worker has given out, the worker's next sample is number `seq + 1`.
+The `count` of an ACK says how many connections bring samples at this time, 0 if that is not
+known: workers on the learner's machine keep less unacknowledged when they are many.
 
 The JSON of a CONTROL request is `{"op": str, "body": object}`, of its answer (flag REPLY)
 `{"body": object}` or `{"error": text, "type": name of a class in echo_core.errors}`.
@@ -125,7 +127,7 @@ def parse_header(data: Buffer, sample_bytes: int, allowed: frozenset[Kind]) -> H
         _check_data(count, seq, length, sample_bytes)
     else:
         least, most = _LENGTHS[kind]
-        if count or not least <= length <= most:
+        if (count and kind is not Kind.ACK) or not least <= length <= most:
             raise ProtocolError(
                 f"{kind.name} frame of {length} bytes and count {count};"
                 f" expected {least} to {most} bytes and count 0"

@@ -55,6 +55,28 @@ def test_a_frame_larger_than_the_whole_store(dial, serve):
         worker.acknowledged(31)
 
 
+def test_acknowledgements_say_how_many_workers_send(dial, serve):
+    with serve(SMALL, batch_size=4, num_buffers=64) as server:
+        workers = [dial(server) for _ in range(4)]
+        said = {0}
+        deadline = time.monotonic() + 20
+        while max(said) < 3 and time.monotonic() < deadline:
+            for worker in workers[:3]:  # the fourth is silent
+                worker.send([0.0] * 4)
+                while (header := worker.expect(Kind.ACK)[0]).seq < worker.next - 1:
+                    pass
+                said.add(header.count)
+            server.sample(12)
+            time.sleep(0.005)
+        assert max(said) == 3
+        while header.count != 1 and time.monotonic() < deadline:
+            workers[0].send([0.0] * 4)
+            header = workers[0].expect(Kind.ACK)[0]
+            server.sample(4)
+            time.sleep(0.005)
+        assert header.count == 1
+
+
 def test_samples_without_any_bytes(dial, serve):
     with serve({"nothing": np.zeros((0, 3))}) as server:
         worker = dial(server)

@@ -54,6 +54,27 @@ def test_a_full_window_blocks_and_what_raised_was_not_taken() -> None:
         assert numbers(learner) == list(range(taken + 1))
 
 
+@pytest.mark.parametrize("crowd", [0, 2, 3, 40])
+def test_among_several_workers_of_one_machine_three_frames_are_kept(crowd: int) -> None:
+    rows, frame_bytes = 10, 10 * sum(leaf.nbytes for leaf in LARGE.values())
+    with WireLearner(LARGE) as learner, connect(learner, window_bytes=8 * (frame_bytes + 8192), max_coalesced_bytes=frame_bytes) as worker:
+        learner.may_ack.clear()
+        worker.send(large(0))
+        learner.until(lambda: len(learner.rows) == 1)
+        learner.acknowledge(1, crowd)
+        until(lambda: worker.stats()["acknowledged"] == 1, "the acknowledgement is here")
+        taken = 1
+        with pytest.raises(EchoTimeoutError):
+            while taken < 1000:
+                worker.send(large(taken), timeout=0)
+                taken += 1
+        assert taken - 1 == rows * (3 if crowd >= 3 else 8)
+        learner.may_ack.set()
+        worker.send_batch({name: np.stack([large(taken)[name]] * 2 * rows) for name in LARGE})
+        worker.wait()
+        assert numbers(learner) == [*range(taken), *[taken] * 2 * rows]
+
+
 def test_max_inflight_msgs_counts_samples() -> None:
     with WireLearner(SMALL) as learner, connect(learner, max_inflight_msgs=32) as worker:
         learner.may_ack.clear()

@@ -27,6 +27,7 @@ from echo_core.wire import (
     Kind,
     frame,
     pack_error,
+    pack_header,
     pack_reply,
     parse_header,
     parse_request,
@@ -116,9 +117,9 @@ class WireLearner:
             self._weights = weights
             self.changed.notify_all()
 
-    def acknowledge(self, number: int) -> None:
-        """An ACK on the newest link, whatever may_ack says."""
-        self._sockets[-1].sendall(frame(Kind.ACK, seq=number))
+    def acknowledge(self, number: int, crowd: int = 0) -> None:
+        """An ACK on the newest link, whatever may_ack says. `crowd`: how many workers it says there are."""
+        self._sockets[-1].sendall(pack_header(Kind.ACK, seq=number, count=crowd))
 
     def say(self, data: bytes) -> None:
         self._sockets[-1].sendall(data)

@@ -31,11 +31,12 @@ ABANDONED_SECONDS = 1.0  # for delivering what a connection still has that nobod
 class TcpConnectOptions(ConnectOptions):
     """What a TCP connection can be told, beside what every connection can."""
 
-    window_bytes: int = 2 << 20  # kept until acknowledged: the most that is ever on its way
+    # Kept until acknowledged: the most that is ever on its way. Among several workers on the learner's machine three frames are.
+    window_bytes: int = 2 << 20
     send_buffer: int = 0  # bytes in the kernel; 0: it grows as needed
     # Of samples gathered into one frame on a busy link. Fewer, larger frames are fewer system calls and wake-ups;
     # beyond this they leave the second-level cache between being gathered and being sent.
-    max_coalesced_bytes: int = 512 << 10
+    max_coalesced_bytes: int = 384 << 10
     silence: float = 20.0  # seconds without a word from a learner that owes TCP an answer
     protocol: str = "echo2"  # "echo1": to a server of the original Echo, without reconnecting
 

@@ -17,7 +17,8 @@ static_assert(std::endian::native == std::endian::little,
 
 enum class Kind : std::uint8_t {
     data = 1,       // worker -> learner: count samples, numbered from seq on (a session starts at 1)
-    ack = 2,        // learner -> worker: seq samples are committed; the first is the resume point
+    ack = 2,        // learner -> worker: seq samples are committed; the first is the resume point. count: connections that
+                    // bring samples at this time, 0 if that is not known
     control = 3,    // both ways: u32 n, n bytes of JSON, then a raw blob; seq is the request's id
     weights = 4,    // learner -> worker: one chunk of version seq
     receipt = 5,    // worker -> learner: version seq is held whole; payload: its digest, u64

@@ -33,6 +33,7 @@ public:
     static constexpr std::uint64_t share_bytes = 32 << 10;  // of space, while others wait for it, but at
                                                             // most a quarter of a batch
     static constexpr std::uint64_t most_block = 4096;       // samples of several frames inserted at once
+    static constexpr std::int64_t census_ns = 50'000'000;   // between two counts of who sends
     static constexpr std::int64_t slow_ns = 5'000'000;      // a staged frame quicker than this: fast again
 
     Ingest(Store &store, Events &events, Totals &totals, std::uint64_t staging_limit)
@@ -370,11 +371,22 @@ private:
 
     // ---- small duties ---------------------------------------------------------------------------
     void committed(Peer &p, std::uint64_t n) {
+        if (n != 0) count(p);
         p.session->committed += n;
         p.session->inserted += n;
         p.figures->samples.set(p.session->inserted);
         totals_.samples.add(n);
         if (contended_) p.share -= std::int64_t(n);
+    }
+    // Workers on one machine are told how many of them there are: Window::crowd().
+    void count(Peer &p) {
+        if (now >= next_census_) {
+            totals_.crowd.set(counted_);
+            counted_ = 0;
+            ++census_;
+            next_census_ = now + census_ns;
+        }
+        if (std::exchange(p.census, census_) != census_) ++counted_;
     }
     Step no_space(const Peer &p) const {
         if (store_.closed()) return Step::ended;
@@ -421,6 +433,8 @@ private:
     const std::unique_ptr<char[]> memory_;
     char *const area_;        // shared_bytes, with headroom before it for the tail of a peer
     bool may_claim_ = true, contended_ = false;
+    std::uint64_t census_ = 1, counted_ = 0;  // connections that brought samples since the last census
+    std::int64_t next_census_ = 0;
 };
 
 }  // namespace echo_tcp::learner

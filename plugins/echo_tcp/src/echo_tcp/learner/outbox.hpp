@@ -87,7 +87,7 @@ private:
         if (p.echo1) {
             p.out.append(committed - p.acked, '\x01');
         } else if (committed != p.acked || p.ack_due) {
-            const FrameHeader ack = make_header(Kind::ack, committed);
+            const FrameHeader ack = make_header(Kind::ack, committed, 0, std::uint32_t(totals_.crowd.get()));
             append(p, &ack, sizeof ack);
         } else {
             return;

@@ -39,6 +39,7 @@ struct Totals {
     Count samples, duplicates, bytes_received, bytes_sent, frames, direct_frames;
     Count parked, evicted, staged_bytes, protocol_errors, acks, weights_sent, rounds;
     Count active, waiting;  // connections now; those of them that wait for space
+    Count crowd;            // those that brought samples lately
 };
 
 // One published version of the weights, shared by every connection that is being sent it.
@@ -78,6 +79,7 @@ struct Peer {
     int least = 1;                     // bytes the socket must hold for it to be readable
     bool large = false;                // the last frame was: read no further than the next header
     bool slow = false;                 // it stalled in slots: its next frames are staged
+    std::uint64_t census = 0;          // the last one it was counted in
 
     // ---- waiting --------------------------------------------------------------------------------
     bool parked = false;     // in a queue for space; not read meanwhile

@@ -239,6 +239,7 @@ private:
     // The link.
     Link link_ = Link::down;
     int fd_ = -1;
+    bool near_ = false;        // the learner is on this machine
     bool fd_is_lost_ = false;  // shut down, to be closed by the I/O thread
     bool fresh_ = false;       // attached, not yet seen by the I/O thread
     bool parting_ = false, said_all_ = false;

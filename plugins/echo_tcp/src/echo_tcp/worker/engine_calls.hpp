@@ -240,6 +240,7 @@ inline bool Engine::attach(int fd, std::string_view rest, bool restarted) {
         return false;
     }
     fd_ = fd;
+    near_ = near(fd);
     rest_.assign(rest);
     fresh_ = true;
     link_ = config_.original ? Link::up : Link::resuming;

@@ -280,6 +280,7 @@ inline const char* Engine::read_some(int fd, std::string& gone) {
 inline const char* Engine::digest() {
     const char* wrong = nullptr;
     if (incoming_.ack) {
+        window_.crowd(near_ ? incoming_.crowd : 0);
         wrong = link_ == Link::resuming ? resume(*incoming_.ack) : acknowledge(*incoming_.ack);
     }
     for (Incoming::Message& message : incoming_.messages) {

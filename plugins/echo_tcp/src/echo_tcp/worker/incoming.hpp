@@ -24,6 +24,7 @@ public:
 
     // Collected since the owner last looked; it takes what it wants and calls taken().
     std::optional<std::uint64_t> ack;  // the newest number, or (original protocol) further samples
+    std::uint32_t crowd = 0;           // workers that send at this time, as the newest one says
     std::vector<Message> messages;
     std::optional<WeightsBlob> weights;  // the newest version that is whole
     std::optional<std::string> bye;
@@ -42,6 +43,7 @@ public:
         have_ = 0;
         body_left_ = 0;
         last_ack_ = 0;
+        crowd = 0;
         small_.clear();
         assembly_.restart();
         taken();
@@ -84,7 +86,7 @@ private:
     const char* begin() {
         body_left_ = header_.length;
         small_.clear();
-        if (header_.table || header_.count || header_.seq > max_number) {
+        if (header_.table || (header_.count && kind() != Kind::ack) || header_.seq > max_number) {
             return "it sent a frame header with impossible fields";
         }
         const std::uint8_t flags = header_.flags;
@@ -122,6 +124,7 @@ private:
                 if (header_.seq < last_ack_) return "it took an acknowledgement back";
                 last_ack_ = header_.seq;
                 ack = header_.seq;
+                crowd = header_.count;
                 break;
             case Kind::control:
             case Kind::ping: messages.push_back({header_, std::move(small_)}); break;

@@ -36,7 +36,7 @@ public:
         : layout_(layout),
           max_samples_(std::max<std::uint64_t>(max_samples, 1)),
           max_blocks_(std::max<std::uint64_t>(
-              max_bytes / std::max<std::uint64_t>(layout.block_bytes(), 1), 3)) {}
+              max_bytes / std::max<std::uint64_t>(layout.block_bytes(), 1), crowded_blocks)) {}
     Window(const Window&) = delete;
     Window& operator=(const Window&) = delete;
     ~Window() {
@@ -56,11 +56,16 @@ public:
         if (unacked() == 0) return true;
         if (n > max_samples_ || unacked() > max_samples_ - n) return false;
         std::uint64_t free_rows = live_.empty() ? 0 : layout_.capacity() - live_.back().rows;
-        if (live_.size() < max_blocks_) {
-            free_rows += (max_blocks_ - live_.size()) * layout_.capacity();
-        }
+        // A batch larger than a block would find so little room only when all before it is acknowledged.
+        const std::uint64_t most = n <= layout_.capacity() ? most_blocks_ : max_blocks_;
+        if (live_.size() < most) free_rows += (most - live_.size()) * layout_.capacity();
         return n <= free_rows;
     }
+
+    // Several workers of one machine go through its caches together, and what each of them keeps unacknowledged is
+    // what drops out of them. A worker alone needs more of it, for whenever the learner is late; among others that costs
+    // nothing, because the learner then reads from them.
+    void crowd(std::uint32_t workers) noexcept { most_blocks_ = workers >= a_crowd ? crowded_blocks : max_blocks_; }
 
     // Gets the memory for n more samples. Throws std::bad_alloc, with nothing changed.
     void reserve(std::uint64_t n) {
@@ -180,9 +185,14 @@ private:
         }
     }
 
+    static constexpr std::uint32_t a_crowd = 3;  // workers
+    // One being filled, one being sent, one on its way.
+    static constexpr std::uint64_t crowded_blocks = 3;
+
     const Layout& layout_;
     const std::uint64_t max_samples_;
     const std::uint64_t max_blocks_;
+    std::uint64_t most_blocks_ = max_blocks_;
     std::uint64_t appended_ = 0, sent_ = 0, acked_ = 0, reached_ = 0;
     std::deque<Block> live_;  // oldest first, numbered without gaps
     std::size_t cursor_ = 0;
