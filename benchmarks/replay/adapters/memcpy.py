@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,11 @@ class CopiedRows(Buffer):
         self._rows = np.zeros((capacity, payload.sample_bytes), np.uint8)
         self._out = np.zeros((batch, payload.sample_bytes), np.uint8)
         self._filled = 0
-        starts = np.random.default_rng(1).integers(0, capacity - batch, 4096).tolist()
+        starts = cycle(np.random.default_rng(1).integers(0, capacity - batch, 4096).tolist())
         rows, out, copy = self._rows, self._out, np.copyto
-        turn = iter(())
 
         def sample() -> np.ndarray:
-            nonlocal turn
-            start = next(turn, None)
-            if start is None:
-                turn = iter(starts)
-                start = next(turn)
+            start = next(starts)
             copy(out, rows[start : start + batch])
             return out
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -27,19 +27,9 @@ class TakenRows(CopiedRows):
         command = [sys.executable, "-m", __name__, name, str(capacity), str(batch)]
         self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.address = self._ask()
-        draws = np.random.default_rng(1).integers(0, capacity, (4096, batch))
+        draws = cycle(np.random.default_rng(1).integers(0, capacity, (4096, batch)))
         rows, out = self._rows, self._out
-        turn: Iterator[np.ndarray] = iter(())
-
-        def sample() -> np.ndarray:
-            nonlocal turn
-            drawn = next(turn, None)
-            if drawn is None:
-                turn = iter(draws)
-                drawn = next(turn)
-            return rows.take(drawn, axis=0, out=out, mode="clip")
-
-        self.sample = sample
+        self.sample = lambda: rows.take(next(draws), axis=0, out=out, mode="clip")
 
     def fill(self) -> None:
         super().fill()

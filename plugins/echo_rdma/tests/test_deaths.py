@@ -8,7 +8,6 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from itertools import accumulate
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.transport import RdmaTransport
 
 SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "6"))
-SLOTS = 32  # of the learner's store
 LEASE = {"heartbeat": 0.2, "lease": 1.0}
 TOKEN = "the token of these tests, long enough"
 spawning = multiprocessing.get_context("spawn")
@@ -71,18 +69,17 @@ def take(server: Server, tally: Tally, timeout: float = 0.1) -> bool:
     return True
 
 
-def in_order(tally: Tally, late: int = 0) -> None:
-    """Each maker's samples came without a hole, none twice, and none after a younger one but for `late` of them."""
+def in_order(tally: Tally) -> None:
+    """Each maker's samples came without a hole, and none twice."""
     for maker, numbers in tally.numbers.items():
-        assert sorted(numbers) == list(range(len(numbers))), f"worker {maker}: lost or doubled"
-        assert sum(number < newest for number, newest in zip(numbers, accumulate(numbers, max))) <= late, f"worker {maker}: out of order"
+        assert numbers == list(range(len(numbers))), f"worker {maker}: lost, doubled or out of order"
 
 
 @pytest.mark.usefixtures("lanes")
 @pytest.mark.parametrize("filler", [48, 300_000])
 def test_random_kills_and_stops_under_load(processes: list[Any], filler: int) -> None:
     tally, dice, kills = Tally(), random.Random(6), 0
-    with Server(example(filler), 4, RdmaTransport(host=HOST, port=0, **LEASE), num_buffers=SLOTS // 4) as server:
+    with Server(example(filler), 4, RdmaTransport(host=HOST, port=0, **LEASE), num_buffers=8) as server:
         running = {maker: start(processes, server, maker, filler)[0] for maker in range(2)}
         until(lambda: take(server, tally) and len(tally.numbers) == 2, "every worker sends", 60)
         end, moved = time.monotonic() + SECONDS, time.monotonic()
@@ -110,9 +107,7 @@ def test_random_kills_and_stops_under_load(processes: list[Any], filler: int) ->
             process.kill()
         until(lambda: not take(server, tally) and not server.peers(), "all are noticed", 20)
         assert kills > 0
-        # Where a rendezvous is received straight into slots, a killed worker holds them until UCX lets go; what that means is in docs/delivery.md.
-        straight = os.environ["UCX_TLS"] == "rc_verbs" and filler > 100_000
-        in_order(tally, late=kills * SLOTS if straight else 0)
+        in_order(tally)
 
 
 @pytest.mark.usefixtures("lanes")

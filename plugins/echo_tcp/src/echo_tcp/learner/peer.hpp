@@ -39,7 +39,7 @@ struct Totals {
     Count samples, duplicates, bytes_received, bytes_sent, frames, direct_frames;
     Count parked, evicted, staged_bytes, protocol_errors, acks, weights_sent, rounds;
     Count active, waiting;  // connections now; those of them that wait for space
-    Count crowd;            // those that brought samples lately
+    Count crowd;            // those of this loop that brought samples lately
 };
 
 // One published version of the weights, shared by every connection that is being sent it.
