@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from echo_core import Client, ConfigError, EchoTimeoutError, Queue, Server, Table
@@ -173,6 +174,49 @@ def test_after_a_restart_what_was_on_loan_is_given_out_first(tmp_path: Path) -> 
     assert again.ack(keys) == 10
     assert taken(again)[0] == [*range(15, 25)]
     again.submit_batch(numbers(30, 40))
+
+
+def test_after_a_restart_an_acknowledgement_of_before_counts(tmp_path: Path) -> None:
+    server = make(30)
+    server.submit_batch(numbers(0, 20))
+    _, keys = taken(server)
+    server.checkpoint(tmp_path)
+    again = make(30).restore(tmp_path)
+    assert again.stats()["table/queue/redelivered"] == 10
+    assert again.ack(keys) == 10
+    assert again.stats()["table/queue/redelivered"] == 0
+    assert taken(again)[0] == [*range(10, 20)]
+    again.submit_batch(numbers(20, 120 - 10), timeout=5)  # nothing of before takes up room
+
+
+def test_a_checkpoint_has_what_is_being_gathered(tmp_path: Path) -> None:
+    example, count = {"number": np.int64(0), "filler": np.zeros(1 << 20, np.uint8)}, 48
+    queue = [Table("queue", example, capacity=count, sampler="fifo", rate_limiter=Queue(count), lease_timeout=60)]
+    server = Server(tables=queue, batch_size=count)
+    for number in range(count):
+        server.submit({"number": np.int64(number), "filler": np.full(1 << 20, number, np.uint8)})
+    drawing = threading.Thread(target=server.sample)
+    drawing.start()
+    while server.stats()["table/queue/samples"] == 0:  # drawn; copying them takes some ms from here on
+        pass
+    server.checkpoint(tmp_path)
+    drawing.join()
+    again = Server(tables=queue, batch_size=count).restore(tmp_path)
+    batch = again.sample(10).batch
+    assert batch["number"].tolist() == [*range(count)] and (batch["filler"] == np.arange(count)[:, None]).all()
+
+
+def test_acknowledged_loans_cost_no_memory() -> None:
+    server = make(86400.0)
+    server.submit_batch(numbers(0, 90))
+    held = server.sample(10, n=1).keys  # the oldest loan stays: what came after it goes all the same
+    assert server.ack(server.sample(10, n=89).keys) == 89
+    before = psutil.Process().memory_info().rss
+    for _ in range(12_000):
+        server.submit_batch(numbers(0, 50))
+        assert server.ack(server.sample(10, n=50).keys) == 50
+    assert psutil.Process().memory_info().rss - before < 8 << 20  # 600,000 loans of 32 bytes would be 19 MB
+    assert server.ack(held) == 1
 
 
 def test_what_makes_no_sense_is_refused() -> None:

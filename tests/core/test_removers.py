@@ -9,6 +9,7 @@ import pytest
 
 from echo_core import ConfigError, Table, plugins
 from echo_core.replay_table import ReplayTable
+from echo_core.table import make_sampler
 
 pytestmark = [pytest.mark.needs("echo-samplers")]
 
@@ -70,6 +71,9 @@ def test_hot_cold_gives_up_the_least_valuable() -> None:
     table = full("hot_cold", options)
     assert gone(table, 3, priority=6.0) == [1, 5, 3]
     assert len(full(options, "uniform")) == 6
+    # As a configuration writes it, too.
+    for remover in ({"type": "hot_cold"}, options):
+        assert gone(full(remover, options), 3, priority=6.0) == [1, 5, 3]
 
 
 def test_the_same_name_for_both_is_two_of_a_kind() -> None:
@@ -91,6 +95,20 @@ def test_every_native_sampler_can_remove_under_load(remover: str) -> None:
     assert 90 <= len(table) <= 100 and len(np.unique(table.keys())) == len(table)
     counters = table.counters()
     assert counters["inserts"] == 3000 == len(table) + counters["evicted"] + counters["deleted"]
+
+
+def test_where_every_priority_is_zero_the_oldest_goes() -> None:
+    table = full({"type": "prioritized", "eps": 0.0}, "uniform", np.zeros(6))
+    assert gone(table, 3, priority=0.0) == [0, 1, 2]
+
+
+def test_one_object_cannot_be_both_unless_it_evicts() -> None:
+    for name in ("uniform", "fifo", "min_heap"):
+        both = make_sampler(name, plugins.default, 6)
+        with pytest.raises(ConfigError, match="'t': sampler and remover are one .*two of them"):
+            full(both, both)
+    both = make_sampler({"type": "hot_cold", "hot_capacity": 2, "hot_ratio": 0.5}, plugins.default, 6)
+    assert gone(full(both, both), 3, priority=6.0) == [1, 5, 3]
 
 
 def test_one_that_nobody_installed_is_refused_by_name() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from echo_core import ConfigError, EchoTimeoutError, MinSize, Queue, SampleToInsertRatio, SpecError, Stack, Table
-from echo_core.errors import EchoError
+from echo_core.errors import DuplicateKeyError, EchoError
 from echo_core.rate_limiters import RateLimiter
 from echo_core.replay_table import ReplayTable
 from echo_core.sampler import Keys, Priorities, Sampler
@@ -352,6 +352,32 @@ def test_a_batch_that_came_to_nothing_was_no_batch() -> None:
     assert table.counters()["samples"] == 4
 
 
+def test_a_python_sampler_that_was_interrupted_is_told_again() -> None:
+    class Interrupted(Anyone):
+        calls = 0
+
+        def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
+            self.calls += 1
+            if known := self.held.keys() & set(keys.tolist()):
+                raise DuplicateKeyError(f"keys {known} are there")
+            if self.calls == 2:
+                super().insert(keys[: len(keys) // 2], None if priorities is None else priorities[: len(keys) // 2])
+                raise KeyboardInterrupt
+            super().insert(keys, priorities)
+
+    table = make(capacity=10, sampler=Interrupted(capacity=10), seed=2)
+    table.submit_batch(items(0, 10))
+    table.sample(4)
+    table.submit_batch(items(10, 16))  # six go, six come: of whom it is told three
+    with pytest.raises(KeyboardInterrupt):
+        table.sample(4)
+    table.submit_batch(items(16, 20))
+    for _ in range(20):
+        whole(table.sample(4))
+    assert sorted(table.sampler.held) == [*range(10)]
+    assert table.delete(table.keys()) == 10 and not table.stats()["size"]
+
+
 class InTurn(Fleeting):
     """The oldest first, each once in a batch."""
 
@@ -362,6 +388,24 @@ class InTurn(Fleeting):
         if self.after:
             self.after.pop(0)()
         return keys, np.full(n, 1 / len(self.held))
+
+
+@pytest.mark.parametrize("how", ["stale", "deleted"])
+def test_items_that_go_unsampled_take_no_room_in_a_queue(how: str) -> None:
+    table = make(capacity=8, sampler="fifo", rate_limiter=Queue(8), **({"max_policy_lag": 1} if how == "stale" else {}))
+    for turn in range(1, 4):  # each time the whole queue goes
+        keys = table.submit_batch(items(0, 8), timeout=5)
+        assert len(table) == 8
+        if how == "stale":
+            table.policy_version = 5 * turn
+        else:
+            assert table.delete(keys) == 8
+        assert len(table) == 0
+    table.submit_batch(items(8, 16), timeout=5)
+    with pytest.raises(EchoTimeoutError):
+        table.submit_batch(items(16, 17), timeout=0.01)
+    assert table.sample(8, timeout=5).batch["number"].tolist() == [*range(8, 16)]
+    assert table.counters()["inserts"] == 32 and table.counters()["samples"] == 8
 
 
 def test_no_item_of_a_queue_is_lost_when_another_of_its_batch_is_deleted() -> None:

@@ -56,7 +56,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.claimed: list[tuple[Any, Buffer, int]] = []
         self.leases: list[tuple[Any, list[int]]] = []
         self.closed = False
-        self.next = self.inserted = self.taken = self.aborted = 0
+        self.next = self.inserted = self.taken = self.aborted = self.out_of_order = 0
 
     # ---- the model ---------------------------------------------------------------------------
 
@@ -149,6 +149,7 @@ class StoreMachine(RuleBasedStateMachine):
             # One with a hole before it is overtaken when patience with the stalled writer has ended.
             batch, info = self.server.sample(timeout=5)
             assert batch["number"].tolist() == buffer.slots
+            self.out_of_order += self.opened[0] is not buffer
             self.opened.remove(buffer)
             self.taken += 1
             self.leases.append((batch, buffer.slots))
@@ -194,6 +195,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert stats["store/samples_inserted_total"] == self.inserted
             assert stats["store/samples"] == sum(buffer.committed() for buffer in self.opened)
             assert stats["store/batches_taken_total"] == self.taken
+            assert stats["store/batches_out_of_order_total"] == self.out_of_order
             assert stats["store/leases_held"] == len(self.leases)
             assert stats["store/samples_aborted_total"] == self.aborted
 

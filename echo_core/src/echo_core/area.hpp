@@ -94,6 +94,7 @@ struct Control {
     alignas(64) std::atomic<uint64_t> next_order{1};
     std::atomic<uint64_t> taken{0}, leased{0}, aborted{0}, push_blocked{0}, notified{0};
     std::atomic<uint64_t> inserted{0};  // the most that counters() has reported; so that totals never run backwards
+    std::atomic<uint64_t> out_of_order{0};  // batches that left before an older one
     alignas(64) EventCount ready;
     alignas(64) EventCount space;
 };

@@ -33,6 +33,7 @@ def server_stats(server: Server) -> dict[str, float | int | str]:
         "store/samples": c["stored"],
         "store/samples_inserted_total": c["inserted"],
         "store/batches_taken_total": c["batches_taken"],
+        "store/batches_out_of_order_total": c["batches_out_of_order"],
         "store/leases_held": c["leased"],
         "store/num_buffers": server.num_buffers,
         "store/batch_size": server.batch_size,

@@ -92,7 +92,7 @@ cdef extern from "replay/table.hpp" namespace "echo::replay" nogil:
         cbool redraws_all()
         cbool overwritten(const Batch*, uint32_t)
         Answer sample(Batch*)
-        int uncount(const Batch*)
+        void uncount(const Batch*)
         void finish(Batch*, cbool)
         cbool wait_ready(uint32_t, int64_t)
         void weigh(Batch*, double)

@@ -61,7 +61,7 @@ public:
 
     // ---- figures -------------------------------------------------------------------------------------------------------
     struct Counters {
-        uint64_t inserted, stored, batches_taken, push_blocked, notified, aborted, leased, connections, queued, queue_depth_max;
+        uint64_t inserted, stored, batches_taken, batches_out_of_order, push_blocked, notified, aborted, leased, connections, queued, queue_depth_max;
     };
     Counters counters() const;
     uint64_t leased() const { return control_->leased.load(std::memory_order_relaxed); }
@@ -266,8 +266,13 @@ inline int Ring::take() {
                                                          std::memory_order_relaxed))  // SYNC batch
             continue;  // another learner was quicker
         control_->taken.fetch_add(1, std::memory_order_release);  // SYNC totals
-        for (uint64_t i = 0; i < total_; ++i)
-            if (buffer_[i].order.load(std::memory_order_relaxed) < order) buffer_[i].overtaken.store(true, std::memory_order_relaxed);
+        bool overtook = false;
+        for (uint64_t i = 0; i < total_; ++i) {
+            if (buffer_[i].order.load(std::memory_order_relaxed) >= order) continue;
+            buffer_[i].overtaken.store(true, std::memory_order_relaxed);
+            overtook |= Progress::state(buffer_[i].progress.load(std::memory_order_relaxed)) == Progress::kOpen;
+        }
+        if (overtook) control_->out_of_order.fetch_add(1, std::memory_order_relaxed);
         control_->leased.fetch_add(1, std::memory_order_relaxed);
         const int64_t ready = buffer_[b].ready_at.load(std::memory_order_relaxed), now = now_ns();
         queue_dwell.record(ready > 0 && now > ready ? uint64_t(now - ready) : 0);
@@ -323,8 +328,9 @@ inline Ring::Counters Ring::counters() const {
     uint64_t inserted = taken * batch_ + stored, seen = control_->inserted.load(relaxed);
     while (inserted > seen && !control_->inserted.compare_exchange_weak(seen, inserted, relaxed)) {}
     if (inserted < seen) inserted = seen;
-    return {inserted, stored, taken, control_->push_blocked.load(relaxed), control_->notified.load(relaxed), control_->aborted.load(relaxed), control_->leased.load(relaxed),
-            uint64_t(connections.load(relaxed)), uint64_t(gauges[ECHO_GAUGE_QUEUED].load(relaxed)), queue_depth_max.load(relaxed)};
+    return {inserted, stored, taken, control_->out_of_order.load(relaxed), control_->push_blocked.load(relaxed), control_->notified.load(relaxed),
+            control_->aborted.load(relaxed), control_->leased.load(relaxed), uint64_t(connections.load(relaxed)),
+            uint64_t(gauges[ECHO_GAUGE_QUEUED].load(relaxed)), queue_depth_max.load(relaxed)};
 }
 
 }  // namespace echo

@@ -38,7 +38,7 @@ cdef extern from "handoff.hpp" namespace "echo" nogil:
 
 cdef extern from "ring.hpp" namespace "echo" nogil:
     cdef cppclass Counters "echo::Ring::Counters":
-        uint64_t inserted, stored, batches_taken, push_blocked, notified, aborted, leased
+        uint64_t inserted, stored, batches_taken, batches_out_of_order, push_blocked, notified, aborted, leased
         uint64_t connections, queued, queue_depth_max
 
     cdef cppclass Ring:

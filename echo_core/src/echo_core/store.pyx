@@ -256,7 +256,7 @@ def _sum_of_tables(tables):
     }
     counters = [table.counters() for table in tables]
     total = {name: sum(c[key] for c in counters) for name, key in names.items()}
-    total["notified"] = 0
+    total["notified"] = total["batches_out_of_order"] = 0
     total["connections"] = max(c["connections"] for c in counters)
     total["queue_depth_max"] = max(c["queue_depth_max"] for c in counters)
     return total

@@ -242,9 +242,9 @@ cdef class Stream(Inlet):
     def _counters(self) -> dict:
         cdef Counters c = self.opened().counters()
         return {
-            "inserted": c.inserted, "stored": c.stored, "batches_taken": c.batches_taken, "push_blocked": c.push_blocked,
-            "notified": c.notified, "aborted": c.aborted, "leased": c.leased, "connections": c.connections, "queued": c.queued,
-            "queue_depth_max": c.queue_depth_max,
+            "inserted": c.inserted, "stored": c.stored, "batches_taken": c.batches_taken, "batches_out_of_order": c.batches_out_of_order,
+            "push_blocked": c.push_blocked, "notified": c.notified, "aborted": c.aborted, "leased": c.leased, "connections": c.connections,
+            "queued": c.queued, "queue_depth_max": c.queue_depth_max,
         }
 
     def _histograms(self) -> dict:

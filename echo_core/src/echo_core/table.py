@@ -154,10 +154,12 @@ class Table:
                 f"the table holds {self.capacity}; give them the same capacity"
             )
         remover: Sampler | None = None
-        if isinstance(self.remover, str) and self.remover == self.sampler_name and sampler.evicts:
+        if sampler.evicts and not isinstance(self.remover, Sampler) and self.remover in (self.sampler_name, {"type": self.sampler_name}, self.sampler):
             remover = sampler
         elif self.remover != OLDEST:
             remover = make_sampler(self.remover, host, self.capacity)
+        if remover is sampler and not sampler.evicts:
+            raise ConfigError(f"table {self.name!r}: sampler and remover are one {type(sampler).__name__}, which cannot be both; give it two of them")
         reason = self.limiter.refusal(batch_size, self.capacity, sampler.replacement)
         uses = self.max_times_sampled
         if reason is None and uses:

@@ -1,13 +1,16 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """A replay table's sampler that is written in Python: told what happened, and asked what to draw, by whichever thread draws."""
+from contextlib import suppress
+
 import numpy as np
 
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
+from libcpp.vector cimport vector
 
 from echo_core.replay_native cimport Batch, Change, Table, kClosed, kDrawn, kWait
 
-from echo_core.errors import EchoError
+from echo_core.errors import DuplicateKeyError, EchoError, UnknownKeyError
 
 cdef enum:
     POLITE = 8  # gathers of one batch before writers are held for one
@@ -43,30 +46,52 @@ cdef class ToldSampler:
         return n - kept
 
     cdef int catch_up(self) except -1:
-        """Tell a Python sampler what happened; with the lock."""
-        cdef size_t i = 0, start
-        cdef size_t count
-        self.table.take_log(&self.log)
+        """Tell a Python sampler what happened; with the lock. What it raised over, or was interrupted in, is told again the next time."""
+        cdef vector[Change] fresh
+        cdef size_t i, start, count
+        self.table.take_log(&fresh)
+        self.log.insert(self.log.end(), fresh.begin(), fresh.end())
         count = self.log.size()
+        i = self.told
         while i < count:
             start = i
             while i < count and self.log[i].inserted == self.log[start].inserted and \
                     (self.log[i].priority == self.log[i].priority) == (self.log[start].priority == self.log[start].priority):
                 i += 1
-            keys = np.empty(i - start, np.uint64)
-            self.fill(keys, start)
-            if not self.log[start].inserted:
-                self.sampler.delete(keys)
-            elif self.log[start].priority == self.log[start].priority:
-                self.sampler.insert(keys, np.array([self.log[j].priority for j in range(start, i)]))
+            interrupted, self.interrupted = self.interrupted, True
+            if interrupted:
+                self.tell_again(start, i)
             else:
-                self.sampler.insert(keys)
+                self.tell(start, i)
+            self.interrupted = False
+            self.told = i
+        self.log.clear()
+        self.told = 0
         return 0
 
-    def fill(self, uint64_t[::1] keys, size_t start):
-        cdef Py_ssize_t j
-        for j in range(keys.shape[0]):
-            keys[j] = self.log[start + j].row
+    cdef int tell(self, size_t start, size_t end) except -1:
+        """Of changes of one kind."""
+        cdef uint64_t[::1] rows
+        cdef size_t i
+        keys = np.empty(end - start, np.uint64)
+        rows = keys
+        for i in range(end - start):
+            rows[i] = self.log[start + i].row
+        if not self.log[start].inserted:
+            self.sampler.delete(keys)
+        elif self.log[start].priority == self.log[start].priority:
+            self.sampler.insert(keys, np.array([self.log[j].priority for j in range(start, end)]))
+        else:
+            self.sampler.insert(keys)
+        return 0
+
+    cdef int tell_again(self, size_t start, size_t end) except -1:
+        """The same where the sampler may know some of it: one by one."""
+        cdef size_t i
+        for i in range(start, end):
+            with suppress(DuplicateKeyError, UnknownKeyError):
+                self.tell(i, i + 1)
+        return 0
 
     cdef int draw_locked(self, Batch* batch) except -1:
         cdef uint32_t i, torn
@@ -97,17 +122,15 @@ cdef class ToldSampler:
                     for i in range(<uint32_t>batch.n):
                         if self.table.overwritten(batch, i):
                             if not (self.ask(batch, i, 1) if self.sampler.replacement else self.ask_another(batch, i)):
-                                counted = False
-                                return self.table.uncount(batch)
+                                return kWait
                             answer = self.table.admit(batch, i, 1, True)
                 else:
                     if not self.ask(batch, 0, batch.n):
-                        counted = False
-                        return self.table.uncount(batch)
+                        return kWait
                     answer = self.table.admit(batch, 0, <uint32_t>batch.n, True)
             return answer
         finally:
-            if counted and not delivered:  # the sampler raised, or the table was closed
+            if counted and not delivered:  # the sampler raised or has too few by now, or the table was closed
                 self.table.uncount(batch)
             if held:
                 self.table.hold(False)
@@ -120,6 +143,8 @@ cdef class ToldSampler:
         if len(self.sampler) < (1 if self.sampler.replacement else n):
             return False
         drawn, chances = self.sampler.sample(n, self.rng)
+        if len(drawn) != n or len(chances) != n:
+            raise EchoError(f"sampler {type(self.sampler).__name__} drew {len(drawn)} keys and {len(chances)} probabilities where {n} were asked for")
         rows, probabilities = drawn, chances
         for i in range(<Py_ssize_t>n):
             self.check(rows[i])

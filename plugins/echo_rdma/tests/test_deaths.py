@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from itertools import accumulate
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.transport import RdmaTransport
 
 SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "6"))
+BATCH, BUFFERS = 4, 8  # of the learner's store
 LEASE = {"heartbeat": 0.2, "lease": 1.0}
 TOKEN = "the token of these tests, long enough"
 spawning = multiprocessing.get_context("spawn")
@@ -69,17 +71,18 @@ def take(server: Server, tally: Tally, timeout: float = 0.1) -> bool:
     return True
 
 
-def in_order(tally: Tally) -> None:
-    """Each maker's samples came without a hole, and none twice."""
+def in_order(tally: Tally, late: int = 0) -> None:
+    """Each maker's samples came without a hole, none twice, and none after a younger one but for `late` of them."""
     for maker, numbers in tally.numbers.items():
-        assert numbers == list(range(len(numbers))), f"worker {maker}: lost, doubled or out of order"
+        assert sorted(numbers) == list(range(len(numbers))), f"worker {maker}: lost or doubled"
+        assert sum(number < newest for number, newest in zip(numbers, accumulate(numbers, max))) <= late, f"worker {maker}: out of order"
 
 
 @pytest.mark.usefixtures("lanes")
 @pytest.mark.parametrize("filler", [48, 300_000])
 def test_random_kills_and_stops_under_load(processes: list[Any], filler: int) -> None:
     tally, dice, kills = Tally(), random.Random(6), 0
-    with Server(example(filler), 4, RdmaTransport(host=HOST, port=0, **LEASE), num_buffers=8) as server:
+    with Server(example(filler), BATCH, RdmaTransport(host=HOST, port=0, **LEASE), num_buffers=BUFFERS) as server:
         running = {maker: start(processes, server, maker, filler)[0] for maker in range(2)}
         until(lambda: take(server, tally) and len(tally.numbers) == 2, "every worker sends", 60)
         end, moved = time.monotonic() + SECONDS, time.monotonic()
@@ -107,7 +110,11 @@ def test_random_kills_and_stops_under_load(processes: list[Any], filler: int) ->
             process.kill()
         until(lambda: not take(server, tally) and not server.peers(), "all are noticed", 20)
         assert kills > 0
-        in_order(tally)
+        # Strictly in order, unless samples are received straight into slots: a killed worker holds those until UCX lets go of its endpoint, and then
+        # they are filled by others, or their batch is overtaken meanwhile (docs/delivery.md). The store counts both.
+        stats = server.stats()
+        moved_on = int(stats["store/batches_out_of_order_total"]) * BATCH + int(stats["store/samples_aborted_total"]) * BATCH * BUFFERS
+        in_order(tally, late=moved_on if stats["transport/rdma/direct"] else 0)
 
 
 @pytest.mark.usefixtures("lanes")

@@ -3,7 +3,8 @@
 //   can_insert(n): size + n <= min_size  or  (inserts + n) * r - samples <= max_diff
 //   can_sample(n): size >= min_size      and  inserts * r - samples - n >= min_diff
 //
-// r is samples_per_insert, size the items in the table. Inserts under way (claimed, not committed) count as done in can_insert, so
+// r is samples_per_insert, size the items in the table. In a queue, items that went without having been sampled (deleted, refused, lagging too far
+// behind the policy) count as sampled: in Reverb each of them takes one place of the queue for ever. Inserts under way (claimed, not committed) count as done in can_insert, so
 // that several writers together never overshoot, and not in can_sample. Not thread-safe: the table's mutex guards it.
 #pragma once
 
@@ -23,13 +24,13 @@ public:
 
     bool can_insert(int64_t n, int64_t size) const {
         return size + pending + n <= limits_.min_size ||
-               double(inserts + pending + n) * limits_.samples_per_insert - double(samples) <= limits_.max_diff;
+               double(inserts + pending + n) * limits_.samples_per_insert - double(samples + spared) <= limits_.max_diff;
     }
     // How many of `wanted` inserts may go ahead now.
     int64_t room(int64_t wanted, int64_t size) const {
         if (can_insert(wanted, size)) return wanted;
         const double by_rate =
-            std::floor((limits_.max_diff + double(samples)) / limits_.samples_per_insert) - double(inserts + pending);
+            std::floor((limits_.max_diff + double(samples + spared)) / limits_.samples_per_insert) - double(inserts + pending);
         const int64_t by_size = limits_.min_size - size - pending;
         int64_t n = by_rate > double(by_size) ? int64_t(by_rate) : by_size;
         if (n >= wanted) n = wanted - 1;
@@ -41,11 +42,12 @@ public:
     }
     bool can_sample(int64_t n, int64_t size) const {
         return size >= limits_.min_size &&
-               double(inserts) * limits_.samples_per_insert - double(samples) - double(n) >= limits_.min_diff;
+               double(inserts) * limits_.samples_per_insert - double(samples + spared) - double(n) >= limits_.min_diff;
     }
     const Limits &limits() const { return limits_; }
 
     int64_t inserts = 0, samples = 0, pending = 0;
+    int64_t spared = 0;  // items of a queue that nobody will sample any more
 
 private:
     const Limits limits_;

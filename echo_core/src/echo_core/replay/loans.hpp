@@ -1,7 +1,8 @@
-// Rows of a queue that a learner was given and has not acknowledged yet: on loan until their time is over or their borrower is gone, then given out
-// again, before what nobody has had. Not thread-safe: the table's mutex guards it.
+// Rows of a queue that a learner was given and has not acknowledged yet: on loan from when they were drawn until their time is over or their borrower is
+// gone, then given out again, before what nobody has had. Not thread-safe: the table's mutex guards it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -20,18 +21,31 @@ public:
     uint64_t out() const { return out_; }
     uint64_t back() const { return back_; }
 
+    // Drawn: it is the borrower's as soon as its batch is gathered, and nobody else's meanwhile.
     void lend(uint32_t row, int64_t now, uint64_t borrower) {
-        state_[row] = ++turn_ << 1;
-        lent_.push_back({row, state_[row], now + duration_, borrower});
+        const uint64_t turn = ++turn_ << 2;
+        state_[row] = turn | kDrawn;
+        lent_.push_back({row, turn, now + duration_, borrower});
         ++out_;
+    }
+    // Gathered: the borrower has it.
+    void hand_over(uint32_t row) { state_[row] &= ~kDrawn; }
+    // The batch came to nothing: the row waits to be given out again. False when it does already, because its borrower is gone.
+    bool revoke(uint32_t row) {
+        if (!(state_[row] & kDrawn)) return false;
+        give_back(row);
+        --out_;
+        return true;
     }
     enum Ended { kNeither, kOut, kCameBack };  // kCameBack: it waited to be given out again
     // Acknowledged, late or not.
     Ended end(uint32_t row) {
-        if (state_[row] == kNo) return kNeither;
+        if (state_[row] == kNo || state_[row] & kDrawn) return kNeither;
         const Ended ended = state_[row] & kBack ? kCameBack : kOut;
         --(ended == kOut ? out_ : back_);
         state_[row] = kNo;
+        tidy(&lent_, out_);
+        tidy(&returned_, back_);
         return ended;
     }
     // Rows whose time is over: they wait to be given out again.
@@ -39,7 +53,8 @@ public:
         uint64_t expired = 0;
         for (; !lent_.empty() && lent_.front().until <= now; lent_.pop_front()) {
             const Loan &loan = lent_.front();
-            if (state_[loan.row] != loan.state) continue;  // acknowledged
+            if (!is(loan)) continue;  // acknowledged
+            if (state_[loan.row] & kDrawn) break;  // it is being gathered, which does not take long
             give_back(loan.row);
             --out_, ++expired;
         }
@@ -52,7 +67,7 @@ public:
         for (const Loan &loan : lent_) {
             if (loan.borrower != borrower) {
                 others.push_back(loan);
-            } else if (state_[loan.row] == loan.state) {
+            } else if (is(loan)) {
                 give_back(loan.row);
                 --out_, ++taken;
             }
@@ -62,8 +77,9 @@ public:
     }
     // A row that was on loan, here or in the life before a restart.
     void give_back(uint32_t row) {
-        state_[row] = ++turn_ << 1 | kBack;
-        returned_.push_back({row, state_[row], 0, 0});
+        const uint64_t turn = ++turn_ << 2;
+        state_[row] = turn | kBack;
+        returned_.push_back({row, turn, 0, 0});
         ++back_;
     }
     // One that waits to be given out again; false when there is none.
@@ -71,7 +87,7 @@ public:
         while (!returned_.empty()) {
             const Loan loan = returned_.front();
             returned_.pop_front();
-            if (state_[loan.row] != loan.state) continue;  // acknowledged, late
+            if (!is(loan)) continue;  // acknowledged, late
             *row = loan.row;
             state_[loan.row] = kNo;
             --back_;
@@ -86,19 +102,26 @@ public:
         std::vector<uint32_t> out;
         for (const auto *loans : {&returned_, &lent_})
             for (const Loan &loan : *loans)
-                if (state_[loan.row] == loan.state) out.push_back(loan.row);
+                if (is(loan)) out.push_back(loan.row);
         return out;
     }
 
 private:
-    // A row's state is the turn in which it was lent or came back, twice, and whether it waits to be given out again.
-    static constexpr uint64_t kNo = 0, kBack = 1;
+    // A row's state is the turn in which it was lent or came back, and in the lower two bits whether it waits to be given out again, or is being gathered.
+    static constexpr uint64_t kNo = 0, kBack = 1, kDrawn = 2, kTurn = ~uint64_t(3);
     struct Loan {
         uint32_t row;
-        uint64_t state;
+        uint64_t turn;
         int64_t until;
         uint64_t borrower;
     };
+    bool is(const Loan &loan) const { return (state_[loan.row] & kTurn) == loan.turn; }
+    // Of what was acknowledged nothing is kept, however long loans last. Costs two steps for each loan that ended, all in all.
+    void tidy(std::deque<Loan> *loans, uint64_t living) {
+        while (!loans->empty() && !is(loans->front())) loans->pop_front();
+        if (loans->size() <= 2 * living + 1024) return;
+        loans->erase(std::remove_if(loans->begin(), loans->end(), [this](const Loan &loan) { return !is(loan); }), loans->end());
+    }
 
     const int64_t duration_;
     std::unique_ptr<uint64_t[]> state_;

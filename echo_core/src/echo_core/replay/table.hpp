@@ -71,7 +71,8 @@ public:
           const echo_sampler *sampler, bool replacement, const echo_sampler *remover, bitgen_t *random, int fd,
           const LagLimits &lags = {}, int64_t lease_ns = 0, const std::vector<uint64_t> &more = {})
         : capacity_(uint32_t(capacity)), batch_size_(batch_size), max_times_(max_times_sampled), replacement_(replacement), sampler_(sampler),
-          remover_(remover == sampler ? nullptr : remover), victims_(remover && remover == sampler), random_(random),
+          remover_(remover == sampler ? nullptr : remover), victims_(remover && remover == sampler),
+          queue_(max_times_sampled == 1 && limits.samples_per_insert == 1 && limits.min_diff == 0), random_(random),
           rows_(leaf_bytes, capacity, fd), batches_(joined(leaf_bytes, more)), generations_(capacity_), desks_(rows_),
           versions_(capacity_, lags), arrivals_(capacity_), limiter_(limits), log_(sampler ? 0 : capacity_), loans_(capacity_, lease_ns),
           preserved_(rows_, capacity_) {
@@ -123,8 +124,8 @@ public:
     // draw() and gather() until every row is whole. Native samplers only.
     Answer sample(Batch *batch);
     // A batch that was counted came to nothing: what was drawn is gone (deleted, or sampled as often as it may be), and nothing is left to
-    // draw instead. It counts no more; kWait where the limiter now says so too, and kNothing otherwise.
-    Answer uncount(const Batch *batch);
+    // draw instead. It counts no more.
+    void uncount(const Batch *batch);
     // Ends items that were drawn for the last time; after the last gather() of a batch.
     void finish(Batch *batch, bool delivered = true);
     // What a borrower had and did not acknowledge is given out again now; how much that was.
@@ -240,7 +241,7 @@ public:
             versions[row] = versions_.kept() ? versions_.of(row) : 0;
         }
     }
-    // Rows on loan; while paused. They are items that have to be given out again after a restart.
+    // Rows on loan, or being gathered for one; while paused. They are items that have to be given out again after a restart.
     std::vector<uint32_t> loaned() const { return loans_.any() ? loans_.rows() : std::vector<uint32_t>(); }
     // While paused: from now until end_copy() these rows' bytes stay to be had, as they are at this moment.
     void begin_copy(const uint32_t *rows, size_t n) { preserved_.begin(rows, n); }
@@ -298,6 +299,8 @@ private:
     Answer draw_another(Batch *batch, size_t torn);
     void find_torn(Batch *batch);
     bool use(Batch *batch, uint32_t row);
+    void leave(Batch *batch, uint32_t row);
+    Answer uncount_locked(const Batch *batch);
     void label(Batch *batch, uint32_t i) {
         if (follower_) follower_->choose(batch, i, random_);
         batch->keys[i] = generations_.key_of(batch->rows[i]);
@@ -340,6 +343,7 @@ private:
     bool refuses_zero_ = false;
     const echo_sampler *const sampler_, *const remover_;
     const bool victims_;  // the sampler says what goes
+    const bool queue_;    // every item is sampled once, and the limiter counts those that wait
     bitgen_t *const random_;
     Follower *follower_ = nullptr;
     Rows rows_;

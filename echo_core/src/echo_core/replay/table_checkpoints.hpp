@@ -46,8 +46,10 @@ inline void Table::restore(const uint32_t *order, uint32_t n, const uint32_t *ge
         loans_.give_back(loaned[i]);
         if (versions_.kept()) versions_.remove(loaned[i]);
         times_[loaned[i]] = max_times_;
-        ++uses_left_;
+        ++uses_left_, ++redelivered_;
     }
+    // What of the difference no item stands for had gone before.
+    if (queue_) limiter_.spared = std::max<int64_t>(0, limiter_.inserts - limiter_.samples - int64_t(uses_left_));
     log_.clear();
 }
 

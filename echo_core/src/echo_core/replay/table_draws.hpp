@@ -9,9 +9,15 @@ inline bool Table::use(Batch *batch, uint32_t row) {
     --uses_left_;
     if (++times_[row] == max_times_) {
         forget(&row, 1);
-        batch->ending.push_back(row);
+        leave(batch, row);
     }
     return true;
+}
+
+// The row is drawn for the last time, and goes when the batch is gathered. On loan from now on: a checkpoint that is taken meanwhile has it as well.
+inline void Table::leave(Batch *batch, uint32_t row) {
+    batch->ending.push_back(row);
+    if (loans_.any()) loans_.lend(row, now_ns(), batch->borrower);
 }
 
 inline Answer Table::draw_locked(Batch *batch, uint32_t first, uint32_t n) {
@@ -21,7 +27,7 @@ inline Answer Table::draw_locked(Batch *batch, uint32_t first, uint32_t n) {
     for (; loans_.any() && got < n && loans_.take(&rows[got]); ++got) {
         probabilities[got] = 1;
         --size_, --uses_left_;
-        batch->ending.push_back(rows[got]);
+        leave(batch, rows[got]);
     }
     while (got < n) {
         const size_t drawn = sampler_->sample(sampler_->state, random_, n - got, rows + got, probabilities + got);
@@ -64,8 +70,7 @@ inline Answer Table::draw(Batch *batch) {
     if (!can_sample_locked(uint32_t(batch->n))) return kWait;
     limiter_.samples += int64_t(batch->n);
     ++batches_drawn_;
-    const Answer answer = draw_locked(batch, 0, uint32_t(batch->n));
-    if (answer != kDrawn) return answer;
+    if (draw_locked(batch, 0, uint32_t(batch->n)) != kDrawn) return uncount_locked(batch);
     // Labelling waits for generations, and meanwhile the rows of a batch of usual size come nearer, for the gather.
     constexpr uint32_t kAhead = 16, kBatch = 512;
     const uint32_t n = uint32_t(batch->n), near = n <= kBatch ? n : 0;
@@ -151,6 +156,7 @@ inline Answer Table::sample(Batch *batch) {
             answer = replacement_ || max_times_ == 1 ? draw_locked(batch, batch->torn[k], 1) : draw_another(batch, k);
             label(batch, batch->torn[k]);
         }
+        if (answer == kNothing) answer = uncount_locked(batch);
         if (answer != kDrawn) break;
         const bool whole_batch = all || follower_;
         if (turn >= kPolite) {  // writers wait: none can claim, and what was drawn is committed
@@ -161,13 +167,17 @@ inline Answer Table::sample(Batch *batch) {
         lock.unlock();
         torn = whole_batch ? gather(batch) : mend(batch);
     }
-    if (answer == kNothing) answer = uncount(batch);
     finish(batch, answer == kDrawn);
     return answer;
 }
 
-inline Answer Table::uncount(const Batch *batch) {
+inline void Table::uncount(const Batch *batch) {
     std::lock_guard<std::mutex> lock(mutex_);
+    uncount_locked(batch);
+}
+
+// Under the lock under which nothing was drawn: an item that comes a moment later is no sign that the sampler had one and drew none.
+inline Answer Table::uncount_locked(const Batch *batch) {
     limiter_.samples -= int64_t(batch->n);
     --batches_drawn_;
     return can_sample_locked(uint32_t(batch->n)) ? kNothing : kWait;
@@ -177,19 +187,17 @@ inline void Table::finish(Batch *batch, bool delivered) {
     if (!batch->ending.empty()) {
         std::unique_lock<std::mutex> lock(mutex_);
         resumed_.wait(lock, [this] { return !paused_; });
-        const int64_t now = loans_.any() ? now_ns() : 0;
         for (uint32_t row : batch->ending) {
-            if (loans_.any() && delivered) {
-                loans_.lend(row, now, batch->borrower);
-                continue;
-            }
-            if (loans_.any()) {
-                loans_.give_back(row);
+            if (!loans_.any()) {
+                generations_.advance(row, std::memory_order_relaxed);
+                arrivals_.erase(row);
+            } else if (delivered) {
+                loans_.hand_over(row);
+            } else if (loans_.revoke(row)) {
                 ++size_, ++uses_left_;
-                continue;
+            } else {
+                ++limiter_.samples;  // taken back meanwhile: it was uncounted twice
             }
-            generations_.advance(row, std::memory_order_relaxed);
-            arrivals_.erase(row);
         }
         if (!loans_.any()) deleted_ += batch->ending.size();
         batch->ending.clear();

@@ -61,7 +61,10 @@ inline uint64_t Table::acknowledge(const uint64_t *keys, size_t n) {
             if (!generations_.holds(keys[i], &row)) continue;
             const Loans::Ended how = loans_.end(row);
             if (how == Loans::kNeither) continue;
-            if (how == Loans::kCameBack) --size_, --uses_left_, ++limiter_.samples, --redelivered_;  // it was not, after all
+            if (how == Loans::kCameBack) {  // and was not given out again, after all
+                --size_, --uses_left_, ++limiter_.samples;
+                if (redelivered_ > 0) --redelivered_;
+            }
             generations_.advance(row, std::memory_order_relaxed);
             arrivals_.erase(row);
             ++ended;

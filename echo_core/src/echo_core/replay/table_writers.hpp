@@ -10,7 +10,8 @@ inline bool Table::victim(uint32_t *row) {
         *row = arrivals_.oldest();
     } else {
         double probability;
-        if (remover_->sample(remover_->state, random_, 1, row, &probability) == 0) return false;
+        if (remover_->sample(remover_->state, random_, 1, row, &probability) == 0) *row = arrivals_.oldest();  // every priority is 0
+        if (*row == Arrivals::kNone) return false;
     }
     // The oldest may be just being written, or being gathered for the last time.
     return generations_.live(*row) && !leaving(*row);
@@ -194,7 +195,10 @@ inline void Table::forget(const uint32_t *rows, size_t n) {
     for (size_t i = 0; versions_.kept() && i < n; ++i) versions_.remove(rows[i]);
     if (max_times_)
         for (size_t i = 0; i < n; ++i)
-            if (times_[rows[i]] < max_times_) uses_left_ -= max_times_ - times_[rows[i]];
+            if (times_[rows[i]] < max_times_) {
+                uses_left_ -= max_times_ - times_[rows[i]];
+                limiter_.spared += queue_;
+            }
     size_ -= int64_t(n);
 }
 
