@@ -35,7 +35,7 @@ def demo(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Echo beside its rivals in one run: a table of ratios, JSON and a plot. Arguments go to `python -m benchmarks run`, or `replay`."""
     replay = session.posargs[:1] == ["replay"]
-    install(session, ["bench-replay" if replay else "bench"], "echo-core[tcp]")
+    install(session, ["bench-replay" if replay else "bench"], "echo-core[all]")
     env = {"BENCH_REVERB_PYTHON": reverb(session)} if replay else {}
     session.run("python", "-m", "benchmarks", *([] if replay else ["run"]), *session.posargs, env=env)
 

@@ -1,4 +1,4 @@
-"""docs/troubles.md: every mistake of it is made, and the error that comes is the text of the page, word for word."""
+"""docs/troubles.md: every mistake of it is made, and the error that comes is the text of the page, but for addresses and what is installed."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def said(error: BaseException) -> str:
     """As Python shows it, with the page's port and as if only these plugins were installed."""
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:5555", f"{type(error).__name__}: {error}")
     text = re.sub(r"sport = :\d+", "sport = :5555", text)
-    text = re.sub(r"\(installed: [^)]*\btcp\b[^)]*\)", "(installed: grpc, shm, tcp)", text)
-    return re.sub(r"\(installed: [^)]*\buniform\b[^)]*\)", "(installed: fifo, prioritized, uniform)", text)
+    text = re.sub(r"\(installed: [^)]*\btcp\b[^)]*\)", "(installed: shm, tcp, tcps)", text)
+    return re.sub(r"\(installed: [^)]*\buniform\b[^)]*\)", "(installed: fifo, hot_cold, lifo, max_heap, min_heap, prioritized, uniform)", text)
 
 
 def shown() -> list[str]:

@@ -34,8 +34,7 @@ class Client:
         timeout: default of every wait in seconds, and for how long an unreachable learner is tried again.
         token: the shared secret; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file. It is not pickled.
         auth: False connects without a token, to a server that asks for none.
-        table: the server's replay table that `example` is of, and where `send` puts samples; None is its first, or its stream. Name it to
-            send priorities.
+        table: the server's replay table that `example` is of, and where `send` puts samples; None is its first, or its stream.
         tables: `{name: example}` of further tables that `send(..., table=name)` may name; each has a connection of its own, made when
             it is first used.
         **options: the transport's own, such as `window_bytes`.
@@ -60,7 +59,7 @@ class Client:
         *,
         name: str | None = None,
         timeout: float = 30.0,
-        token: str | bytes | None = None,
+        token: security.Explicit = None,
         auth: bool = True,
         table: str | None = None,
         tables: Mapping[str, Any] | None = None,

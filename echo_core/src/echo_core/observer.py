@@ -56,7 +56,7 @@ class Observer:
         address: str | Address,
         *,
         timeout: float = 5.0,
-        token: str | bytes | None = None,
+        token: security.Explicit = None,
         auth: bool = True,
         name: str = "observer",
     ) -> None:

@@ -27,6 +27,9 @@ _LABELS = {"worker": "worker", "transport": "transport", "table": "table"}
 _GROWS = {
     "samples", "duplicates", "bytes_received", "bytes_sent", "refused", "protocol_errors", "frames", "frames_direct", "acks",
     "weights_sent", "rounds", "bytes",
+    "inserts", "deleted", "evicted", "push_blocked", "aborted", "redrawn", "updated", "gone", "drawn_batches", "stale", "acknowledged",
+    "episodes", "truncated", "steps",
+    "killed_workers", "revoked_claims", "moved_batches", "messages", "direct", "shown",
 }  # fmt: skip
 _log = logging.getLogger("echo")
 

@@ -359,7 +359,7 @@ class Server(Store):
         return self._peers.get(id(peer)) is peer
 
     def stats(self) -> dict[str, float | int | str]:
-        """Everything that is counted, as a flat dict ready for a logger: see docs/getting-started.md for each name."""
+        """Everything that is counted, as a flat dict ready for a logger: see docs/stats.md for each name."""
         return metrics.server_stats(self)
 
     def _who_blocks_learner(self) -> str:

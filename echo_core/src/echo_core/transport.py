@@ -54,7 +54,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from .errors import EchoError
+from .errors import ConfigError, EchoError
 from .fields import Text, build_options
 from .options import ConnectOptions, ListenOptions
 from .security import EVERYTHING
@@ -147,9 +147,15 @@ class Transport(ABC):
     @classmethod
     def at(cls, address: Address, **options: Any) -> Transport:
         """A transport that will listen at `address`: its host, port and path become the options
-        of these names, what follows its `?` the others."""
+        of these names, what follows its `?` the others, and `options` win over both.
+
+        Raises:
+            ConfigError: as the constructor, and for what the address says twice.
+        """
         place = {"host": address.host, "port": address.port, "path": address.path}
         given = {name: value for name, value in place.items() if value not in ("", None)}
+        if twice := given.keys() & address.options.keys():
+            raise ConfigError(f"option {min(twice)!r} of {address} is given twice: before the '?' and behind it; leave one out")
         return cls(**given | _texts(address) | options)
 
     @classmethod

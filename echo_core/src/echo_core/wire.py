@@ -43,6 +43,41 @@ if TYPE_CHECKING:
 
     from .weights import PackedWeights
 
+__all__ = [
+    "FIRST",
+    "HEADER",
+    "HEADER_BYTES",
+    "LAST",
+    "MAX_CHUNK_BYTES",
+    "MAX_CONTROL_BYTES",
+    "MAX_DATA_BYTES",
+    "MAX_DATA_COUNT",
+    "MAX_NUMBER",
+    "MAX_REASON_BYTES",
+    "PROTOCOL_VERSION",
+    "REPLY",
+    "TO_LEARNER",
+    "TO_WORKER",
+    "U32",
+    "U64",
+    "Buffer",
+    "Header",
+    "Kind",
+    "WeightsAssembler",
+    "dump_json",
+    "frame",
+    "max_count",
+    "pack_error",
+    "pack_header",
+    "pack_reply",
+    "pack_request",
+    "parse_header",
+    "parse_json",
+    "parse_reply",
+    "parse_request",
+    "weights_frames",
+]
+
 Buffer = bytes | bytearray | memoryview
 
 PROTOCOL_VERSION: Final = 2

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from config_errors import fails
 
+from echo_core import plugins
 from echo_core.address import Address
 from echo_core.config import load
 from echo_core.errors import ConfigError, PluginNotFound, PluginVersionError
@@ -80,6 +81,19 @@ def test_an_address_without_a_host_gives_a_path(fakes: None) -> None:
     assert "server.transport.path: missing; add path = ... (text)" in fails(
         ConfigError, bare.create
     )
+
+
+@pytest.mark.parametrize("text", ["way://h:1?host=i", "way://h:0?port=1", "path://a?path=b"])
+def test_what_an_address_says_twice_is_refused(fakes: None, text: str) -> None:
+    address = Address.parse(text)
+    option = next(iter(address.options))
+    for make in (
+        lambda: plugins.transport_class(address.scheme).at(address),
+        lambda: load({"server": {"transport": text}}, env={}),
+    ):
+        assert f"option {option!r} of {text} is given twice" in fails(ConfigError, make)
+    way = plugins.transport_class("way").at(Address.parse("way://h:1?threads=2"), host="i", threads=3)
+    assert (way.options.host, way.options.port, way.options.threads) == ("i", 1, 3)
 
 
 def test_unknown_plugins_say_where_they_were_asked_for(write: Callable[[str, str], str]) -> None:

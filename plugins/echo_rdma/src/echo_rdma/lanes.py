@@ -61,7 +61,7 @@ def why_no_rdma() -> str:
 
 
 def note(peer: str, lanes: tuple[str, ...]) -> None:
-    """Once for each choice that UCX makes, say on the log what it is."""
+    """Once for each choice that UCX makes, say on the log what it is; a warning where it is no RDMA."""
     if lanes in chosen:
         return
     rdma = any(map(is_rdma, lanes))
@@ -69,7 +69,8 @@ def note(peer: str, lanes: tuple[str, ...]) -> None:
     path, version = library.ucx()
     settings = library.settings_shown() or "no UCX_* variable is set"
     remedy = "" if rdma else " (require_rdma=True would refuse this)"
-    log.info("%s by UCX %s over %s, %s%s; %s; %s", peer, ".".join(map(str, version)), ", ".join(lanes) or UNNAMED, chosen[lanes], remedy, settings, path)
+    level = logging.INFO if rdma else logging.WARNING
+    log.log(level, "%s by UCX %s over %s, %s%s; %s; %s", peer, ".".join(map(str, version)), ", ".join(lanes) or UNNAMED, chosen[lanes], remedy, settings, path)
     if rdma and (advice := library.memory_lock_advice()):
         log.warning("%s: %s", peer, advice)
 

@@ -1,0 +1,89 @@
+"""docs/stats.md names every figure of a running server, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_core import Client, Queue, Sequences, Server, Steps, Table
+from echo_core.errors import ConfigError
+from echo_core.prometheus import exposition
+
+pytestmark = pytest.mark.needs("echo-core", "echo-samplers", "echo-shm", "echo-tcp", "echo-grpc", "echo-rdma")
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "stats.md"
+EXAMPLE = {"x": np.zeros(2, np.float32)}
+STEP = {"x": np.zeros(2, np.float32), "reward": np.float32(0)}
+SCHEMES = {"tcp": "127.0.0.1:0", "tcps": "127.0.0.1:0", "grpc": "127.0.0.1:0", "grpcs": "127.0.0.1:0", "rdma": "127.0.0.1:0", "shm": "stats-page"}
+# No server here has them: a name of UCX's lanes, and a refusal that only a broken client brings about.
+ELSEWHERE = {"transport/rdma/lane_<name>", "table/<name>/refused_last"}
+
+
+def told() -> set[str]:
+    """Names of the page; a histogram's `*` stands for its figures."""
+    names = set()
+    for row in re.findall(r"^\| (`(?:store|latency|weights|worker|table|transport)/[^|]*)\|", PAGE.read_text(), re.M):
+        names |= set(re.findall(r"`([^`]+)`", row))
+    figures = ("count", "p50_ns", "p90_ns", "p99_ns", "max_ns")
+    return {each for name in names for each in ([name[:-1] + figure for figure in figures] if name.endswith("*") else [name])}
+
+
+def plain(name: str) -> str:
+    """A server's name as the page writes it."""
+    name = re.sub(r"^(worker|table)/[^/]+/", r"\1/<name>/", name)
+    name = re.sub(r"(?<=/)lag_\d+_\d+$", "lag_<n>_<m>", re.sub(r"(?<=/)lag_\d+$", "lag_<n>", name))
+    return re.sub(r"^transport/rdma/lane_.*", "transport/rdma/lane_<name>", name)
+
+
+def over(scheme: str) -> dict[str, Any]:
+    try:
+        with Server(EXAMPLE, 2, f"{scheme}://{SCHEMES[scheme]}") as server, Client(server.address, EXAMPLE) as client:
+            client.send_batch({"x": np.zeros((2, 2), np.float32)})
+            client.wait(10)
+            return server.stats()
+    except ConfigError as error:
+        pytest.skip(f"{scheme}: {error}")  # no UCX that can be used
+
+
+def of_tables() -> dict[str, Any]:
+    tables = [
+        Table("replay", EXAMPLE, capacity=64, sampler="uniform", policy_versions=True),
+        Table("steps", STEP, capacity=64, sampler="uniform", items=Sequences(length=2, period=2)),
+        Table("queue", EXAMPLE, capacity=64, sampler="fifo", rate_limiter=Queue(64), lease_timeout=30.0),
+    ]
+    with Server(tables=tables, batch_size=2, transport="tcp://127.0.0.1:0") as server:
+        for _ in range(4):  # lags of 0 to 3
+            server.publish({"w": np.zeros(2)})
+            server.submit(EXAMPLE, table="replay")
+        with Client(server.address, Steps(STEP), table="steps") as client:
+            client.send(STEP)
+            client.wait(10)
+            return server.stats()
+
+
+def test_the_page_has_every_figure_and_no_other() -> None:
+    page = told()
+    there: set[str] = {plain(name) for name in of_tables()}
+    for scheme in SCHEMES:
+        stats = over(scheme)
+        there |= {name if (name := plain(key)) in page else name.replace(f"transport/{scheme}/", "transport/<scheme>/") for key in stats}
+    there = {name if name in page else re.sub("^transport/tcp/", "transport/<scheme>/", name) for name in there}
+    assert there - page == set(), "docs/stats.md lacks these"
+    assert page - there <= ELSEWHERE, "no server has these"
+
+
+def test_what_only_grows_is_a_counter() -> None:
+    text = exposition({**over("rdma"), **over("shm"), **of_tables()})
+    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M))
+    assert all(name.endswith("_total") == (kind == "counter") for name, kind in kinds.items())
+    counted = "inserts samples deleted evicted push_blocked aborted redrawn updated gone drawn_batches stale acknowledged refused steps episodes truncated"
+    for name in counted.split():
+        assert kinds.get(f"echo_table_{name}_total") == "counter", name
+    assert kinds["echo_table_redelivered"] == kinds["echo_table_size"] == kinds["echo_store_samples"] == "gauge"
+    for name in ("killed_workers", "revoked_claims", "moved_batches", "messages", "direct", "shown", "samples", "refused"):
+        assert kinds[f"echo_transport_{name}_total"] == "counter", name
+    assert kinds["echo_transport_direct_workers"] == kinds["echo_transport_active_connections"] == "gauge"
