@@ -86,6 +86,11 @@ cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
 
     void watch_forks()
 
+    cppclass Descriptors "echo_tcp::Descriptors":
+        void add(int)
+
+    Descriptors sockets_of_ours "echo_tcp::sockets_of_ours"
+
 
 cdef extern from "frame.hpp" namespace "echo_tcp" nogil:
     size_t HEADER_BYTES "sizeof(echo_tcp::FrameHeader)"

@@ -284,8 +284,11 @@ cdef class Worker:
 
     # --- what the keeper does -------------------------------------------------------------------
 
-    def attach(self, int fd, bytes rest, bint restarted):
-        """Go on over `fd`, after its handshake; False if it is too late. Takes the descriptor."""
+    def attach(self, sock, bytes rest, bint restarted):
+        """Go on over `sock`, after its handshake; False if it is too late. Takes the descriptor."""
+        cdef int fd = sock.fileno()
+        sockets_of_ours.add(fd)  # first: while another thread forks it is in one set of sockets or the other
+        sock.detach()
         return self.engine.attach(fd, rest, restarted)
 
     def wait_event(self, double seconds):

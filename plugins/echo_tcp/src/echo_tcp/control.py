@@ -242,7 +242,7 @@ class Control:
             base = NO_SAMPLES
         with self._lock:
             key = self._natives[table].add(
-                sock.detach(),
+                sock,
                 client,
                 base,
                 echo1=self._greeting is not None,

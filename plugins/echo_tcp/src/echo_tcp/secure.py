@@ -20,7 +20,7 @@ from echo_core.errors import SecurityError
 from echo_core.wire import Buffer
 
 from .dial import KEEPALIVE
-from .sockets import free, listen_on, name_of
+from .sockets import free, left_at_fork, listen_on, name_of
 
 if TYPE_CHECKING:
     from .transport import TcpsListenOptions
@@ -140,7 +140,9 @@ class TlsChannel(Channel):
 def _wrapped(context: ssl.SSLContext, plain: socket.socket, **options: Any) -> ssl.SSLSocket:
     """`plain` as a socket of the ssl module, before the handshake. OSError, with nothing left open, if its other end has reset it already."""
     try:
-        return context.wrap_socket(plain, do_handshake_on_connect=False, **options)
+        sock = context.wrap_socket(plain, do_handshake_on_connect=False, **options)
+        left_at_fork(sock)
+        return sock
     except BaseException as error:
         plain.close()
         # The ssl module has taken the descriptor out of it by then, and does not close what it was going to return.
@@ -165,6 +167,7 @@ def dial_tls(address: Address, context: ssl.SSLContext, server_name: str, timeou
     """Reach the learner, TLS handshake included. Raises OSError, SecurityError."""
     host, port = address.endpoint
     plain = socket.create_connection((host, port), timeout=timeout)
+    left_at_fork(plain)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -203,6 +206,7 @@ class TlsAcceptor(Acceptor):
                 except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                     continue
                 # Errors from here on are this client's. An OSError of accept() is ours, and makes the listener pause.
+                left_at_fork(plain)
                 plain.setblocking(False)
                 return TlsChannel(plain, name_of(address), self._context)
 
