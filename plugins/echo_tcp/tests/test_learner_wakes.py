@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +24,7 @@ KILOBYTE = {"number": np.zeros(128, np.int64)}
 LARGE = {"image": np.zeros((100, 200), np.int32), "y": np.zeros(3, np.int64)}  # 80,024 bytes
 
 
-@contextmanager
+@contextlib.contextmanager
 def elsewhere() -> Iterator[tuple[subprocess.Popen[str], Any]]:
     """A learner in a process of its own, which can be stopped, and what `RawWorker` wants to know of it."""
     program = textwrap.dedent(
@@ -68,3 +68,27 @@ def test_what_is_less_than_the_large_frame_before_it_is_read() -> None:
             sending.join()
         finally:
             worker.close()
+
+
+def test_who_stops_in_the_middle_of_a_frame_keeps_no_memory_that_others_wait_for(dial, eventually, serve, caplog) -> None:
+    with serve(LARGE, batch_size=4, num_buffers=4, staging_bytes=1) as server:
+        stopped, slow = dial(server), dial(server)
+        half = stopped.data(range(2))[:100_000]
+        stopped.sock.sendall(half)
+        eventually(lambda: server.stats()["transport/tcp/evicted_total"] == 1)
+        whole = slow.data(range(10, 12))
+        slow.sock.sendall(whole[:100_000])
+        eventually(lambda: server.stats()["transport/tcp/evicted_total"] == 2)
+        slow.sock.sendall(whole[100_000:])
+        slow.acknowledged(2)
+        slow.send(range(12, 14))  # not into slots after the last one, and the memory is the other's
+        slow.acknowledged(4)
+        with contextlib.suppress(ConnectionResetError):
+            assert stopped.sock.recv(1) == b""
+        assert "in the middle of a large frame, whose memory others were waiting for" in caplog.text
+        again = dial(server, stopped.client)
+        assert again.resumed_at == 0
+        again.send(range(2))
+        again.acknowledged(2)
+        assert server.sample(10).batch["y"][:, 0].tolist() == [10, 11, 12, 13]
+        assert server.stats()["transport/tcp/staged_bytes"] == 0
