@@ -125,7 +125,8 @@ cdef class Worker:
     cdef object flattener
     cdef double timeout
     cdef list spare        # an empty list for the next send, or None while one has it
-    cdef tuple newest      # (version, meta, Blob, digest), verified
+    cdef tuple newest      # (version, meta, Blob, digest, restarts of the learner before it), verified
+    cdef int64_t shown     # the last of these in what a caller was given last; -1: nothing yet
     cdef readonly str name
     cdef readonly str address
 
