@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from conftest import RawWorker
 
 from echo_core.address import Address
 from echo_core.spec import Spec
@@ -50,24 +49,21 @@ def elsewhere() -> Iterator[tuple[subprocess.Popen[str], Any]]:
         learner.communicate()
 
 
-def test_what_is_less_than_the_large_frame_before_it_is_read() -> None:
+def test_what_is_less_than_the_large_frame_before_it_is_read(dial) -> None:
     """After a large frame that came in pieces, for a good part of which the loop wanted to be woken, a turn ends with its share used up."""
     with elsewhere() as (learner, server):
-        worker = RawWorker(server)
-        try:
-            a, rest = worker.data(range(300)), worker.data(range(300, 680)) + worker.data(range(680, 690))
-            worker.sock.sendall(a[:100_000])
-            time.sleep(0.2)  # it is read, and the loop sleeps until there is more
-            os.kill(learner.pid, signal.SIGSTOP)
-            sending = threading.Thread(target=worker.sock.sendall, args=(a[100_000:] + rest,))
-            sending.start()  # in a thread: where the kernel grants smaller buffers it needs the learner
-            sending.join(0.5)
-            os.kill(learner.pid, signal.SIGCONT)
-            worker.sock.settimeout(5)
-            worker.acknowledged(690)
-            sending.join()
-        finally:
-            worker.close()
+        worker = dial(server)
+        a, rest = worker.data(range(300)), worker.data(range(300, 680)) + worker.data(range(680, 690))
+        worker.sock.sendall(a[:100_000])
+        time.sleep(0.2)  # it is read, and the loop sleeps until there is more
+        os.kill(learner.pid, signal.SIGSTOP)
+        sending = threading.Thread(target=worker.sock.sendall, args=(a[100_000:] + rest,))
+        sending.start()  # in a thread: where the kernel grants smaller buffers it needs the learner
+        sending.join(0.5)
+        os.kill(learner.pid, signal.SIGCONT)
+        worker.sock.settimeout(5)
+        worker.acknowledged(690)
+        sending.join()
 
 
 def test_who_stops_in_the_middle_of_a_frame_keeps_no_memory_that_others_wait_for(dial, eventually, serve, caplog) -> None:
