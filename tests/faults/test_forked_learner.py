@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rig.processes import Child
+from rig.workers import forking_learner, forking_worker
 
 from echo_core import Client, EchoTimeoutError, Server
 from echo_core.testing.processes import forked, until
@@ -74,6 +78,43 @@ def test_the_address_is_free_again_at_once(scheme: str, fork: Callable[[], None]
     with Server(example(), 2, {"type": scheme, "port": port}) as second, Client(address, example(), timeout=20) as client:
         client.send_batch(stacked(0, 0, 2))
         assert second.sample(timeout=20).batch["number"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "tcps"])
+def test_a_learner_that_was_killed_is_gone_although_its_child_lives(scheme: str, start: Callable[..., Child]) -> None:
+    """It has ended nothing itself: whatever its child had a copy of would go on for the others, and the port stay taken."""
+    learner = start(forking_learner, scheme)
+    port = learner.hear()
+    with (
+        Client(f"{scheme}://127.0.0.1:{port}", example(), timeout=20) as client,
+        socket.create_connection(("127.0.0.1", port), timeout=20) as in_its_handshake,
+    ):
+        time.sleep(0.2)  # it is accepted
+        child = learner.ask("fork")
+        try:
+            learner.kill()
+            while in_its_handshake.recv(4096):
+                pass
+            with Server(example(), 2, {"type": scheme, "port": port}) as second:
+                client.send_batch(stacked(0, 0, 2))
+                assert second.sample(timeout=20).batch["number"].tolist() == [0, 1]
+                client.wait()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "tcps"])
+def test_a_worker_that_was_killed_is_gone_although_its_child_lives(scheme: str, start: Callable[..., Child]) -> None:
+    with Server(example(), 2, {"type": scheme, "port": 0}) as server:
+        worker = start(forking_worker, str(server.address))
+        worker.hear()
+        until(lambda: len(server.peers()) == 1, "it is connected")
+        child = worker.ask("fork")
+        try:
+            worker.kill()
+            until(lambda: not server.peers(), "the learner knows that it is gone", within=10)
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_batch_dropped_in_the_child_makes_no_room_in_the_parent(serve: Callable[..., Server]) -> None:

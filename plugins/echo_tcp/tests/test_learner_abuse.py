@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -11,6 +12,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import numpy as np
@@ -243,6 +245,35 @@ def test_out_of_file_descriptors(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "slept\n", done.stderr
+
+
+def test_one_thrown_out_of_its_handshake_while_it_speaks_is_no_trouble(serve, eventually, caplog):
+    """In one look at the sockets somebody is at the door of a crowd, and the oldest of it has said something."""
+    looking_away, go_on = threading.Event(), threading.Event()
+
+    class Slow(logging.Handler):
+        def emit(self, record):
+            looking_away.set()
+            go_on.wait(20)
+
+    slow = Slow()
+    logging.getLogger("echo").addHandler(slow)
+    try:
+        with serve(EXAMPLE, max_pending=4) as server, contextlib.ExitStack() as stack:
+            oldest, _ = [stack.enter_context(connect(server)) for _ in range(2)]
+            time.sleep(2.1)  # after so long it may be thrown out
+            stack.enter_context(connect(server)).sendall(bytes(100))  # turned away, with a line in the log
+            assert looking_away.wait(20)
+            late = [stack.enter_context(connect(server)) for _ in range(2)]
+            time.sleep(0.1)  # the door first
+            oldest.sendall(b"ECHO")
+            go_on.set()
+            ended(oldest)
+            late[0].sendall(bytes(100))
+            ended(late[0])  # by a thread that has gone on
+        assert not [record for record in caplog.records if record.exc_info], caplog.text
+    finally:
+        logging.getLogger("echo").removeHandler(slow)
 
 
 def test_port_in_use_says_so_and_how_to_choose_another(serve):

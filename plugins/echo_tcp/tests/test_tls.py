@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -28,3 +30,19 @@ class TestCertificates(TlsContract):
             pytest.raises((ssl.SSLError, ConnectionError)),
         ):
             context.wrap_socket(plain)
+
+    def test_strangers_who_reset_at_once_delay_nobody(self, certificates: Certificates, caplog: pytest.LogCaptureFixture) -> None:
+        """A TLS socket cannot be made of a connection that is reset already: an OSError, but not for want of descriptors."""
+        server = Server(EXAMPLE, 2, self.transport(**given(certificates.learner)), token=TOKEN)
+        with server:
+            for _ in range(40):
+                with socket.create_connection(server.address.endpoint, timeout=20) as stranger:
+                    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                    stranger.sendall(b"x")
+            began = time.monotonic()
+            with socket.create_connection(server.address.endpoint, timeout=20) as last:
+                last.sendall(bytes(64))
+                with suppress(ConnectionError):
+                    assert last.recv(64) is not None  # an alert, or the end: it was looked after
+            assert time.monotonic() - began < 2.0
+            assert "cannot accept" not in caplog.text

@@ -152,6 +152,22 @@ def test_a_restarted_learner_counts_from_one_again() -> None:
         worker.close()
 
 
+def test_a_restarted_learner_may_give_the_same_number_to_other_weights() -> None:
+    with WireLearner(EXAMPLE) as first:
+        worker = connect(first)
+        first.publish(packed(1, 10))
+        check(worker.weights(), 1, 10)
+    with WireLearner(EXAMPLE, port=first.port, incarnation="02" * 16) as second:
+        second.until(lambda: second.subscriptions == [0])
+        with pytest.raises(EchoTimeoutError):
+            worker.weights(timeout=0, newer_than=1)
+        second.publish(packed(1, 20))
+        check(worker.weights(newer_than=1), 1, 20)
+        with pytest.raises(EchoTimeoutError):
+            worker.weights(timeout=0, newer_than=1)
+        worker.close()
+
+
 def test_weights_and_samples_do_not_wait_for_each_other() -> None:
     with WireLearner(EXAMPLE) as learner, connect(learner) as worker:
         done = threading.Event()

@@ -78,6 +78,20 @@ def test_the_weights_of_a_restarted_learner_are_news() -> None:
         connection.close()
 
 
+def test_the_weights_of_a_restarted_learner_are_news_under_the_same_number() -> None:
+    with serve() as server:
+        server.publish({"w": np.zeros(3)})
+        connection = connect()
+        assert connection.weights().version == 1
+    with serve() as server:
+        server.publish({"w": np.ones(3)})
+        weights = connection.weights(10, newer_than=1)
+        assert weights.version == 1 and weights.params["w"].tolist() == [1, 1, 1]
+        with pytest.raises(EchoTimeoutError):
+            connection.weights(0, newer_than=1)
+        connection.close()
+
+
 def test_weights_whose_tree_needs_an_example() -> None:
     tree = Pair(np.zeros(3), np.ones(2))
     with serve() as server, connect() as connection:

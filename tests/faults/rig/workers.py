@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection as Link
 from typing import Any
@@ -97,3 +100,31 @@ def learner(
             link.send("idle")
             link.recv()
         link.send(server.stats())
+
+
+def forking_learner(link: Link, scheme: str) -> None:
+    """Serve and say the port; told anything, fork a child that does nothing, and say its pid."""
+    server = Server(example(), 2, {"type": scheme, "port": 0}).start()
+    link.send(server.port)
+    link.recv()
+    link.send(_idle_child())
+    link.recv()
+
+
+def forking_worker(link: Link, address: str) -> None:
+    """Connect and say so; told anything, fork a child that does nothing, and say its pid."""
+    client = Client(address, example())
+    link.send("connected")
+    link.recv()
+    link.send(_idle_child())
+    link.recv()
+    client.close()
+
+
+def _idle_child() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
+        child = os.fork()
+    while child == 0:
+        signal.pause()
+    return child

@@ -54,6 +54,7 @@ class ChannelConnection(Connection):
         self._flattener = spec.flattener
         self._forked = False
         self._blocked = 0  # under the lock
+        self._shown_life = -1  # whose weights a caller was given last, under the lock; -1: nobody's
         self._uplink = up = uplink() if uplink else Uplink(dial, address, spec, options)
         self._gather = up.window.gatherer.take
         self._lock = up.gate.lock
@@ -158,8 +159,9 @@ class ChannelConnection(Connection):
             if up.weights is None or newer_than is None:
                 return up.weights is not None
             version = up.weights[0]
-            # A restarted learner counts from 1 again: then, another version is a newer one.
-            return version > newer_than or (up.restarts > 0 and version != newer_than)
+            # A restarted learner counts from 1 again: then, another version is a newer one, and the same one is another unless it was shown.
+            again = self._shown_life not in (-1, up.weights_life)
+            return version > newer_than or again or (up.restarts > 0 and version != newer_than)
 
         with self._lock:
             up.subscribe()
@@ -170,6 +172,7 @@ class ChannelConnection(Connection):
             )
             assert up.weights is not None
             _, meta, payload, proven = up.weights
+            self._shown_life = up.weights_life
         return unpack(meta, payload, like, proven=proven)
 
     def request(

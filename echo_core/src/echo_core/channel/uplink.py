@@ -60,6 +60,7 @@ class Uplink:
         closing: nothing more is taken over.
         parting: goodbye was said, so the end of the link is the end.
         weights: (version, description, payload, digest) of the newest that came whole.
+        weights_life: how often the learner had been restarted when they came: each life counts versions from 1 again.
         on_request: answers requests of the learner.
     """
 
@@ -85,6 +86,7 @@ class Uplink:
         self.closing = False
         self.parting = False
         self.weights: tuple[int, bytes, np.ndarray, int] | None = None
+        self.weights_life = 0
         self.weights_received = 0
         self.restarts = 0  # of the learner
         self.connects = 0
@@ -364,6 +366,7 @@ class Uplink:
         digest = verify(meta, payload) if digest is None else digest
         with self.gate.lock:
             self.weights = version, meta, payload, digest
+            self.weights_life = self.restarts
             self.weights_received += 1
             link.post(frame(Kind.RECEIPT, U64.pack(digest), seq=version))
             self.gate.changed.notify_all()

@@ -16,6 +16,11 @@ from echo_core.capi cimport ECHO_CAPI_VERSION, echo_capi, echo_store, echo_store
 cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
     int64_t clock_ns()
 
+    cdef cppclass Descriptors:
+        void add(int)
+
+    Descriptors sockets_of_ours "echo_tcp::sockets_of_ours"
+
     cdef cppclass ClientId:
         unsigned char* data()
 
@@ -107,8 +112,8 @@ cdef class NativeLearner:
         """Readable while there are events to take."""
         return self.learner.get().events_fd()
 
-    def add(self, int fd, bytes client, uint64_t base, *, cbool echo1, bytes unsent, bytes leftover) -> int:
-        """Hand over a connected, non-blocking socket; the loop owns `fd` from now on. Its first event is `ADDED`.
+    def add(self, sock, bytes client, uint64_t base, *, cbool echo1, bytes unsent, bytes leftover) -> int:
+        """Hand over a connected, non-blocking socket, which is detached: the loop owns it from now on. Its first event is `ADDED`.
 
         Args:
             client: 16 bytes, the same for every connection of a session.
@@ -122,7 +127,9 @@ cdef class NativeLearner:
         if len(client) != 16:
             raise ValueError(f"a client id has 16 bytes, not {len(client)}")
         cdef NewPeer peer
-        peer.fd = fd
+        peer.fd = sock.fileno()
+        sockets_of_ours.add(peer.fd)  # first: while another thread forks it is in one set of sockets or the other
+        sock.detach()
         memcpy(peer.client.data(), <const char*>client, 16)
         peer.base = base
         peer.echo1 = echo1

@@ -86,6 +86,11 @@ cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
 
     void watch_forks()
 
+    cppclass Descriptors "echo_tcp::Descriptors":
+        void add(int)
+
+    Descriptors sockets_of_ours "echo_tcp::sockets_of_ours"
+
 
 cdef extern from "frame.hpp" namespace "echo_tcp" nogil:
     size_t HEADER_BYTES "sizeof(echo_tcp::FrameHeader)"
@@ -120,7 +125,8 @@ cdef class Worker:
     cdef object flattener
     cdef double timeout
     cdef list spare        # an empty list for the next send, or None while one has it
-    cdef tuple newest      # (version, meta, Blob, digest), verified
+    cdef tuple newest      # (version, meta, Blob, digest, restarts of the learner before it), verified
+    cdef int64_t shown     # the last of these in what a caller was given last; -1: nothing yet
     cdef readonly str name
     cdef readonly str address
 

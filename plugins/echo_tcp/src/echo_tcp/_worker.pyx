@@ -95,6 +95,7 @@ cdef class Worker:
         self.spec, self.flattener = spec, spec.flattener
         self.name, self.address, self.timeout = name, address, timeout
         self.original = original
+        self.shown = -1
         self.count = leaf_bytes.size()
         self.engine = new Engine(leaf_bytes, config)
         self.small = self.engine.small()
@@ -215,16 +216,19 @@ cdef class Worker:
         while True:
             holds = self.engine.holds()
             newest = self.newest
-            if newest is not None and self.newer(newest[0], newer_than):
+            if newest is not None and self.newer(newest[0], newest[4], newer_than):
+                self.shown = newest[4]
                 return unpack(newest[1], newest[2], like, proven=newest[3])
             if patience is None:
                 patience = Patience(self, timeout, "weights")
             self.until(HELD, holds, patience)
 
-    def newer(self, version, than):
-        """Is `version`, the newest here, newer than `than`? A learner that was restarted counts
-        from 1 again, so there any other version than the one held is news."""
+    def newer(self, version, life, than):
+        """Is `version` of the learner's `life`, the newest here, newer than `than`? A learner that was restarted counts
+        from 1 again, so there any other version than the one held is news, and so is the same one unless it was shown already."""
         if than is None or version > than:
+            return True
+        if self.shown not in (-1, life):
             return True
         return version != than and self.engine.stats().counters.restarts > 0
 
@@ -241,7 +245,8 @@ cdef class Worker:
         except ProtocolError as error:
             self.fail(str(error), True)
             return
-        self.newest = (version, meta, blob, digest)
+        # This thread attaches links, too, so it has not come over a later one.
+        self.newest = (version, meta, blob, digest, self.engine.stats().counters.restarts)
         with nogil:
             self.engine.hold(version, digest)
 
@@ -284,8 +289,11 @@ cdef class Worker:
 
     # --- what the keeper does -------------------------------------------------------------------
 
-    def attach(self, int fd, bytes rest, bint restarted):
-        """Go on over `fd`, after its handshake; False if it is too late. Takes the descriptor."""
+    def attach(self, sock, bytes rest, bint restarted):
+        """Go on over `sock`, after its handshake; False if it is too late. Takes the descriptor."""
+        cdef int fd = sock.fileno()
+        sockets_of_ours.add(fd)  # first: while another thread forks it is in one set of sockets or the other
+        sock.detach()
         return self.engine.attach(fd, rest, restarted)
 
     def wait_event(self, double seconds):

@@ -193,6 +193,8 @@ class Control:
             self._go_on(pending, 0)
 
     def _go_on(self, pending: Pending, events: int) -> None:
+        if pending.sock not in self._pending:
+            return  # thrown out for somebody else of whom the same look at the sockets told
         try:
             done = pending.go_on(events & selectors.EVENT_READ != 0)
         except EchoError as error:
@@ -240,7 +242,7 @@ class Control:
             base = NO_SAMPLES
         with self._lock:
             key = self._natives[table].add(
-                sock.detach(),
+                sock,
                 client,
                 base,
                 echo1=self._greeting is not None,

@@ -23,7 +23,7 @@ from echo_core.errors import (
 from echo_core.handshake import ClientHandshake
 from echo_core.spec import Spec
 
-from .sockets import unpaced
+from .sockets import left_at_fork, unpaced
 
 __all__ = ["Link", "dial_echo1", "dial_echo2"]
 
@@ -40,7 +40,7 @@ class Link:
     """A connected socket after its handshake.
 
     Attributes:
-        socket: blocking mode does not matter any more; `detach()` it for the engine.
+        socket: blocking mode does not matter any more, and the engine takes it over.
         rest: bytes that were read beyond the handshake.
         incarnation: which life of the learner this is; "" with the original protocol.
     """
@@ -140,6 +140,7 @@ def _compare(spec: Spec, theirs: list[tuple[int, tuple[int, ...]]], address: Add
 
 def _connect(address: Address, send_buffer: int, seconds: float) -> socket.socket:
     sock = socket.create_connection(address.endpoint, timeout=max(seconds, 0.001))
+    left_at_fork(sock)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from .complaints import Seldom
-from .sockets import free, name_of, unpaced
+from .sockets import free, left_at_fork, name_of, unpaced
 
 __all__ = ["Door"]
 
@@ -98,6 +98,7 @@ class Door:
             except OSError as error:
                 self._cannot_accept(listening, error)
                 return
+            left_at_fork(sock)
             unpaced(sock)
             self._welcome(sock, name_of(address))
 

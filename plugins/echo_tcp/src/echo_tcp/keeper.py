@@ -124,7 +124,7 @@ class Keeper:
         restarted = self._incarnation not in ("", link.incarnation)
         self._incarnation = link.incarnation
         self._dialling = None
-        self._worker.attach(link.socket.detach(), link.rest, restarted)
+        self._worker.attach(link.socket, link.rest, restarted)
         return restarted
 
     def _pause(self, seconds: float) -> bool:

@@ -8,6 +8,7 @@ import selectors
 import socket
 import ssl
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -19,7 +20,7 @@ from echo_core.errors import SecurityError
 from echo_core.wire import Buffer
 
 from .dial import KEEPALIVE
-from .sockets import free, listen_on, name_of
+from .sockets import free, left_at_fork, listen_on, name_of
 
 if TYPE_CHECKING:
     from .transport import TcpsListenOptions
@@ -34,12 +35,21 @@ T = TypeVar("T")
 class TlsChannel(Channel):
     """A TLS socket that two threads may use: OpenSSL's state is under a lock, waiting is not.
 
-    The TLS handshake is part of the first call, so that nobody who accepts connections waits for it.
+    The TLS handshake is part of the first call, so that nobody who accepts connections waits for it, or is disturbed when it fails.
+
+    Args:
+        sock: does not block. Closed with this.
+        peer: for people.
+        context: with which a learner's end is made of a plain `sock`; None: it is one of the ssl module already.
     """
 
-    def __init__(self, sock: ssl.SSLSocket, peer: str) -> None:
+    def __init__(self, sock: socket.socket, peer: str, context: ssl.SSLContext | None = None) -> None:
         self.peer = peer
-        self._sock = sock
+        self._context = context
+        self._raw = sock  # what owns the descriptor
+        if context is None:
+            assert isinstance(sock, ssl.SSLSocket)
+            self._sock = sock
         self._lock = threading.Lock()
         self._over = False
         self._shaken = False
@@ -83,12 +93,22 @@ class TlsChannel(Channel):
             return
         with self._shaking:
             if not self._shaken:
+                self._wrap()
                 self._patiently(self._sock.do_handshake)
                 self._shaken = True
                 certificate: dict[str, Any] = dict(self._sock.getpeercert() or {})
                 common = dict(item for part in certificate.get("subject", ()) for item in part)
                 if "commonName" in common and self._sock.server_side:
                     self.peer = f"{common['commonName']}@{self.peer}"
+
+    def _wrap(self) -> None:
+        if self._context is None:
+            return
+        with self._lock:
+            if self._over:
+                raise ConnectionAbortedError("the connection is closed")
+            self._raw = self._sock = _wrapped(self._context, self._raw, server_side=True)
+            self._context = None
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         while True:
@@ -111,10 +131,26 @@ class TlsChannel(Channel):
         with self._lock:
             self._over = True
             with suppress(OSError):  # SSLSocket.shutdown() would go on in plain text
-                socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+                socket.socket.shutdown(self._raw, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._sock.close()
+        self._raw.close()
+
+
+def _wrapped(context: ssl.SSLContext, plain: socket.socket, **options: Any) -> ssl.SSLSocket:
+    """`plain` as a socket of the ssl module, before the handshake. OSError, with nothing left open, if its other end has reset it already."""
+    try:
+        sock = context.wrap_socket(plain, do_handshake_on_connect=False, **options)
+        left_at_fork(sock)
+        return sock
+    except BaseException as error:
+        plain.close()
+        # The ssl module has taken the descriptor out of it by then, and does not close what it was going to return.
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            half = frame.f_locals.get("self")
+            if isinstance(half, ssl.SSLSocket):
+                half.close()
+        raise
 
 
 def _explained(error: ssl.SSLError) -> OSError:
@@ -131,12 +167,13 @@ def dial_tls(address: Address, context: ssl.SSLContext, server_name: str, timeou
     """Reach the learner, TLS handshake included. Raises OSError, SecurityError."""
     host, port = address.endpoint
     plain = socket.create_connection((host, port), timeout=timeout)
+    left_at_fork(plain)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in KEEPALIVE:
             plain.setsockopt(socket.IPPROTO_TCP, option, value)
-        sock = context.wrap_socket(plain, server_hostname=server_name or host, do_handshake_on_connect=False)
+        sock = _wrapped(context, plain, server_hostname=server_name or host)
     except BaseException:
         plain.close()
         raise
@@ -168,13 +205,10 @@ class TlsAcceptor(Acceptor):
                     plain, address = listening.accept()
                 except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                     continue
-                try:
-                    sock = self._context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
-                    sock.setblocking(False)
-                except BaseException:
-                    plain.close()
-                    raise
-                return TlsChannel(sock, name_of(address))
+                # Errors from here on are this client's. An OSError of accept() is ours, and makes the listener pause.
+                left_at_fork(plain)
+                plain.setblocking(False)
+                return TlsChannel(plain, name_of(address), self._context)
 
     def shutdown(self) -> None:
         os.eventfd_write(self._wake, 1)

@@ -6,10 +6,11 @@ import contextlib
 import errno
 import os
 import socket
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["free", "listen_on", "name_of", "unpaced"]
+__all__ = ["free", "left_at_fork", "listen_on", "name_of", "unpaced"]
 
 BACKLOG = 1024
 # A worker whose machine died without a word is noticed after 5 + 3 x 5 seconds of silence, and
@@ -60,8 +61,29 @@ def listen_on(host: str, port: int, receive_buffer: int) -> tuple[list[socket.so
     raise AssertionError("unreachable")
 
 
+def left_at_fork(sock: socket.socket) -> None:
+    """Have forked children close their copy of `sock`. Those that native code has taken over it closes there itself.
+
+    A connection, and a port, goes with the last copy. Children that outlive a process that was killed would keep all it had.
+    """
+    _ours.add(sock)
+
+
+_ours: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """In the child: no lock is taken, no selector touched (its epoll is the parent's), and close() says nothing to the other end."""
+    for sock in list(_ours):
+        sock.close()
+    _ours.clear()
+
+
+os.register_at_fork(after_in_child=_close_all)
+
+
 def free(sockets: list[socket.socket]) -> None:
-    """Close listening sockets so that their address can be taken again, even if a forked child still holds copies of them.
+    """Close listening sockets so that their address can be taken again, even if a child forked by other means still holds copies of them.
 
     Left listening there, the port would take clients whom nobody ever answers.
     """
@@ -113,6 +135,7 @@ def _listen_on_all(
 
 def _listen(family: int, address: Any, receive_buffer: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
+    left_at_fork(sock)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

@@ -57,7 +57,7 @@ public:
         const std::uint64_t before = p.session->committed, bytes = p.figures->bytes.get();
         Step step = resume(p);
         if (step == Step::drained) step = read(p);
-        if (step == Step::drained) expect(p);
+        if (step == Step::drained || step == Step::more) expect(p, step == Step::more);
         std::uint64_t waiting = 0;
         if (step == Step::space || step == Step::share || step == Step::staging) {
             p.held_back = true;
@@ -149,9 +149,11 @@ private:
     // Wake this loop when there is something worth reading: of a large frame that is not whole, a good piece of it.
     // Woken for every segment it would cost its sender 15 us each time, more than copying the segment. Nothing is
     // lost by a sender that stops in between: a stalled frame is looked at, whatever the socket holds.
-    static void expect(Peer &p) {
+    // `more`: the socket may hold the rest already, so what was wanted for a frame before this one must not be asked of it;
+    // small frames would lie there until as much of them has come. To ask for more can wait until there is nothing to read.
+    static void expect(Peer &p, bool more) {
         const int least = p.landing ? int(std::min<std::uint64_t>(p.landing->left(), worth_bytes)) : 1;
-        if (least == p.least) return;
+        if (more ? least >= p.least : least == p.least) return;
         p.least = least;
         setsockopt(p.fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
     }

@@ -23,6 +23,7 @@ class Learner {
 public:
     Learner(const echo_capi *api, echo_store *store, unsigned threads, std::uint64_t staging_limit)
         : events_(std::make_shared<Events>()), born_in_(getpid()) {
+        give_sockets_back_in_children();
         for (unsigned i = 0; i < threads; ++i)
             loops_.push_back(std::make_unique<Loop>(api, store, events_, turns_, staging_limit));
         try {
@@ -37,7 +38,7 @@ public:
             stop(0);
             return;
         }
-        // In a forked child the threads do not exist and everything here is the parent's.
+        // In a forked child the threads do not exist and everything here is the parent's. The sockets were closed by the fork.
         for (auto &loop : loops_) static_cast<void>(loop.release());
     }
     Learner(const Learner &) = delete;
@@ -50,6 +51,7 @@ public:
     std::uint64_t add(NewPeer peer) {
         const std::uint64_t lane = ClientIdHash{}(peer.client) % loops_.size();
         peer.figures = std::make_shared<Figures>();
+        sockets_of_ours.add(peer.fd);
         {
             std::lock_guard<std::mutex> lock(figures_lock_);
             peer.key = ++last_number_ * loops_.size() + lane;

@@ -79,6 +79,7 @@ private:
                                                             // (a busy loop allows for its own rounds)
     static constexpr std::int64_t farewell_ns = 1'000'000'000;
     static constexpr std::int64_t probe_ns = 2'000'000'000;  // between two looks whether the parked live
+    static constexpr std::int64_t silent_ns = 3'000'000'000;  // without a byte of a staged frame: others may have its memory
     static constexpr std::uint32_t most_asked = 16;         // CONTROL requests without an answer, and ...
     static constexpr std::size_t most_out = 1 << 20;        // ... bytes not sent: then it is not read
     static constexpr std::uint64_t owed_bytes = 768 << 10;  // committed and not acknowledged, and ...
@@ -105,9 +106,9 @@ private:
                 }
             }
             if (parked_.empty() ? in_turns_ : !armed_) serve_parked();
-            if (std::exchange(ingest_.staging_freed, false)) serve_staging();
             if (!open_.empty()) evict_stalled();
             if (somebody_parked() && now_ >= next_probe_) probe_parked();
+            if (std::exchange(ingest_.staging_freed, false)) serve_staging();  // by any of the above
             if (stop_by_ != 0 || !leaving_.empty()) hurry_leavers();
             graveyard_.clear();
             if (read_something_) {
@@ -177,6 +178,7 @@ private:
     void unpark(Peer &p);
     bool somebody_parked() const { return !parked_.empty() || !staging_.empty(); }
     void probe_parked();
+    void give_up_staged();
     Step serve_waiting(Peer &p, bool first);
     void serve_parked();
     void serve_staging();

@@ -37,10 +37,11 @@ inline void Loop::drop(Peer &p) {
     end_of(p);
     p.dead = true;
     if (p.leaving) leaving_.erase(std::find(leaving_.begin(), leaving_.end(), &p));
-    // A forked child may hold a copy of the descriptor: the connection must end all the same, and epoll, which watches
+    // A child forked otherwise than by fork(3) may hold a copy of the descriptor: the connection must end all the same, and epoll, which watches
     // the connection and not the descriptor, would go on naming a peer whose memory is gone.
     epoll_ctl(epoll_, EPOLL_CTL_DEL, p.fd, nullptr);
     shutdown(p.fd, SHUT_RDWR);
+    sockets_of_ours.remove(p.fd);
     close(p.fd);
     const auto found = peers_.find(p.key);
     graveyard_.push_back(std::move(found->second));

@@ -170,6 +170,24 @@ inline void Loop::probe_parked() {
             p->ack_due = true;
             write(*p);
         }
+    if (!staging_.empty()) give_up_staged();
+}
+
+// Somebody waits for memory to stage a frame in. Senders that were stopped in the middle of one would keep it from them for
+// as long as they are: the one heard of least recently is hung up on, and sends the frame again when it returns. One of the
+// original protocol could not return.
+inline void Loop::give_up_staged() {
+    Peer *longest = nullptr;
+    for (const auto &[key, p] : peers_) {
+        if (p->echo1 || p->parked || p->leaving || !p->landing || p->landing->whole() || p->landing->staged_bytes() == 0) continue;
+        if (longest == nullptr || p->landing->progress_at < longest->landing->progress_at) longest = p.get();
+    }
+    if (longest == nullptr || now_ - longest->landing->progress_at < silent_ns) return;
+    Peer &p = *longest;
+    serve(p);  // of a trickle this loop is not woken for, so what the socket holds by now counts
+    if (p.dead || p.leaving || !p.landing || p.landing->progress_at == now_) return;
+    p.reason = "it stopped in the middle of a large frame, whose memory others were waiting for (more of it: staging_bytes)";
+    drop(p);
 }
 
 inline Step Loop::serve_waiting(Peer &p, bool first) {

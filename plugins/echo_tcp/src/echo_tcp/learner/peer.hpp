@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "../descriptors.hpp"
 #include "events.hpp"
 #include "../frame.hpp"
 #include "landing.hpp"

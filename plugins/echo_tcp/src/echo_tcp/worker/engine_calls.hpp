@@ -47,15 +47,14 @@ inline void Engine::stop() {
     ++turn_.waiting;
     turn_.changed.wait(lock, [&] { return !writing_ && !reading_ && !working_; });
     --turn_.waiting;
-    for (int* fd : {&fd_, &wake_fd_}) {
-        if (*fd >= 0) ::close(std::exchange(*fd, -1));
-    }
+    if (fd_ >= 0) close_socket(std::exchange(fd_, -1));
+    ::close(std::exchange(wake_fd_, -1));
 }
 
 inline void Engine::leave_to_parent() noexcept {
     // The mutex may be held by a thread that does not exist here; nothing else runs, so none is
-    // needed. The engine itself is left in memory for the same reason.
-    if (fd_ >= 0) ::close(fd_);
+    // needed. The engine itself is left in memory for the same reason. The socket was closed by the
+    // fork: by now its number may be another file's.
     ::close(wake_fd_);
 }
 
@@ -234,9 +233,11 @@ inline Status Engine::held(std::uint64_t holds_before, std::int64_t slice_ns) {
 // --------------------------------------------------------------------------------------- links
 
 inline bool Engine::attach(int fd, std::string_view rest, bool restarted) {
+    sockets_of_ours.add(fd);
     Lock lock(mutex_);
     if (closed_ || failed_ || parting_) {
-        ::close(fd);
+        ::shutdown(fd, SHUT_RDWR);
+        close_socket(fd);
         return false;
     }
     fd_ = fd;

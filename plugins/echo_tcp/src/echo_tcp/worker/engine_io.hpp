@@ -249,8 +249,7 @@ inline void Engine::begin_link() {
 }
 
 inline void Engine::end_link() {
-    ::close(fd_);
-    fd_ = -1;
+    close_socket(std::exchange(fd_, -1));
     fd_is_lost_ = fresh_ = blocked_ = false;
     pieces_.clear();
     next_piece_ = 0;

@@ -5,6 +5,8 @@
 
 #include <atomic>
 
+#include "../descriptors.hpp"
+
 namespace echo_tcp::worker {
 
 // Counts the forks between the first process and this one. Reading it is a load, where getpid()
@@ -15,6 +17,13 @@ inline void watch_forks() {
     static const int registered = ::pthread_atfork(
         nullptr, nullptr, [] { fork_generation.fetch_add(1, std::memory_order_relaxed); });
     (void)registered;
+    give_sockets_back_in_children();
+}
+
+// A socket that is shut down.
+inline void close_socket(int fd) noexcept {
+    sockets_of_ours.remove(fd);
+    ::close(fd);
 }
 
 }  // namespace echo_tcp::worker

@@ -1,0 +1,52 @@
+// The sockets that native code of this process owns, so that a forked child gives its copies of them back at once.
+//
+// A connection ends when the last copy of its descriptor is closed. A child that outlives a process that was killed (a
+// data loader, a tool somebody started by os.fork) would keep every one of its connections: the other ends would wait
+// for ever for a process that is no more.
+#pragma once
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+namespace echo_tcp {
+
+// A bit for each descriptor. There is no lock: in the child a thread that held it would not exist to give it back.
+class Descriptors {
+public:
+    void add(int fd) noexcept {
+        if (fd < 0 || fd >= most) return;
+        words_[fd / 64].fetch_or(bit(fd));
+        for (int last = last_.load(); last < fd && !last_.compare_exchange_weak(last, fd);) {}
+    }
+    // Before it is closed, and once it is shut down: the number may be another file's a moment later, which a child must
+    // not close, and a child that is forked in between keeps a copy of a connection that has ended.
+    void remove(int fd) noexcept {
+        if (fd >= 0 && fd < most) words_[fd / 64].fetch_and(~bit(fd));
+    }
+    // In the child, whose only thread this is.
+    void close_all() noexcept {
+        for (int word = 0; word <= last_.load() / 64; ++word)
+            for (std::uint64_t left = words_[word].exchange(0); left != 0; left &= left - 1)
+                ::close(word * 64 + __builtin_ctzll(left));
+    }
+
+private:
+    static constexpr int most = 1 << 20;  // what a process may have, unless its machine was told otherwise
+    static constexpr std::uint64_t bit(int fd) noexcept { return std::uint64_t(1) << fd % 64; }
+
+    std::atomic<std::uint64_t> words_[most / 64]{};
+    std::atomic<int> last_{0};
+};
+
+inline Descriptors sockets_of_ours;
+
+inline void give_sockets_back_in_children() {
+    static const int registered = ::pthread_atfork(nullptr, nullptr, [] { sockets_of_ours.close_all(); });
+    (void)registered;
+}
+
+}  // namespace echo_tcp
