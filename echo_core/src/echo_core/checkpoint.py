@@ -7,25 +7,31 @@
 
 Nothing is pickled. A table is paused only while its sampler's state and its index are copied. The items' bytes follow with writers running;
 a writer that comes to an item before the checkpoint does first puts its bytes aside, so that all are those of the moment of the pause.
+
+What is being written lies in path/.echo-writing-*, which is renamed when it is whole. Nothing else in `path` is touched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
+import re
+import secrets
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from . import table_state
 from .dtypes import dtype_from_json, dtype_to_json
 from .errors import CheckpointError
-from .step_checkpoint import identity, load_steps, save_steps
+from .step_checkpoint import identity, read_steps, save_steps
 from .step_table import StepTable
 
 if TYPE_CHECKING:
@@ -37,6 +43,19 @@ FORMAT = 2
 CHUNK_BYTES = 8 << 20  # of items, copied and written at once
 COLUMNS = ("keys", "rows", "loaned", "generations", "high", "times", "versions")
 FIGURES = ("inserts", "samples", "policy_version", "random")
+WRITING = ".echo-writing-"  # how the folders begin that are not whole yet
+LOCK, MANIFEST = "lock", "manifest.json"
+OURS = b'{"format": '  # how our manifests begin
+
+
+class Saved(NamedTuple):
+    """A table as a checkpoint has it."""
+
+    snapshot: dict[str, Any]
+    stored: np.ndarray
+    leaves: list[np.ndarray]
+    first: int  # of steps, as the next one; see step_checkpoint.py
+    steps: tuple[dict[str, np.ndarray], list[np.ndarray]] | None
 
 
 def save(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Path:
@@ -46,30 +65,37 @@ def save(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Pat
         the directory of this checkpoint.
 
     Raises:
-        OSError: the disk is full or not writable; the checkpoint before is as it was.
+        OSError: the disk is full or not writable. CheckpointError: what was stored of a table are not its rows, which is a defect of Echo.
+            In both cases the checkpoint before is as it was.
     """
     root = Path(path)
     root.mkdir(parents=True, exist_ok=True)
-    name = f"{1 + max((int(p.name) for p in root.iterdir() if p.name.isdigit()), default=0):08d}"
-    folder = root / f".{name}.{os.getpid()}"
-    folder.mkdir()
+    for left in root.glob(f"{WRITING}*"):
+        _sweep(left)
+    folder, lock = _begin(root)
     try:
         described = [_save_table(folder, index, table) for index, table in enumerate(tables.values())]
         manifest = json.dumps({"format": FORMAT, "tables": described}).encode()
-        _write(folder / "manifest.json", manifest)
+        _write(folder / MANIFEST, manifest)
+        number = 1 + max((int(old.name) for old in _ours(root)), default=0)
+        while os.path.lexists(final := root / f"{number:08d}"):  # somebody else's
+            number += 1
+        # Before the folder has its name: once it has, nothing is left that needs room on the disk.
+        _write(folder / "LATEST", f"{final.name} {zlib.crc32(manifest):08x}\n".encode())
         _sync(folder)
-        final = root / name
         folder.rename(final)
         _sync(root)
-        _write(root / ".LATEST", f"{name} {zlib.crc32(manifest):08x}\n".encode())
-        (root / ".LATEST").rename(root / "LATEST")
+        (final / "LATEST").rename(root / "LATEST")
         _sync(root)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder, LOCK)
         raise
-    for old in root.iterdir():
-        if old.name.isdigit() and old.name != name:
-            shutil.rmtree(old, ignore_errors=True)
+    finally:
+        lock.close()
+    (final / LOCK).unlink(missing_ok=True)
+    for old in _ours(root):
+        if int(old.name) < number:
+            _remove(old, MANIFEST)
     return final
 
 
@@ -78,7 +104,8 @@ def load(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Non
 
     Raises:
         CheckpointError: there is none; a file is missing, truncated or corrupted, naming it; or table, spec, sampler, limiter, capacity or
-            max_times_sampled are others than when it was written, naming which.
+            max_times_sampled are others than when it was written, naming which; or a table was written to already. Nothing is changed then.
+            Whatever else a sampler raises: nothing is changed either.
     """
     root = Path(path)
     try:
@@ -87,7 +114,7 @@ def load(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Non
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{root} holds no whole checkpoint: {error}") from error
     try:
-        text = (folder / "manifest.json").read_bytes()
+        text = (folder / MANIFEST).read_bytes()
         if zlib.crc32(text) != expected:
             raise CheckpointError(f"{folder / 'manifest.json'} is truncated or corrupted; take an older checkpoint")
         manifest = json.loads(text)
@@ -103,8 +130,81 @@ def load(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Non
         raise CheckpointError(f"{folder} has the tables {sorted(described)}, this server {sorted(tables)}; give it the same")
     for name, table in tables.items():
         _compare(folder, table, described[name])
-    for name, table in tables.items():
-        _load_table(folder, table, described[name])
+    # All of it is read and checked before anything is changed. The rows of new tables take no memory until they are filled, so that this is not
+    # more than would be needed anyway: what was read of a table goes when the table has it.
+    read = [(table, _read_table(folder, table, described[name])) for name, table in tables.items()]
+    with contextlib.ExitStack() as undo:
+        for table, saved in read:
+            with _naming(folder, table):
+                before = table_state.restore_samplers(table, saved.snapshot)
+            undo.callback(table_state.restore_samplers, table, before)
+        undo.pop_all()
+    while read:
+        table, saved = read.pop(0)
+        table_state.restore(table, saved.snapshot, saved.stored, saved.leaves)
+        if isinstance(table, StepTable) and saved.steps is not None:
+            columns, leaves = saved.steps
+            table.restore_steps(columns, saved.stored, saved.leaves[0], leaves, saved.first)
+
+
+def _begin(root: Path) -> tuple[Path, IO[bytes]]:
+    """A folder to write into, and the lock that keeps others from sweeping it away, until it is closed.
+
+    Not named by our pid: in a container that is the same after each restart. Nor is a pid that is gone a sign of a writer that is, as
+    other machines may write here; a lock goes with whoever held it. Where the file system has no locks, nobody gets one to sweep either.
+    """
+    while True:
+        folder = root / f"{WRITING}{secrets.token_hex(8)}"
+        folder.mkdir()
+        try:
+            lock = open(folder / LOCK, "wb")  # noqa: SIM115  (the caller closes it)
+        except FileNotFoundError:
+            continue  # somebody swept it away before it had a lock
+        except OSError:
+            folder.rmdir()
+            raise
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / LOCK).exists():
+            return folder, lock
+        lock.close()  # somebody had it first, and swept
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what somebody was writing when he was killed; not what somebody is writing."""
+    try:
+        with open(folder / LOCK, "r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(folder, LOCK)
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # killed before it had one; it is empty, then
+    except OSError:
+        pass
+
+
+def _remove(folder: Path, mark: str) -> None:
+    """Remove a folder of ours, as far as it goes: its mark last, so that what is left by somebody who is killed meanwhile is known as ours."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.name == mark:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        (folder / mark).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _ours(root: Path) -> Iterator[Path]:
+    """The checkpoints in a directory in which other things may lie too, whatever they are called."""
+    for folder in list(root.iterdir()):
+        if not re.fullmatch("[0-9]{8}", folder.name) or folder.is_symlink():
+            continue
+        with contextlib.suppress(OSError), open(folder / MANIFEST, "rb") as manifest:
+            if manifest.read(len(OURS)) == OURS:
+                yield folder
 
 
 def _identity(table: ReplayTable) -> dict[str, Any]:
@@ -143,10 +243,17 @@ def _compare(folder: Path, table: ReplayTable, described: dict[str, Any]) -> Non
 
 
 def _save_table(folder: Path, index: int, table: ReplayTable) -> dict[str, Any]:
-    snapshot = table_state.snapshot(table)
     files: dict[str, Any] = {}
-    # First, as writers may have to wait for what they put aside.
-    stored = _save_items(folder, index, table, snapshot["rows"], files)
+    try:
+        snapshot = table_state.snapshot(table)
+        # First, as writers may have to wait for what they put aside.
+        stored = _save_items(folder, index, table, snapshot["rows"], files)
+    finally:
+        table_state.end_copies(table)
+    rows, seen = snapshot["rows"], np.zeros(table.capacity, np.bool_)
+    seen[stored] = True
+    if len(stored) != len(rows) or not seen[rows].all():
+        raise CheckpointError(f"table {table.name!r}: {len(stored)} rows were stored, which are not the {len(rows)} rows that it had; tell us")
     files["stored"] = _save_array(folder / f"{index}.stored", stored)
     for column in COLUMNS:
         files[column] = _save_array(folder / f"{index}.{column}", snapshot[column])
@@ -164,10 +271,10 @@ def _save_items(folder: Path, index: int, table: ReplayTable, rows: np.ndarray, 
     """The bytes of the items in `rows`; the rows in the order in which they were written."""
     leaves = table.rows_spec.leaves
     paths = [folder / f"{index}.leaf.{i}" for i in range(len(leaves))]
-    handles = [open(path, "wb") for path in paths]  # noqa: SIM115  (closed below, all of them)
     crcs, stored = [0] * len(leaves), [np.empty(0, np.uint32)]
     step = max(1, CHUNK_BYTES // max(1, table.rows_spec.sample_bytes))
-    try:
+    with contextlib.ExitStack() as opened:
+        handles = [opened.enter_context(open(path, "wb")) for path in paths]
         for written, arrays in table_state.copies(table, rows, step):
             stored.append(written)
             for i, (array, handle) in enumerate(zip(arrays, handles)):
@@ -177,16 +284,14 @@ def _save_items(folder: Path, index: int, table: ReplayTable, rows: np.ndarray, 
         for handle in handles:
             handle.flush()
             os.fsync(handle.fileno())
-    finally:
-        for handle in handles:
-            handle.close()
     for i, (leaf, path, crc) in enumerate(zip(leaves, paths, crcs)):
         files[f"leaf/{i}"] = _entry(path, leaf.dtype, (len(rows), *leaf.shape), crc)
     return np.concatenate(stored)
 
 
-def _load_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> None:
-    try:
+def _read_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> Saved:
+    """What there is of a table, once it is known to fit: all but the samplers' states, which only these can tell."""
+    with _naming(folder, table):
         files = dict(described["files"])
         snapshot: dict[str, Any] = {name: described[name] for name in FIGURES}
         for column in COLUMNS:
@@ -196,13 +301,22 @@ def _load_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> 
         leaves = [_load_array(folder, files, f"leaf/{i}") for i in range(len(table.rows_spec.leaves))]
         stored = _load_array(folder, files, "stored")
         _check(table, snapshot, stored, leaves)
-        table_state.restore(table, snapshot, stored, leaves)
-        if isinstance(table, StepTable):
-            load_steps(table, described["first"], stored, leaves[0], lambda name: _load_array(folder, files, name))
+        table_state.check(table, snapshot)
+        if not isinstance(table, StepTable):
+            return Saved(snapshot, stored, leaves, 0, None)
+        first = described["first"]
+        return Saved(snapshot, stored, leaves, first, read_steps(table, first, lambda name: _load_array(folder, files, name)))
+
+
+@contextlib.contextmanager
+def _naming(folder: Path, table: ReplayTable) -> Iterator[None]:
+    """What is wrong with a table's part of the manifest is told with its name."""
+    try:
+        yield
     except CheckpointError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        manifest = folder / "manifest.json"
+        manifest = folder / MANIFEST
         raise CheckpointError(f"{manifest} does not describe table {table.name!r} ({error!r}); take an older checkpoint") from error
 
 

@@ -3,6 +3,7 @@
 
 `snapshot` pauses the table for as long as its index, priorities and counts are copied. The items' bytes follow from `copies` while others
 write: a writer that is about to change a row whose turn has not come puts its bytes aside first, so that all are those of the one moment.
+`end_copies` ends that, whatever happened in between: writers wait when nobody takes what they put aside.
 """
 import time
 
@@ -22,7 +23,7 @@ from echo_core.replay_native cimport Batch, Bytes
 
 
 def snapshot(KeyedTable table not None) -> dict:
-    """The table at one moment, without its items' bytes: `copies` has to follow, which ends what is begun here.
+    """The table at one moment, without its items' bytes: `copies` has to follow, and `end_copies` in any case unless this raises.
 
     Returns:
         figures `inserts`, `samples`, `policy_version`, `random` (the generator's state), `paused` (seconds that writers waited at most);
@@ -36,6 +37,7 @@ def snapshot(KeyedTable table not None) -> dict:
     versions = np.empty(capacity, np.uint64)
     g, h, t = arrays
     v = versions
+    begun = False
     with table.lock:
         began = time.perf_counter()
         with nogil:
@@ -49,6 +51,7 @@ def snapshot(KeyedTable table not None) -> dict:
             rows = np.concatenate([loaned, rows])
             r = rows
             table.table.begin_copy(&r[0] if rows.size else NULL, rows.size)
+            begun = True
             counters = table.table.counters()
             return {
                 # What is on loan was not sampled, as far as whoever reads this is concerned.
@@ -60,6 +63,10 @@ def snapshot(KeyedTable table not None) -> dict:
                 "remover": {} if table.remover is None or table.remover is table.sampler else table.remover.state(),
                 "paused": time.perf_counter() - began,
             }
+        except BaseException:
+            if begun:
+                table.table.end_copy()
+            raise
         finally:
             table.table.resume()
 
@@ -67,14 +74,17 @@ def snapshot(KeyedTable table not None) -> dict:
 def copies(KeyedTable table not None, rows, size_t step):
     """The bytes of the snapshot's `rows`, in an order of its own: `(rows, leaves)` of at most `step` rows, or of a block that was put
     aside; leaves of shape `(len(rows), *leaf.shape)`."""
-    try:
-        for start in range(0, len(rows), step):
-            yield _unchanged(table, np.ascontiguousarray(rows[start:start + step]))
-            # As they come, so that whoever waits for room among them waits for one of them to be written, and not for all.
-            while (aside := _put_aside(table)) is not None:
-                yield aside
-    finally:
-        table.table.end_copy()
+    for start in range(0, len(rows), step):
+        yield _unchanged(table, np.ascontiguousarray(rows[start:start + step]))
+        # As they come, so that whoever waits for room among them waits for one of them to be written, and not for all.
+        while (aside := _put_aside(table)) is not None:
+            yield aside
+
+
+def end_copies(KeyedTable table not None) -> None:
+    """From now on nobody puts anything aside. Not left to the end of `copies`: a generator that was never begun, or that somebody keeps,
+    has no end."""
+    table.opened().end_copy()
 
 
 def _unchanged(KeyedTable table, const uint32_t[::1] rows):
@@ -116,8 +126,50 @@ def _put_aside(KeyedTable table):
     return np.array(rows, np.uint32), leaves
 
 
+def check(KeyedTable table not None, snapshot) -> None:
+    """What would be refused of a snapshot, before anything is changed, save what the samplers refuse.
+
+    Raises:
+        ValueError, TypeError, KeyError, OverflowError: the table was written to already, or `random` is no state of its generator.
+    """
+    if table.opened().counters().inserts:
+        raise ValueError(f"table {table.name!r} was written to already; restore into a new one")
+    # Upon another one: what is wrong may be found when half of it is set.
+    type(table.rng.bit_generator)().state = snapshot["random"]
+
+
+def restore_samplers(KeyedTable table not None, states) -> dict:
+    """Put the states `sampler` and `remover` into the table's samplers; the states that these had, to be put back when another table's
+    refuse theirs. Until `restore` follows, the table must not be used.
+
+    Raises:
+        ValueError: one refuses its state; both are as they were. Whatever else a sampler raises.
+    """
+    parts = {"sampler": table.sampler}
+    if table.remover is not None and table.remover is not table.sampler:
+        parts["remover"] = table.remover
+    before = {}
+    table.opened()
+    with table.lock:
+        with nogil:
+            table.table.pause()
+        try:
+            for part, sampler in parts.items():
+                before[part] = sampler.state()
+            try:
+                for part, sampler in parts.items():
+                    sampler.restore(states[part])
+            except BaseException:
+                for part, sampler in parts.items():
+                    sampler.restore(before[part])
+                raise
+        finally:
+            table.table.resume()
+    return before
+
+
 def restore(KeyedTable table not None, snapshot, stored, leaves) -> None:
-    """Become what `snapshot()` told of; only of a new table.
+    """Become what `snapshot()` told of; only of a new table, which was given to `check` and `restore_samplers`.
 
     Args:
         stored: every row of the snapshot once, in the order in which their bytes came.
@@ -128,8 +180,7 @@ def restore(KeyedTable table not None, snapshot, stored, leaves) -> None:
     cdef const uint8_t[::1] data
     cdef size_t i, n, size
     cdef uint32_t leaf
-    if table.opened().counters().inserts:
-        raise ValueError(f"table {table.name!r} was written to already; restore into a new one")
+    table.opened()
     columns = [np.ascontiguousarray(snapshot[name], np.uint32) for name in ("generations", "high", "times")]
     g, h, t = columns
     v = np.ascontiguousarray(snapshot["versions"], np.uint64)
@@ -147,9 +198,6 @@ def restore(KeyedTable table not None, snapshot, stored, leaves) -> None:
                 data = leaves[leaf].reshape(-1).view(np.uint8)
                 for i in range(n):
                     memcpy(table.table.rows().at(leaf, place[i]), &data[i * size], size)
-            table.sampler.restore(snapshot["sampler"])
-            if table.remover is not None and table.remover is not table.sampler:
-                table.remover.restore(snapshot["remover"])
             table.rng.bit_generator.state = snapshot["random"]
             table.table.restore(&order[0], <uint32_t>n, &g[0], &h[0], &t[0], &v[0], snapshot["policy_version"], &lent[0], loaned,
                                 snapshot["inserts"], snapshot["samples"])

@@ -23,6 +23,7 @@ public:
 
     bool on() const { return left_ != nullptr; }
     void begin(const uint32_t *rows, size_t n) {
+        end();  // whatever one that failed has left
         left_ = std::make_unique<uint8_t[]>(capacity_);
         for (size_t i = 0; i < n; ++i) left_[rows[i]] = 1;
     }
@@ -34,16 +35,14 @@ public:
     // Before the bytes of a row change.
     void keep(uint32_t row) {
         if (!left_[row]) return;
-        left_[row] = 0;
-        if (aside_.empty() || aside_.back().rows.size() == step()) {
-            aside_.emplace_back();
-            aside_.back().bytes.reset(new char[step() * bytes_]);
-        }
+        if (aside_.empty() || aside_.back().rows.size() == step())
+            aside_.push_back({{}, std::unique_ptr<char[]>(new char[step() * bytes_])});
         Block &block = aside_.back();
         char *to = block.bytes.get() + block.rows.size() * bytes_;
         for (uint32_t leaf = 0; leaf < table_.leaves(); to += table_.leaf_bytes(leaf++))
             std::memcpy(to, table_.at(leaf, row), table_.leaf_bytes(leaf));
         block.rows.push_back(row);
+        left_[row] = 0;  // only now: had there been no memory, the row would be nowhere
     }
     // Whether the bytes that somebody just copied out of the row are those of the moment; it is done with, then.
     bool settle(uint32_t row) {
