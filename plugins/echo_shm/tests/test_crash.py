@@ -207,6 +207,29 @@ def test_a_killed_learner_leaves_a_socket_that_the_next_one_removes(processes: l
     assert not path.exists()
 
 
+@pytest.mark.parametrize("mode", ["direct", "private"])
+def test_a_killed_learner_with_a_child_is_left_for_the_next_one(processes: list[Any], mode: str) -> None:
+    """The child has copies of what was open, and would keep its parent's connections alive."""
+    name = f"fork-{os.getpid()}-{mode}"
+    heard, said = spawning.Pipe(duplex=False)
+    process = spawning.Process(target=nursery.learn_and_fork, args=(name, mode, said))
+    processes.append(process)
+    process.start()
+    assert heard.poll(30) and heard.recv() == "listening"
+    with Client(f"shm://{name}", example()) as client:
+        assert heard.poll(30)
+        child = heard.recv()
+        try:
+            process.kill()
+            process.join()
+            with Server(example(), 4, ShmTransport(name, mode=mode)) as server:
+                until(lambda: client.stats()["learner_restarts"] == 1, "the worker has come to the next learner", within=20)
+                client.send_batch(stacked(1, 0, 4))
+                assert server.sample(timeout=20).batch["number"].tolist() == [0, 1, 2, 3]
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
 def test_more_memory_than_there_is_is_an_error_with_numbers() -> None:
     with pytest.raises(MemoryError, match=r"[\d,]{12,} bytes"):
         Server({"x": np.zeros(1 << 28, np.uint8)}, 1 << 10, ShmTransport())
