@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 import signal
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -228,6 +230,32 @@ def test_a_killed_learner_with_a_child_is_left_for_the_next_one(processes: list[
                 assert server.sample(timeout=20).batch["number"].tolist() == [0, 1, 2, 3]
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+OPEN, BUFFER_BYTES = 2, 64  # a state of a batch buffer, and what its words take (area.hpp)
+
+
+def forget_when(fd: int, batch_size: int) -> int:
+    """Make of every complete batch one whose last writer was killed before it could say when it was complete. How many there were."""
+    found = 0
+    with mmap.mmap(fd, 64 << 10) as words:
+        for at in range(0, len(words), BUFFER_BYTES):
+            progress, order, ready_at = struct.unpack_from("<QQq", words, at)
+            if progress & 0xFFFFFFFF == batch_size and progress >> 32 & 7 == OPEN and 0 < order < 100 and ready_at > 0:
+                struct.pack_into("<q", words, at + 16, 0)
+                found += 1
+    return found
+
+
+def test_a_writer_killed_before_it_said_when_delays_no_complete_batch() -> None:
+    with Server(example(), 4, ShmTransport(claim_timeout=600.0), num_buffers=4) as server, Client(server.address, example()) as client:
+        slot = client.reserve()  # of the first batch
+        client.send_batch(stacked(1, 0, 3 + 4))
+        assert forget_when(server._listeners[0].shared.fd, 4) == 1
+        assert server.sample(timeout=5).batch["number"].tolist() == [3, 4, 5, 6]
+        slot.abort()
+        client.send_batch(stacked(1, 7, 1))
+        assert sorted(server.sample(timeout=5).batch["number"].tolist()) == [0, 1, 2, 7]
 
 
 def test_more_memory_than_there_is_is_an_error_with_numbers() -> None:
