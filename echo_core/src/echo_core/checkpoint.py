@@ -41,6 +41,7 @@ __all__ = ["load", "save"]
 
 FORMAT = 2
 CHUNK_BYTES = 8 << 20  # of items, copied and written at once
+MAPPED_BYTES = 64 << 20  # files of at least so many are mapped
 COLUMNS = ("keys", "rows", "loaned", "generations", "high", "times", "versions")
 FIGURES = ("inserts", "samples", "policy_version", "random")
 WRITING = ".echo-writing-"  # how the folders begin that are not whole yet
@@ -368,7 +369,8 @@ def _load_array(folder: Path, files: dict[str, Any], name: str) -> np.ndarray:
         found = path.stat().st_size
         if found != size:
             raise CheckpointError(f"{path} is truncated or was changed: {found} bytes, not {size}; take an older checkpoint")
-        data = np.fromfile(path, np.uint8)
+        # What is large is not read into memory as a whole: a table with a storage of its own may be larger than that.
+        data = np.fromfile(path, np.uint8) if size < MAPPED_BYTES else np.memmap(path, np.uint8, "c")
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}; take an older checkpoint") from error
     if (crc := zlib.crc32(data)) != entry["crc32"]:

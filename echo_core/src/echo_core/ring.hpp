@@ -242,7 +242,11 @@ inline int Ring::next_batch(uint64_t *order_of) const {
     if (order_of) *order_of = best_order;
     if (best < 0 || oldest_awaited > best_order || closed()) return best;
     // An earlier batch misses a sample that somebody is about to commit.
-    const int64_t ready = buffer_[best].ready_at.load(std::memory_order_relaxed), now = now_ns();
+    const int64_t now = now_ns();
+    int64_t ready = buffer_[best].ready_at.load(std::memory_order_relaxed);
+    // Whoever completed it may have died, or been stopped, before it said when: its patience begins with the first who finds it so.
+    // Should the buffer be in its next life by now, its completion overwrites this.
+    if (ready <= 0) buffer_[best].ready_at.compare_exchange_strong(ready, now, std::memory_order_relaxed);
     return ready > 0 && now - ready >= kPatienceNs ? best : -1;
 }
 

@@ -273,7 +273,8 @@ class Server(Store):
         stays until this one is whole.
 
         Raises:
-            OSError: the disk is full, or not writable. ValueError: this server streams.
+            OSError: the disk is full, or not writable. CheckpointError: what was stored are not a table's rows; the checkpoint before stays.
+            ValueError: this server streams.
         """
         self.table()
         with self._checkpointing:

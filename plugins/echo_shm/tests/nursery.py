@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import signal
@@ -11,9 +12,11 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 import echo_shm.connection  # noqa: F401  # once, and not again in every worker
-from echo_core import Client, plugins
+from echo_core import Client, Server, plugins
 from echo_core.errors import EchoError
+from echo_core.testing.processes import until
 from echo_core.testing.samples import example, sample, stacked
+from echo_shm.transport import ShmTransport
 
 ENTRY = 8  # bytes of the acknowledged count of a maker
 
@@ -84,3 +87,27 @@ def hold(address: str, slots: int, said: Pipe, asked: Pipe) -> None:
             client.send(sample(7, number))
     client.close()
     said.send(outcomes)
+
+
+def drop(address: str, said: Pipe) -> None:
+    """Leave a reserved slot to the garbage collector, which runs in a thread that holds the connection's lock; afterwards nobody calls anything."""
+    client = Client(address, example())
+    gc.disable()
+    cycle: list[Any] = [client.reserve()]
+    cycle.append(cycle)
+    del cycle
+    with client._connection._lock:
+        gc.collect()
+    said.send("dropped")
+    signal.pause()
+
+
+def learn_and_fork(address: str, mode: str, said: Pipe) -> None:
+    """Serve one worker, and fork a child that outlives this process, however that ends; say its pid."""
+    server = Server(example(), 4, ShmTransport(address, mode=mode)).start()
+    said.send("listening")
+    until(lambda: server.stats()[f"transport/shm/{mode}_workers"] == 1, "the worker has its memory")
+    child = os.fork()
+    if child:
+        said.send(child)
+    signal.pause()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import os
 import signal
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -205,6 +207,55 @@ def test_a_killed_learner_leaves_a_socket_that_the_next_one_removes(processes: l
         client.send_batch(stacked(1, 0, 4))
         assert server.sample(timeout=10).batch["number"].tolist() == [0, 1, 2, 3]
     assert not path.exists()
+
+
+@pytest.mark.parametrize("mode", ["direct", "private"])
+def test_a_killed_learner_with_a_child_is_left_for_the_next_one(processes: list[Any], mode: str) -> None:
+    """The child has copies of what was open, and would keep its parent's connections alive."""
+    name = f"fork-{os.getpid()}-{mode}"
+    heard, said = spawning.Pipe(duplex=False)
+    process = spawning.Process(target=nursery.learn_and_fork, args=(name, mode, said))
+    processes.append(process)
+    process.start()
+    assert heard.poll(30) and heard.recv() == "listening"
+    with Client(f"shm://{name}", example()) as client:
+        assert heard.poll(30)
+        child = heard.recv()
+        try:
+            process.kill()
+            process.join()
+            with Server(example(), 4, ShmTransport(name, mode=mode)) as server:
+                until(lambda: client.stats()["learner_restarts"] == 1, "the worker has come to the next learner", within=20)
+                client.send_batch(stacked(1, 0, 4))
+                assert server.sample(timeout=20).batch["number"].tolist() == [0, 1, 2, 3]
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+OPEN, BUFFER_BYTES = 2, 64  # a state of a batch buffer, and what its words take (area.hpp)
+
+
+def forget_when(fd: int, batch_size: int) -> int:
+    """Make of every complete batch one whose last writer was killed before it could say when it was complete. How many there were."""
+    found = 0
+    with mmap.mmap(fd, 64 << 10) as words:
+        for at in range(0, len(words), BUFFER_BYTES):
+            progress, order, ready_at = struct.unpack_from("<QQq", words, at)
+            if progress & 0xFFFFFFFF == batch_size and progress >> 32 & 7 == OPEN and 0 < order < 100 and ready_at > 0:
+                struct.pack_into("<q", words, at + 16, 0)
+                found += 1
+    return found
+
+
+def test_a_writer_killed_before_it_said_when_delays_no_complete_batch() -> None:
+    with Server(example(), 4, ShmTransport(claim_timeout=600.0), num_buffers=4) as server, Client(server.address, example()) as client:
+        slot = client.reserve()  # of the first batch
+        client.send_batch(stacked(1, 0, 3 + 4))
+        assert forget_when(server._listeners[0].shared.fd, 4) == 1
+        assert server.sample(timeout=5).batch["number"].tolist() == [3, 4, 5, 6]
+        slot.abort()
+        client.send_batch(stacked(1, 7, 1))
+        assert sorted(server.sample(timeout=5).batch["number"].tolist()) == [0, 1, 2, 7]
 
 
 def test_more_memory_than_there_is_is_an_error_with_numbers() -> None:

@@ -20,6 +20,7 @@ from echo_core.errors import EchoTimeoutError, SecurityError
 from echo_core.testing.processes import descriptors, returns, settled, until
 from echo_core.testing.samples import Tally, example, sample, stacked
 from echo_shm.lanes import Lane
+from echo_shm.sockets import UnixChannel
 from echo_shm.transport import ShmTransport
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
@@ -150,6 +151,43 @@ def test_a_lane_that_cannot_be_had_is_replaced_by_the_socket(monkeypatch: pytest
             client.send_batch(stacked(1, 0, 8))
             drain(server, 8).check({1: 8})
             assert client.stats()["mode"] == "socket"
+
+
+@pytest.mark.parametrize(("thread", "mode"), [("echo-copier", "socket"), ("echo-shm-keeper", "private")])
+def test_at_the_limit_of_threads_samples_go_another_way(thread: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def limited(self: threading.Thread) -> None:
+        if self.name == thread:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    with Server(example(), 4, ShmTransport(mode="private" if thread == "echo-copier" else "direct"), num_buffers=8) as server:
+        before = descriptors()
+        monkeypatch.setattr(threading.Thread, "start", limited)
+        for _ in range(2):
+            with Client(server.address, example(), timeout=20) as client:
+                client.send_batch(stacked(1, 0, 8))
+                drain(server, 8).check({1: 8})
+                assert client.stats()["mode"] == mode
+        until(lambda: not server.peers(), "they have left")
+        monkeypatch.undo()
+        settled(descriptors, before, "descriptors")
+        with Client(server.address, example()) as client:
+            assert client.stats()["mode"] == ("private" if thread == "echo-copier" else "direct")
+
+
+def test_a_lane_whose_descriptor_cannot_be_handed_over_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(self: UnixChannel, fd: int) -> None:
+        raise OSError(24, "Too many open files")
+
+    with Server(example(), 4, private(), num_buffers=8) as server:
+        monkeypatch.setattr(UnixChannel, "give", none_left)
+        with Client(server.address, example()) as client:
+            client.send_batch(stacked(1, 0, 8))
+            drain(server, 8).check({1: 8})
+            assert client.stats()["mode"] == "socket"
+            until(lambda: not any(thread.name == "echo-copier" for thread in threading.enumerate()), "nobody copies")
 
 
 def test_lanes_come_and_go_and_leave_nothing() -> None:

@@ -13,8 +13,8 @@ from echo_core.channel import link as link_module
 from echo_core.errors import ConnectionClosedError, EchoError, EchoTimeoutError
 from echo_core.server import Server
 from echo_core.testing.processes import returns, until
-from echo_core.testing.samples import sample
-from echo_core.wire import REPLY, Kind, frame
+from echo_core.testing.samples import sample, stacked
+from echo_core.wire import REPLY, Kind, frame, pack_request
 
 pytestmark = pytest.mark.needs("echo-samplers")
 
@@ -91,3 +91,43 @@ def test_pings_are_answered_and_an_idle_link_is_probed(monkeypatch: pytest.Monke
     monkeypatch.setattr(link_module, "PROBE_AFTER", 0.05)
     with serve(), raw() as worker:
         assert worker.read(Kind.PING).flags == 0
+
+
+@pytest.mark.parametrize("asked", ["pings", "requests"])
+def test_who_asks_and_never_reads_is_not_read_either(asked: str) -> None:
+    """Its answers would pile up in the learner until that is killed for its memory."""
+    payload = b"" if asked == "pings" else pack_request("ping", {}, bytes(1_000_000))
+    most = 64 * len(payload) or 1 << 20
+    with serve(batch_size=2) as server, raw() as deaf, connect() as other:
+        link = next(client.link for client in server._listeners[0]._served() if client.peer.name == "raw")  # type: ignore[attr-defined]
+        sent, rest = 0, memoryview(b"")
+        deaf.sock.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            while sent * max(24, len(payload)) < most:
+                rest = memoryview(frame(Kind.CONTROL, payload, seq=sent + 1) if payload else frame(Kind.PING, seq=sent + 1))
+                while rest:
+                    rest = rest[deaf.sock.send(rest) :]
+                sent += 1
+        assert len(link._posted) < 20 and sum(map(len, link._posted)) < 4 << 20
+        other.send_batch(stacked(1, 0, 2))
+        other.wait()
+        assert server.sample(10).batch["number"].tolist() == [0, 1]
+        # It is served on as soon as it reads, the frame that it was in the middle of, too.
+        deaf.sock.settimeout(10)
+        sender = threading.Thread(target=deaf.sock.sendall, args=(rest,))
+        sender.start()
+        for number in range(1, sent + 2):
+            assert deaf.read(Kind.CONTROL if payload else Kind.PING).seq == number
+        sender.join()
+        deaf.send(1, 2)
+        assert server.sample(10).batch["number"].tolist() == [0, 1]
+
+
+def test_who_asks_and_never_reads_keeps_nobody_from_closing() -> None:
+    with serve() as server, raw() as deaf:
+        deaf.sock.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            for _ in range(64):
+                deaf.sock.sendall(frame(Kind.CONTROL, pack_request("ping", {}, bytes(1_000_000)), seq=1))
+        returns(lambda: server.close(0.2))
+        assert server.peers() == []

@@ -30,6 +30,7 @@ LOG_AFTER = 5.0  # seconds of waiting before it is logged
 BUFFER_BYTES = 64 << 10
 NOTHING = (0, 0)  # written so far of what is being put together
 PROBE_AFTER = 15.0  # seconds without writing before a PING shows whether the peer is still there
+MOST_POSTED, MOST_POSTED_BYTES = 16, 1 << 20  # frames posted and not begun; beyond that a link is `crowded`
 
 #: What to write next, and the number `Link.written` takes once that is handed over.
 Work = tuple[Iterable[Buffer], int]
@@ -150,6 +151,7 @@ class Link:
         self._gate = gate
         self._work = work
         self._posted: deque[bytes] = deque()
+        self._posted_bytes = 0
         self._writing: tuple[int, int] | None = None  # bytes of what is being written, and the number of its work
         self._closed = False
         # Bytes received and not yet read: _buffer[_start:_end]. With `_pieces` every buffer is
@@ -230,7 +232,12 @@ class Link:
     def post(self, data: bytes) -> None:
         """Write a whole small frame before any further work; `gate.lock` held."""
         self._posted.append(data)
+        self._posted_bytes += len(data)
         self._gate.work.notify_all()
+
+    def crowded(self) -> bool:
+        """Whether so much is posted and unwritten that nothing should be done that posts more."""
+        return len(self._posted) > MOST_POSTED or self._posted_bytes > MOST_POSTED_BYTES
 
     def idle(self) -> bool:
         """Nothing posted is unwritten; `gate.lock` held."""
@@ -266,12 +273,14 @@ class Link:
             while self.error is None:
                 if self._posted:
                     self._writing = NOTHING
-                    return [self._posted.popleft()], 0
+                    data = self._posted.popleft()
+                    self._posted_bytes -= len(data)
+                    return [data], 0
                 if (work := self._work()) is not None:
                     self._writing = NOTHING
                     return work
                 if not self._gate.work.wait(PROBE_AFTER):
-                    self._posted.append(frame(Kind.PING))
+                    self.post(frame(Kind.PING))
             return None
 
     # ------------------------------------------------------------------------------ the end

@@ -160,6 +160,8 @@ class ServedClient:
     def _read(self, link: Link) -> None:
         """Frames until BYE; returns when the client or the listener ends in order."""
         while not self._stopping:
+            if link.crowded():
+                self._until_read(link)
             header = link.read_header()
             if header.kind is Kind.DATA:
                 self._data(link, header)
@@ -179,6 +181,18 @@ class ServedClient:
             else:
                 link.read(header.length)
                 return
+
+    def _until_read(self, link: Link) -> None:
+        """Wait until the client has read most of its answers. Raises why the link ended.
+
+        Every PING and request is answered, so that a client which asks and never reads would have them pile up here until the learner
+        is killed for its memory. Only this end holds back: a worker goes on reading whatever it has to write, so that two ends never
+        wait for each other.
+        """
+        with self.gate.lock:
+            self.gate.changed.wait_for(lambda: link.error is not None or not link.crowded())
+        if link.error is not None:
+            raise link.error
 
     # ------------------------------------------------------------------------------ samples
 

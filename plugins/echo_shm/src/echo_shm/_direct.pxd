@@ -33,7 +33,7 @@ cdef class Lane:
 
 cdef class Direct:
     cdef mutex lock              # of everything below; never held while waiting for the GIL
-    cdef Mapping mapping         # None: no learner's store is mapped
+    cdef readonly Mapping mapping  # None: no learner's store is mapped
     cdef echo_remote* store      # mapping.store, or NULL
     cdef Lane kept               # the newest lane, until `take_back`
     cdef uint64_t lost           # samples that lay in it when it was dropped
@@ -49,6 +49,7 @@ cdef class Direct:
     cdef int slices, generation
     cdef readonly uint64_t samples, pumped, blocked, revoked
     cdef object give_up
+    cdef readonly object dropped  # (record, mapping) of reservations that were neither committed nor aborted; None: there will be no more
 
     cdef bint here(self) noexcept
     cdef int put(self, const void** leaves, uint64_t n, uint64_t* done, bint held) except -1

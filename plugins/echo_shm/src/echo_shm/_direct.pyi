@@ -1,4 +1,5 @@
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Final
 
 from typing_extensions import Buffer, disjoint_base
 
@@ -14,6 +15,9 @@ class Lane: ...
 @disjoint_base
 class Direct:
     def __new__(cls, spec: Spec, patience: float) -> Direct: ...
+    dropped: Final[SimpleQueue[tuple[int, Mapping] | None]]
+    @property
+    def mapping(self) -> Mapping | None: ...
     @property
     def ready(self) -> bool: ...
     @property

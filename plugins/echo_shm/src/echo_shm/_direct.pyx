@@ -7,6 +7,7 @@ remote.hpp. When it cannot (the store is full, no learner is connected, earlier 
 connection's window, which keeps the order and waits. Small samples are copied with the GIL held: giving it back and taking it again would cost more.
 """
 import os
+from queue import SimpleQueue
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -86,10 +87,11 @@ cdef class Direct:
         self.slices = <int>(patience * 1e9 / SLICE_NS)
         self.generation = generation
         self.reservable = []
+        self.dropped = SimpleQueue()  # whose `put` may interrupt a `put` of the same thread
 
     def connect(self, slow, slow_batch, rest, give_up):
         """Weak references to what is called for samples `(sample, timeout)` and batches `(samples, timeout)` that cannot be put at once,
-        for what is left `(count, bytes)` of a batch that was begun, and for a `record` whose claim the learner is to take back."""
+        for what is left `(count, bytes)` of a batch that was begun, and for a `(record, mapping)` whose claim the learner is to take back."""
         self.slow, self.slow_batch, self.rest, self.give_up = slow, slow_batch, rest, give_up
 
     # ---- samples -----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from typing_extensions import disjoint_base
 from ._direct import Direct
 
 def reserve(owner: Direct) -> Reserved | None: ...
+def idle(owner: Direct) -> int: ...
 
 @disjoint_base
 class Leaf:

@@ -15,24 +15,37 @@ from echo_core.errors import EchoError
 
 
 def reserve(Direct owner not None):
-    """A claimed slot; None when the store is full or not mapped. Raises EchoError when all reservations are in use."""
+    """A claimed slot; None when the store is full or not mapped, or the learner has yet to take back one that was given up (see `idle`).
+
+    Raises EchoError when all reservations are in use.
+    """
     cdef Reserved slot = Reserved.__new__(Reserved)
     cdef Mapping mapping = owner.mapping
     cdef uint32_t record = 0
     if mapping is None or not owner.ready or not owner.here():
         return None
-    for candidate in owner.reservable:
-        if remote_idle(mapping.store, candidate):  # one that was given up is the learner's until it says so
-            record = candidate
-            break
-    if record == 0:
+    if not owner.reservable:
         raise EchoError("every slot that this client may reserve is in use; commit or abort one, or connect with more reservations")
+    record = idle(owner)
+    if record == 0:
+        return None
     owner.reservable.remove(record)
     if remote_claim(mapping.store, record, 1, &slot.run) != ECHO_OK:
         owner.reservable.append(record)
         return None
     slot.mapping, slot.record, slot.owner, slot.spec, slot.open = mapping, record, owner, owner.spec, True
     return slot
+
+
+cpdef uint32_t idle(Direct owner) except? 0:
+    """A record for a reservation; 0 while there is none, because what was given up with it is the learner's until that says so."""
+    cdef Mapping mapping = owner.mapping
+    cdef uint32_t record
+    if mapping is not None:
+        for record in owner.reservable:
+            if remote_idle(mapping.store, record):
+                return record
+    return 0
 
 
 @cython.no_gc_clear
@@ -112,7 +125,10 @@ cdef class Reserved:
     def abort(self):
         """Give the slot back. Raises BufferError and ValueError as `commit`."""
         self._finish()
-        self._give_up()
+        self._free()
+        function = self.owner.give_up() if self.owner.mapping is self.mapping else None
+        if function is not None:
+            function(self.record, self.mapping)
 
     cdef int _finish(self) except -1:
         if not self.owner.here():
@@ -132,13 +148,6 @@ cdef class Reserved:
             remote_leave(self.mapping.store, self.record)
         return 0
 
-    cdef int _give_up(self) except -1:
-        self._free()
-        function = self.owner.give_up() if self.owner.mapping is self.mapping else None
-        if function is not None:
-            function(self.record)
-        return 0
-
     def __enter__(self):
         return self
 
@@ -149,4 +158,7 @@ cdef class Reserved:
     def __del__(self):
         if self.open and self.owner.here():  # every array is dead: each holds a reference to this slot
             self.open = False
-            self._give_up()
+            self._free()
+            # The garbage collector may run in a thread that holds the connection's lock: whoever may wait for that tells the learner.
+            if self.owner.mapping is self.mapping:
+                self.owner.dropped.put((self.record, self.mapping))

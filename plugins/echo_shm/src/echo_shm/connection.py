@@ -24,8 +24,8 @@ from echo_core.channel.uplink import Uplink
 from echo_core.errors import EchoError, EchoTimeoutError, ProtocolError
 from echo_core.wire import REPLY, Buffer, Header, Kind, frame, pack_request, parse_reply, parse_request
 
-from ._direct import Direct
-from ._reserve import Reserved, reserve
+from ._direct import Direct, Mapping
+from ._reserve import Reserved, idle, reserve
 from .board import Notice, Reader
 from .sockets import UnixChannel, dial
 
@@ -84,6 +84,7 @@ class ShmUplink(Uplink):
         self._pumping = False
         self._pumped_at = 0.0  # when the last one was put by the pump, of time.monotonic()
         self._pump_thread: threading.Thread | None = None
+        self._drop_thread: threading.Thread | None = None
         # An observer puts no samples, and is not given the memory for them.
         self._asks = {"records": 1 + options.reservations, "mode": options.mode} if options.role == "worker" else None
         super().__init__(dial, address, spec, options)
@@ -105,6 +106,9 @@ class ShmUplink(Uplink):
             self._weights_put(link, payload)
         else:
             super()._control(link, header, payload)
+            if header.seq == SAID:  # a record that was given up may be idle now, for which `reserve` waits
+                with self.gate.lock:
+                    self.gate.changed.notify_all()
 
     def _attach(self, link: Link, payload: Buffer) -> None:
         channel = link.channel
@@ -182,11 +186,26 @@ class ShmUplink(Uplink):
         self.direct.abandon()
         super().forget()
 
-    def give_up(self, record: int) -> None:
-        """Have the learner take back what `record` holds."""
+    # ------------------------------------------------------------------------------ reservations
+
+    def give_up(self, record: int, mapping: Mapping) -> None:
+        """Have the learner take back what `record` holds, unless `mapping` is gone: with another the number is another reservation's."""
         with self.gate.lock:
-            if self.link is not None:
+            if self.link is not None and self.direct.mapping is mapping:
                 self.link.post(frame(Kind.CONTROL, pack_request("shm/give_up", {"record": record}), seq=SAID))
+
+    def watch_dropped(self) -> None:
+        """From now on what the garbage collector finds to be given up is told to the learner."""
+        with self.gate.lock:
+            if self._drop_thread is None:
+                thread = threading.Thread(target=self._give_up_dropped, name="echo-dropped", daemon=True)
+                thread.start()
+                self._drop_thread = thread
+
+    def _give_up_dropped(self) -> None:
+        while (dropped := self.direct.dropped.get()) is not None:
+            self.give_up(*dropped)
+            del dropped  # which keeps the learner's memory mapped
 
     # ------------------------------------------------------------------ samples in a lane; `gate.lock` held
 
@@ -245,8 +264,9 @@ class ShmUplink(Uplink):
     def start_pump(self) -> None:
         """`gate.lock` held."""
         if self._pump_thread is None and self.attached:
-            self._pump_thread = threading.Thread(target=self._pump, name="echo-pump", daemon=True)
-            self._pump_thread.start()
+            thread = threading.Thread(target=self._pump, name="echo-pump", daemon=True)
+            thread.start()  # which fails at a limit of threads: then the next call tries again
+            self._pump_thread = thread
 
     def _pump(self) -> None:
         try:
@@ -302,6 +322,7 @@ class ShmUplink(Uplink):
 
     def end(self, error: EchoError) -> None:
         super().end(error)
+        self.direct.dropped.put(None)
         with self.gate.lock:
             self.gate.work.notify_all()
 
@@ -400,6 +421,7 @@ class ShmConnection(ChannelConnection):
         """
         self._check()
         up, seconds, start = self._uplink, self._seconds(timeout), time.monotonic()
+        up.watch_dropped()
         while (slot := reserve(self._direct)) is None:
             self._check()
             left = start + seconds - time.monotonic()
@@ -407,11 +429,13 @@ class ShmConnection(ChannelConnection):
                 if up.settled and up.mode != "direct" and up.link is not None:
                     why = 'does not share its store with this worker (mode="private"), so that there is nothing to reserve'
                     raise EchoError(f"{self.address} {why}; use send()")
+                given_up = self._direct.ready and not idle(self._direct)
                 if left <= 0:
-                    what = f"reserve() waits for {up.learner()} to take samples out of its full store"
-                    raise EchoTimeoutError(f"{what}; gave up after {seconds:g} s; {up.advice()}")
-                if not self._direct.ready:  # samples that were taken over before come first
+                    what = "back a slot that was given up" if given_up else "samples out of its full store"
+                    raise EchoTimeoutError(f"reserve() waits for {up.learner()} to take {what}; gave up after {seconds:g} s; {up.advice()}")
+                if not self._direct.ready or given_up:  # samples that were taken over before come first
                     up.gate.changed.wait(min(left, PUMP_SECONDS))
+                    continue
             self._direct.wait_space(min(left, PUMP_SECONDS))
         return slot
 

@@ -194,14 +194,24 @@ class ShmServed(ServedClient):
                 return {"mode": "direct", "records": self.writer.records}
         try:
             lane = Lane(self._sink, self.listener.options.lane_bytes, rows)  # type: ignore[attr-defined]
-            channel.give(lane.fd)
-        except (OSError, MemoryError) as error:
-            log.warning("worker %s gets no lane of %s, its samples come over the socket: %s", self.peer.name, self.listener.address, error)
+            self._begin(lane, channel)
+        except (OSError, MemoryError, RuntimeError) as error:  # RuntimeError: no more threads
+            # Its text: a handler that keeps records would keep the error's frames, and with them the lane.
+            log.warning("worker %s gets no lane of %s, its samples come over the socket: %s", self.peer.name, self.listener.address, str(error))
             return {"mode": "socket"}
-        lane.handed_over()
         self.lane = self.listener.lanes[self._session] = lane
-        lane.start(self._lane_over)
         return {"mode": "private", "rows": lane.rows}
+
+    def _begin(self, lane: Lane, channel: UnixChannel) -> None:
+        """Copy from it, and hand it over. Nobody knows of a lane before that is done: one without a copier would be waited for in vain."""
+        try:
+            lane.start(self._lane_over)
+            channel.give(lane.fd)
+        except BaseException:
+            lane.finish(timeout=0)
+            raise
+        finally:
+            lane.handed_over()
 
     def _lane_over(self, broken: bool) -> None:
         """The copier's last call: there will be no more of it."""
@@ -311,18 +321,27 @@ class ShmListener(ChannelListener):
             if 0 in records:
                 raise OSError("too many workers have")
             writer = Writer(shared, records, pid, session, name)
-        except OSError as error:
+            try:
+                self._watch_over(writer)
+            except BaseException:
+                writer.handed_over()
+                writer.forget()
+                raise
+        except (OSError, RuntimeError) as error:  # RuntimeError: no more threads
             for record in filter(None, records):
                 shared.reap(record)
-            log.warning("worker %s gets no memory of %s: %s; it gets a lane, or sends over the socket", name, self.address, error)
+            log.warning("worker %s gets no memory of %s: %s; it gets a lane, or sends over the socket", name, self.address, str(error))
             return None
-        with self._watch:
-            self._writers.add(writer)
-            if self._keeper is None:
-                self._keeper = threading.Thread(target=self._keep, name="echo-shm-keeper", daemon=True)
-                self._keeper.start()
-            self._watch.notify_all()
         return writer
+
+    def _watch_over(self, writer: Writer) -> None:
+        with self._watch:
+            if self._keeper is None:
+                keeper = threading.Thread(target=self._keep, name="echo-shm-keeper", daemon=True)
+                keeper.start()
+                self._keeper = keeper
+            self._writers.add(writer)
+            self._watch.notify_all()
 
     def lane_ended(self, session: Session, lane: Lane) -> None:
         with self._watch:

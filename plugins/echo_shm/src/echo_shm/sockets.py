@@ -49,6 +49,7 @@ class UnixChannel(Channel):
         self._sock = sock
         self._space = socket.CMSG_SPACE(FD_BYTES * MOST_FDS) if takes_descriptors else 0
         self._giving: deque[int] = deque()
+        _channels.add(self)
 
     def give(self, fd: int) -> None:
         """Have a copy of `fd` travel with the next bytes."""
@@ -225,12 +226,20 @@ class UnixAcceptor(Acceptor):
 
 
 _acceptors: weakref.WeakSet[UnixAcceptor] = weakref.WeakSet()
+_channels: weakref.WeakSet[UnixChannel] = weakref.WeakSet()  # accepted and dialled
 
 
 def _leave_all_to_parent() -> None:
-    """A name is taken for as long as any copy of its socket is open, and a learner's data loaders may outlive it."""
+    """A name is taken, and a connection stands, for as long as any copy of its socket is open; and a learner's data loaders may outlive it.
+
+    Its workers would go on putting samples into a store that nobody reads, and never return to the learner that is started after it. In
+    the same way a worker that was killed would stay a peer. The parent's copies are not disturbed by closing ours.
+    """
     for acceptor in list(_acceptors):
         acceptor.leave_to_parent()
+    for channel in list(_channels):
+        with suppress(OSError):
+            channel.close()
 
 
 os.register_at_fork(after_in_child=_leave_all_to_parent)

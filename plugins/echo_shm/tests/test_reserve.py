@@ -1,0 +1,69 @@
+"""Reserved slots that are given up: the learner hears of it, whoever gives them up and wherever."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from echo_core import Client, Server
+from echo_core.errors import EchoError, EchoTimeoutError
+from echo_core.testing.processes import returns, until
+from echo_core.testing.samples import example
+from echo_shm.listener import ShmListener
+from echo_shm.transport import ShmTransport
+
+sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
+import nursery
+
+spawning = multiprocessing.get_context("spawn")
+
+pytestmark = pytest.mark.usefixtures("no_memory_left")
+
+
+def test_a_slot_is_given_up_by_the_garbage_collector_in_a_thread_that_holds_the_lock() -> None:
+    with Server(example(), 4, ShmTransport(claim_timeout=600.0)) as server:
+        heard, said = spawning.Pipe(duplex=False)
+        process = spawning.Process(target=nursery.drop, args=(str(server.address), said))
+        process.start()
+        try:
+            assert heard.poll(20), "it waits for a lock that it holds itself"
+            assert heard.recv() == "dropped"
+            until(lambda: server.stats()["store/samples_aborted_total"] == 1, "the slot is free, though nobody calls")
+        finally:
+            process.kill()
+            process.join()
+            process.close()
+
+
+def test_the_only_slot_is_given_up_and_had_again_at_once() -> None:
+    with Server(example(), 4, ShmTransport()) as server, Client(server.address, example(), reservations=1) as client:
+        for _ in range(100):
+            with client.reserve():
+                pass
+        for _ in range(100):
+            client.reserve()
+        slot = client.reserve()
+        assert server.stats()["store/samples_aborted_total"] == 200
+        with pytest.raises(EchoError, match="every slot that this client may reserve is in use"):
+            client.reserve()
+        slot.abort()
+
+
+def test_whoever_waits_for_a_slot_that_was_given_up_is_told_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ShmListener, "give_up", lambda self, record: None)
+    with Server(example(), 4, ShmTransport()) as server, Client(server.address, example(), reservations=1) as client:
+        client.reserve().abort()
+        begun = time.process_time()
+        with pytest.raises(EchoTimeoutError, match="to take back a slot that was given up"):
+            client.reserve(timeout=0.5)
+        assert time.process_time() - begun < 0.3, "it looks without a pause"
+
+
+def test_who_asked_for_no_reservations_is_told_at_once() -> None:
+    with Server(example(), 4, ShmTransport()) as server, Client(server.address, example(), reservations=0) as client:
+        reserved = returns(client.reserve)
+    assert isinstance(reserved, EchoError) and "connect with more reservations" in str(reserved)
