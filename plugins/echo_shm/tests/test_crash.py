@@ -254,6 +254,7 @@ def test_a_writer_killed_before_it_said_when_delays_no_complete_batch() -> None:
         assert forget_when(server._listeners[0].shared.fd, 4) == 1
         assert server.sample(timeout=5).batch["number"].tolist() == [3, 4, 5, 6]
         slot.abort()
+        until(lambda: server.stats()["store/samples_aborted_total"] == 1, "it was given back")
         client.send_batch(stacked(1, 7, 1))
         assert sorted(server.sample(timeout=5).batch["number"].tolist()) == [0, 1, 2, 7]
 
