@@ -82,7 +82,7 @@ def test_who_stops_in_the_middle_of_a_frame_keeps_no_memory_that_others_wait_for
         slow.acknowledged(4)
         with contextlib.suppress(ConnectionResetError):
             assert stopped.sock.recv(1) == b""
-        assert "in the middle of a large frame, whose memory others were waiting for" in caplog.text
+        eventually(lambda: "in the middle of a large frame, whose memory others were waiting for" in caplog.text)
         again = dial(server, stopped.client)
         assert again.resumed_at == 0
         again.send(range(2))
