@@ -315,6 +315,7 @@ void play(const Scenario &s, double seconds) {
     if (c.inserts != committed.load()) forbidden("every commit is counted once");
     if (c.samples + c.redelivered != drawn.load()) forbidden("every draw is counted once");
     if (c.size > s.capacity || (!s.lease_ns && c.size != sampling.held.size())) forbidden("the sampler holds what the table holds");
+    if (s.limits.min_diff == 0 && c.evicted != 0) forbidden("a queue evicts nothing");
     if (c.pending != 0) forbidden("nothing is under way when nobody writes");
     const double diff = double(c.inserts) * s.limits.samples_per_insert - double(c.samples);
     if (c.inserts > uint64_t(s.limits.min_size) && (diff > s.limits.max_diff || (c.samples && diff < s.limits.min_diff)))

@@ -72,7 +72,8 @@ public:
           const LagLimits &lags = {}, int64_t lease_ns = 0, const std::vector<uint64_t> &more = {})
         : capacity_(uint32_t(capacity)), batch_size_(batch_size), max_times_(max_times_sampled), replacement_(replacement), sampler_(sampler),
           remover_(remover == sampler ? nullptr : remover), victims_(remover && remover == sampler),
-          queue_(max_times_sampled == 1 && limits.samples_per_insert == 1 && limits.min_diff == 0), random_(random),
+          queue_(max_times_sampled == 1 && limits.samples_per_insert == 1 && limits.min_diff == 0 && limits.max_diff <= double(capacity)),
+          random_(random),
           rows_(leaf_bytes, capacity, fd), batches_(joined(leaf_bytes, more)), generations_(capacity_), desks_(rows_),
           versions_(capacity_, lags), arrivals_(capacity_), limiter_(limits), log_(sampler ? 0 : capacity_), loans_(capacity_, lease_ns),
           preserved_(rows_, capacity_) {
@@ -343,7 +344,7 @@ private:
     bool refuses_zero_ = false;
     const echo_sampler *const sampler_, *const remover_;
     const bool victims_;  // the sampler says what goes
-    const bool queue_;    // every item is sampled once, and the limiter counts those that wait
+    const bool queue_;    // every item is sampled once, and the limiter counts those that wait: there is room for them, and none is evicted
     bitgen_t *const random_;
     Follower *follower_ = nullptr;
     Rows rows_;

@@ -31,7 +31,8 @@ inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
     if (desks_.all_taken()) return ++push_blocked_, ECHO_FULL;
     const uint32_t allowed = follower_ ? most : uint32_t(limiter_.room(most, size_));  // steps were let in already: see steps.hpp
     uint32_t first = 0, n = allowed ? arrivals_.take(allowed, &first) : 0;
-    if (n == 0 && allowed) {
+    // In a queue rows are missing only while some are gathered for the last time.
+    if (n == 0 && allowed && !queue_) {
         uint32_t row;
         if (!remover_ && !victims_) {
             // The oldest, as far as they lie side by side: the sampler is told of them all at once.
@@ -208,6 +209,7 @@ inline bool Table::can_claim() {
     if (paused_ || held_ || preserved_.full() || limiter_.room(1, size_) == 0 || desks_.all_taken()) return false;
     if (arrivals_.used() < capacity_) return true;
     if (detached_) return true;
+    if (queue_) return false;
     if (victims_) return sampler_->count(sampler_->state) > 0;
     if (remover_) return remover_->count(remover_->state) > 0;
     const uint32_t oldest = arrivals_.oldest();
