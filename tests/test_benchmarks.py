@@ -34,7 +34,7 @@ from benchmarks.systems import Entry  # noqa: E402
 
 TINY = Settings(repeat=1, seconds=0.05, warmup=0.05)
 PATIENT = Settings(repeat=1, seconds=0.05, warmup=0.05, patience=90.0)  # importing some systems alone takes many seconds
-PROGRAMS = {"ucx-perftest", "ucx-copies", "relay", "relay-readv"}  # that measure themselves
+PROGRAMS = {"ucx-perftest", "ucx-perftest-eager", "ucx-copies", "relay", "relay-readv"}  # that measure themselves
 REPLAY_CASES = replay_cases.CASES
 
 

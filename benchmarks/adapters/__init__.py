@@ -29,6 +29,7 @@ SYSTEMS: dict[str, Entry] = {
     "echo-rdma-each": Entry("benchmarks.adapters.echo_core:EchoRdmaEach", ("echo-rdma", "echo-core", "echo-samplers")),
     "memcpy": Entry("benchmarks.adapters.memcpy:Memcpy", ()),
     "ucx-perftest": Entry("benchmarks.adapters.ucx_perftest:UcxPerftest", (), program="ucx_perftest", hint="apt install ucx-utils"),
+    "ucx-perftest-eager": Entry("benchmarks.adapters.ucx_perftest:UcxPerftestEager", (), program="ucx_perftest", hint="apt install ucx-utils"),
     "ucx-copies": Entry("benchmarks.adapters.ucx_copies:UcxCopies", (), program="ucx_perftest", hint="apt install ucx-utils libucx-dev"),
     "ucxx": Entry("benchmarks.adapters.ucxx:Ucxx", ("ucxx-cu12",), "BENCH_UCXX_PYTHON", hint="pip install ucxx-cu12"),
     "relay": Entry("benchmarks.adapters.relay:Relay", ()),

@@ -24,6 +24,7 @@ LINE = re.compile(r"^\s*(?:\[[^]]*\])?\s*(?:Final:)?\s*\d+(?:\s+[\d.]+){6,7}\s*$
 class UcxPerftest(Program):
     name = "ucx-perftest"
     can = frozenset({"ucx", "ucx-tcp"})
+    settings: dict[str, str] = {}
 
     def measure(self, case: Case, pace: Pace, report: Reporter) -> Figures:
         size = PAYLOADS[case.payload].sample_bytes
@@ -40,7 +41,7 @@ class UcxPerftest(Program):
     def _run(self, size: int, count: int) -> float:
         """Messages per second: the overall rate on the last line of the table."""
         path = program("ucx_perftest")
-        env = {**os.environ, "UCX_WARN_UNUSED_ENV_VARS": "n"}
+        env = {**os.environ, "UCX_WARN_UNUSED_ENV_VARS": "n", **self.settings}
         if (library := Path(path).parent.parent / "lib" / "libucp.so.0").exists():  # that of a wheel does not find it by itself
             env["LD_LIBRARY_PATH"] = str(library.parent)
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -56,6 +57,14 @@ class UcxPerftest(Program):
         if not lines:
             raise RuntimeError(f"ucx_perftest said no rate: {(done.stderr or done.stdout).strip()[-300:]}")
         return float(lines[-1].split()[-1])
+
+
+class UcxPerftestEager(UcxPerftest):
+    """The same with every message sent as such. UCX by itself has large ones written by the sender to an address that the receiver gives away."""
+
+    name = "ucx-perftest-eager"
+    can = frozenset({"ucx-tcp"})
+    settings = {"UCX_RNDV_THRESH": "inf"}
 
 
 def _until_it_listens(port: int, server: subprocess.Popen[bytes]) -> None:

@@ -24,6 +24,7 @@ from echo_core.handshake import ClientHandshake
 from echo_core.security import find_token
 from echo_core.spec import Spec
 from echo_core.wire import Kind, frame, pack_header
+from echo_tcp import control
 from echo_tcp.transport import TcpTransport
 
 EXAMPLE = {"x": np.zeros(4, np.float32), "y": np.zeros((), np.int64)}  # 24 bytes
@@ -150,6 +151,18 @@ def test_strangers_who_say_nothing_do_not_keep_others_out(dial, eventually, serv
         finally:
             for sock in strangers:
                 sock.close()
+
+
+def test_nobody_is_thrown_out_for_the_last_free_place(monkeypatch, serve):
+    monkeypatch.setattr(control, "CROWDED_SECONDS", 0.1)
+    with serve(EXAMPLE, max_pending=2, handshake_timeout=60) as server, connect(server) as first:
+        time.sleep(0.3)
+        with connect(server) as second:
+            second.sendall(b"x" * 64)
+            ended(second)
+        first.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            first.recv(1)
 
 
 def test_the_wrong_token_and_the_wrong_spec_are_told_why(dial, eventually, serve):

@@ -151,16 +151,19 @@ class Control:
     # --------------------------------------------------------------------------- at the door
 
     def _crowded(self) -> float | None:
-        """None when one more handshake can be under way (room is made by ending one that lingers), else when that may be."""
+        """None when one more handshake can be under way, in place of one that lingers if need be; else when that may be."""
         if len(self._pending) < self._options.max_pending:
             return None
         oldest = next(iter(self._pending.values()))
         throw_out_at = min(oldest.began + CROWDED_SECONDS, oldest.deadline)
-        if throw_out_at > time.monotonic():
-            return throw_out_at
-        self._complain_of(oldest, EchoError("it kept others waiting in its handshake"))
-        self._drop(oldest)
-        return None
+        return throw_out_at if throw_out_at > time.monotonic() else None
+
+    def _make_room(self) -> None:
+        """For one more handshake: only now that somebody is there who needs it is the oldest thrown out."""
+        while len(self._pending) >= self._options.max_pending:
+            oldest = next(iter(self._pending.values()))
+            self._complain_of(oldest, EchoError("it kept others waiting in its handshake"))
+            self._drop(oldest)
 
     def _turn_away(self) -> bytes:
         """What a client is told for which there is no descriptor."""
@@ -172,6 +175,7 @@ class Control:
     # ----------------------------------------------------------------------------- handshakes
 
     def _welcome(self, sock: socket.socket, address: str) -> None:
+        self._make_room()
         sock.setblocking(False)
         deadline = time.monotonic() + self._options.handshake_timeout
         handshake = None
