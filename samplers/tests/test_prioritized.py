@@ -56,6 +56,13 @@ def test_zero_is_drawn_by_virtue_of_eps_alone() -> None:
     assert nothing.sample(3, rng)[0].tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+def test_with_an_alpha_of_zero_zero_is_drawn_like_all_others(eps: float) -> None:
+    drawn, probabilities = filled([0.0, 1.0, 0.0, 1e30, 0.0], alpha=0.0, eps=eps).sample(1000, np.random.default_rng(0))
+    assert set(drawn.tolist()) == set(range(5))
+    np.testing.assert_array_equal(probabilities, 0.2)
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 1.0, 2.0])
 def test_priorities_of_every_magnitude_leave_the_others_drawable(alpha: float) -> None:
     extreme = [1e308, 1e-320, 5e-324, 1e38, 1.0]

@@ -16,8 +16,9 @@ inline float narrow(double priority) {
     return static_cast<float>(std::clamp(priority, static_cast<double>(FLT_MIN), static_cast<double>(FLT_MAX)));
 }
 
-// (priority + eps) ** alpha as a weight: 0 only when both are 0.
+// (priority + eps) ** alpha as a weight: 0 only when both are 0, and with an alpha of 0 never.
 inline float power_weight(float priority, float eps, float alpha) {
+    if (alpha == 0) return 1;
     const float sum = std::min(priority + eps, FLT_MAX);
     if (!(sum > 0)) return 0;
     const float weight = alpha == 1 ? sum : alpha == 0.5f ? std::sqrt(sum) : std::pow(sum, alpha);
@@ -43,7 +44,7 @@ ECHO_SAMPLERS_WIDE inline float power_weights(const double *priorities, float *w
         Lanes weight = power(sum < least ? least : sum, alpha);
         weight = weight < least ? least : weight;
         weight = weight > limit ? limit : weight;
-        weight = sum > none ? weight : none;
+        if (alpha != 0) weight = sum > none ? weight : none;
         write(weights + i, __builtin_convertvector(weight, Floats));
     }
     for (int lane = 0; lane < 4; ++lane) most = std::max(most, largest[lane]);
