@@ -20,8 +20,8 @@ from echo_core import Client, Server
 from echo_core.errors import EchoError, EchoTimeoutError
 from echo_core.testing.processes import descriptors, settled, until
 from echo_core.testing.samples import Tally, example, stacked
-from echo_shm.connection import ShmUplink
 from echo_shm.transport import ShmTransport
+from echo_shm.uplink import ShmUplink
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
 import nursery

@@ -119,7 +119,8 @@ def test_a_worker_killed_in_the_middle_leaves_whole_samples() -> None:
         assert got == list(range(len(got)))
 
 
-def test_an_interpreter_that_ends_without_close_still_delivers() -> None:
+@pytest.mark.parametrize("warnings", ["always", "error"])
+def test_an_interpreter_that_ends_without_close_still_delivers(warnings: str) -> None:
     code = textwrap.dedent(
         """
         import sys, numpy as np
@@ -133,7 +134,7 @@ def test_an_interpreter_that_ends_without_close_still_delivers() -> None:
         """
     )
     with WireLearner(NARROW) as learner:
-        command = [sys.executable, "-W", "always", "-c", code, str(learner.address)]
+        command = [sys.executable, "-W", warnings, "-c", code, str(learner.address)]
         done = subprocess.run(command, timeout=60, capture_output=True, text=True, check=True)
         assert numbers(learner) == list(range(2000))
         assert "ResourceWarning: unclosed connection to tcp://" in done.stderr

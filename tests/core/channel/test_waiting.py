@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
+import warnings
 from contextlib import suppress
 from typing import Any
 
@@ -201,6 +203,19 @@ def test_a_connection_nobody_closed_is_closed_with_a_warning() -> None:
         connection.send_batch(stacked(0, 0, 2))
         with pytest.warns(ResourceWarning, match="unclosed connection to local://learner"):
             del connection
+        assert server.sample(10).batch["number"].tolist() == [0, 1]
+        until(lambda: not server.peers(), "it has left")
+
+
+def test_where_warnings_are_errors_it_is_closed_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: raised.append(str(what.exc_value)))
+    with serve() as server, warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        connection = connect()
+        connection.send_batch(stacked(0, 0, 2))
+        del connection
+        assert [text.partition(";")[0] for text in raised] == ["unclosed connection to local://learner"]
         assert server.sample(10).batch["number"].tolist() == [0, 1]
         until(lambda: not server.peers(), "it has left")
 

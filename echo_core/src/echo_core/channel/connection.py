@@ -249,9 +249,10 @@ class ChannelConnection(Connection):
         up = getattr(self, "_uplink", None)
         if up is None or up.closing or self._forked:
             return
-        self._warn()
         # On a thread of its own: the garbage collector may run in one that holds the lock.
-        threading.Thread(target=_abandon, args=(up,), name="echo-abandoned", daemon=True).start()
+        with suppress(RuntimeError):  # there are no more threads, or the process ends, and the connection with it
+            threading.Thread(target=_abandon, args=(up,), name="echo-abandoned", daemon=True).start()
+        self._warn()  # last, as it raises where warnings are errors
 
     def _warn(self) -> None:
         warnings.warn(

@@ -7,6 +7,7 @@ import os
 import socket
 import warnings
 import weakref
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -159,21 +160,22 @@ class TcpConnection(Connection):
         worker = getattr(self, "_worker", None)
         if worker is None or worker.is_closed:
             return
-        warnings.warn(
+        self._end(ABANDONED_SECONDS)
+        warnings.warn(  # last, as it raises where warnings are errors
             f"unclosed connection to {self.address}; call close(), or use it in a with statement",
             ResourceWarning,
             source=self,
             stacklevel=2,
         )
-        self._end(ABANDONED_SECONDS)
 
 
 _open: weakref.WeakSet[TcpConnection] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
-    for connection in list(_open):
-        connection.__del__()
+    with ExitStack() as every:  # whatever one of them raises
+        for connection in list(_open):
+            every.callback(connection.__del__)
 
 
 atexit.register(_at_exit)

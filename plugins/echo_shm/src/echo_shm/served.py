@@ -1,0 +1,200 @@
+"""One worker at the learner's end: it is given the store, or a lane of its own (lanes.py), and told where new weights lie."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from echo_core.channel.link import Work
+from echo_core.channel.served import STREAMING_SECONDS, ServedClient
+from echo_core.errors import ConnectionClosedError, ProtocolError, SecurityError
+from echo_core.wire import Kind, frame, pack_request
+
+from .lanes import Lane
+from .uplink import WEIGHTS
+
+if TYPE_CHECKING:
+    from echo_core.channel.link import Link
+    from echo_core.wire import Buffer, Header
+
+    from .listener import ShmListener
+    from .sockets import UnixChannel
+    from .writer import Writer
+
+__all__ = ["ShmServed"]
+
+log = logging.getLogger("echo")
+
+LANE_BROKEN = "it wrote to its lane what cannot be: a count of samples beyond what the lane holds"
+FINISH_SECONDS = 0.25  # of one wait for space; as many as it takes until what lies in a lane is copied
+
+
+class ShmServed(ServedClient):
+    """One worker. Beside what every channel's client does, it may ask for the store, or for a lane."""
+
+    listener: ShmListener
+    writer: Writer | None = None
+    lane: Lane | None = None
+    _generation = 0  # of the board it has
+    _answered = False  # it has been told where its samples go
+    _counted = 0  # samples put directly, when the state was last looked at
+    _counted_at = 0.0
+
+    def _serve(self) -> None:
+        try:
+            super()._serve()
+        finally:
+            if self.writer is not None:
+                self.listener.left(self.writer)
+
+    def _read(self, link: Link) -> None:
+        try:
+            super()._read(link)
+        finally:
+            if self.lane is not None and self._end_lane(self.lane):
+                raise ProtocolError(LANE_BROKEN)
+
+    def _end_lane(self, lane: Lane) -> bool:
+        """Copy what is whole, as far as there is space. Whether the worker broke its lane."""
+        while not lane.finish(timeout=FINISH_SECONDS):
+            pass
+        with self._session.lock:
+            self._session.inserted += lane.samples
+            self.peer.samples = self._session.inserted
+        self.listener.lane_ended(self._session, lane)
+        return lane.broken
+
+    def evict(self, timeout: float) -> None:
+        if self.lane is not None:
+            self.lane.finish(timeout=0)
+        super().evict(timeout)
+
+    def stop(self, until: float) -> None:
+        if self.lane is not None:  # first of all, so that the worker hears what was committed
+            self.lane.finish(timeout=max(0.0, until - time.monotonic()))
+        super().stop(until)
+
+    def _control(self, link: Link, header: Header, payload: Buffer) -> None:
+        super()._control(link, header, payload)
+        with self.gate.lock:
+            # Descriptors are taken in the order in which they were given: that of the board must not overtake the answer to `shm/attach`.
+            self._answered = self.writer is not None or self.lane is not None
+
+    def _answer(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+        if self.lane is not None and not op.startswith("shm/"):
+            self.lane.catch_up(lambda: self.link is None or self.link.error is not None)  # requests follow the samples sent before them
+        if op == "shm/attach":
+            if self.peer.role != "worker":
+                raise SecurityError(f"an {self.peer.role} sends no experience, and may not write to the learner's memory")
+            return self._attach(body), b""
+        if op == "shm/give_up":
+            record = body.get("record")
+            if self.writer is None or record not in self.writer.records:
+                raise ProtocolError(f"record {record!r} is not this worker's")
+            self.listener.give_up(record)
+            return {}, b""
+        if op == "shm/again":
+            with self.gate.lock:
+                self._on_the_way = 0
+                self.gate.work.notify_all()
+            return {}, b""
+        return super()._answer(op, body, blob)
+
+    def _attach(self, body: dict[str, Any]) -> dict[str, Any]:
+        wanted: Any = body.get("records")
+        rows: Any = body.get("rows")
+        sane = type(wanted) is int and 1 <= wanted <= 65 and type(rows) is int and rows >= 1
+        if not sane or self.writer is not None or self.lane is not None:
+            raise ProtocolError(f"{wanted!r} records and {rows!r} rows cannot be had")
+        channel: UnixChannel = self._channel  # type: ignore[assignment]
+        former = self.listener.lanes.get(self._session)
+        if former is not None and not former.ended:
+            # Two copiers would insert samples twice; it comes again.
+            assert self.link is not None
+            self.link.fail(ConnectionClosedError("its former connection still copies samples"))
+            return {}
+        shared = self.listener.shared
+        if body.get("mode") == "direct" and shared is not None:
+            self.writer = self.listener.admit(channel.pid, wanted, self._session, self.peer.name)
+            if self.writer is not None:
+                try:
+                    channel.give(shared.fd)
+                    channel.give(self.writer.lifeline)
+                finally:
+                    self.writer.handed_over()
+                return {"mode": "direct", "records": self.writer.records}
+        try:
+            lane = Lane(self._sink, self.listener.options.lane_bytes, rows)  # type: ignore[attr-defined]
+            self._begin(lane, channel)
+        except (OSError, MemoryError, RuntimeError) as error:  # RuntimeError: no more threads
+            # Its text: a handler that keeps records would keep the error's frames, and with them the lane.
+            log.warning("worker %s gets no lane of %s, its samples come over the socket: %s", self.peer.name, self.listener.address, str(error))
+            return {"mode": "socket"}
+        self.lane = self.listener.lanes[self._session] = lane
+        return {"mode": "private", "rows": lane.rows}
+
+    def _begin(self, lane: Lane, channel: UnixChannel) -> None:
+        """Copy from it, and hand it over. Nobody knows of a lane before that is done: one without a copier would be waited for in vain."""
+        try:
+            lane.start(self._lane_over)
+            channel.give(lane.fd)
+        except BaseException:
+            lane.finish(timeout=0)
+            raise
+        finally:
+            lane.handed_over()
+
+    def _lane_over(self, broken: bool) -> None:
+        """The copier's last call: there will be no more of it."""
+        assert self.link is not None
+        self.link.fail(ProtocolError(LANE_BROKEN) if broken else ConnectionClosedError("the store is closed"))
+
+    def _work(self) -> Work | None:
+        notice = self.listener.board.newest
+        due = self._subscribed and not self._on_the_way and self._chunks is None and not self._ack_due
+        reads = self._answered and (self.writer is not None or self.listener.board.sealed)
+        if not reads or notice is None or not due or notice.version <= self._held:
+            return super()._work()
+        return self._notice()
+
+    def _notice(self) -> Work | None:
+        """Where the newest version lies; with the memory itself, if it has not got that yet."""
+        channel: UnixChannel = self._channel  # type: ignore[assignment]
+        with self.listener.publishing:
+            notice, fd = self.listener.board.newest, self.listener.board.fd
+            if notice is None:
+                return None
+            new = notice.generation != self._generation
+            if new:
+                channel.give(fd)
+        self._generation, self._on_the_way = notice.generation, notice.version
+        return [frame(Kind.CONTROL, pack_request("shm/weights", notice._asdict() | {"new": new}), seq=WEIGHTS)], 0
+
+    def _receipt(self, version: int, digest: int) -> None:
+        newest = self.listener.board.newest
+        with self.gate.lock:
+            # A worker that reads the board takes what is newest by then, if that is newer than what it was told of.
+            if self._on_the_way and self._chunks is None and newest is not None and self._on_the_way < version <= newest.version:
+                self._on_the_way = version
+        super()._receipt(version, digest)
+
+    def refresh(self) -> None:
+        super().refresh()
+        way = self.writer or self.lane
+        if way is None or (self.lane is not None and self.lane.counted):
+            return
+        samples, now = way.samples, time.monotonic()
+        if samples != self._counted:
+            self._counted, self._counted_at = samples, now
+        self.peer.samples = self._session.inserted + samples
+        self.peer.bytes += samples * self._sink.spec.sample_bytes
+        waiting = way.waiting
+        if waiting:
+            self._show("waiting for space", now - waiting)
+        elif now < self._counted_at + STREAMING_SECONDS:
+            self._show("streaming", self._counted_at)
+
+    def _show(self, state: str, since: float) -> None:
+        if state != self.peer.state:
+            self.peer.state, self.peer.state_since = state, since

@@ -1,0 +1,323 @@
+"""A worker's session by shared memory, and the thread that puts what had to wait.
+
+Everything but samples and weights travels over the unix socket, by `echo_core.channel`: handshake, requests, goodbye, reconnecting.
+Samples are put into the learner's store, or into the worker's lane, by `Direct`. What it cannot put at once goes to the session's window,
+from which the pump puts it as soon as there is space, in order; to a learner that shares no memory the window is sent over the socket.
+
+What lies in a lane is the learner's as far as the window is concerned; when the connection is lost, the next one takes back what was
+not copied.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from echo_core.channel.link import Link, Work, wait_until
+from echo_core.channel.uplink import Uplink
+from echo_core.errors import EchoError, ProtocolError
+from echo_core.wire import REPLY, Buffer, Header, Kind, frame, pack_request, parse_reply, parse_request
+
+from ._direct import Direct, Mapping
+from .board import Notice, Reader
+from .sockets import UnixChannel, dial
+
+if TYPE_CHECKING:
+    from echo_core.address import Address
+    from echo_core.spec import Spec
+
+    from .transport import ShmConnectOptions
+
+__all__ = ["WEIGHTS", "ShmUplink"]
+
+ATTACH = 1 << 60  # number of the request that asks for the store; those of callers count from 1
+SAID = ATTACH + 1  # of requests whose answer does not matter
+WEIGHTS = ATTACH + 2  # of the learner's notices of weights
+CATCH_UP_SECONDS = 0.05  # that a call waits for samples taken over before it, while they are going out
+GOING_SECONDS = 0.01  # since one of them went, for as long as they count as going out
+PUMP_SECONDS = 0.05  # a wait of the pump that an ending link must be able to cut short
+LANE_SECONDS = 0.02  # the same of who waits for a lane to be copied
+
+
+class _Progress:
+    """What `wait_until` sleeps on for a lane: there the learner says by a number, not by a frame, how far it is."""
+
+    def __init__(self, up: ShmUplink) -> None:
+        self._up = up
+
+    def wait(self, timeout: float | None) -> None:
+        up = self._up
+        if not up.direct.under_way():
+            up.gate.changed.wait(timeout)
+            return
+        up.gate.lock.release()
+        try:
+            up.direct.wait_copied(LANE_SECONDS if timeout is None else min(timeout, LANE_SECONDS))
+        finally:
+            up.gate.lock.acquire()
+
+
+class ShmUplink(Uplink):
+    """A session whose samples are put into the learner's memory while it shares that.
+
+    Attributes:
+        settled: whether the learner has said how samples get to it; under `gate.lock`.
+        attached: its store or a lane is mapped here.
+        mode: "direct": the store; "private": a lane; "socket": nothing.
+    """
+
+    direct: Direct
+
+    def __init__(self, spec: Spec, address: Address, options: ShmConnectOptions) -> None:
+        self.settled = False
+        self.attached = False
+        self.mode = "socket"
+        self.direct = Direct(spec, options.patience)
+        self._board: Reader | None = None
+        self._pumping = False
+        self._pumped_at = 0.0  # when the last one was put by the pump, of time.monotonic()
+        self._pump_thread: threading.Thread | None = None
+        self._drop_thread: threading.Thread | None = None
+        # An observer puts no samples, and is not given the memory for them.
+        self._asks = {"records": 1 + options.reservations, "mode": options.mode} if options.role == "worker" else None
+        super().__init__(dial, address, spec, options)
+
+    # ------------------------------------------------------------------------ getting the store
+
+    def _resume(self, link: Link, incarnation: str, header: Header) -> None:
+        super()._resume(link, incarnation, header)
+        with self.gate.lock:
+            if self._asks is None:
+                self.settled = True
+            else:
+                link.post(frame(Kind.CONTROL, pack_request("shm/attach", {**self._asks, "rows": self.window.most}), seq=ATTACH))
+
+    def _control(self, link: Link, header: Header, payload: Buffer) -> None:
+        if header.flags & REPLY and header.seq == ATTACH:
+            self._attach(link, payload)
+        elif header.seq == WEIGHTS:
+            self._weights_put(link, payload)
+        else:
+            super()._control(link, header, payload)
+            if header.seq == SAID:  # a record that was given up may be idle now, for which `reserve` waits
+                with self.gate.lock:
+                    self.gate.changed.notify_all()
+
+    def _attach(self, link: Link, payload: Buffer) -> None:
+        channel = link.channel
+        assert isinstance(channel, UnixChannel)
+        body, _ = parse_reply(payload)
+        mode: Any = body.get("mode")
+        records: Any = body.get("records")
+        rows: Any = body.get("rows")
+        handed = len(channel.fds) >= (2 if mode == "direct" else 1) and {
+            "direct": isinstance(records, list) and bool(records) and all(type(r) is int and 0 < r < 1024 for r in records),
+            "private": type(rows) is int and rows > 0,
+        }.get(str(mode), False)
+        if mode != "socket" and not handed:
+            raise ProtocolError("the learner offered its memory and did not hand it over; install the same echo-shm at both ends")
+        with self.gate.lock:
+            # Its former copier has ended, or it would not have answered: what it has not copied by now is for this connection.
+            count, data = self.direct.take_back()
+            if count:
+                self.window.put_first(count, data)
+        if mode != "socket":
+            fd = channel.fds.popleft()
+            try:
+                self.direct.attach(fd, channel.fds.popleft(), records) if mode == "direct" else self.direct.attach_lane(fd, rows)
+            except (EchoError, MemoryError, OSError) as error:
+                remedy = '; mode="private" needs less' if mode == "direct" else ""
+                self.end(EchoError(f"the memory of {self.address} cannot be used: {error}{remedy}"))
+                return
+            finally:
+                os.close(fd)
+        with self.gate.lock:
+            self.settled = True
+            self.mode, self.attached = str(mode), mode != "socket"
+            self.open_if_idle()
+            if self.window.taken != self.window.acknowledged:
+                self.start_pump()
+            self.gate.changed.notify_all()
+            self.gate.work.notify_all()
+
+    def _weights_put(self, link: Link, payload: Buffer) -> None:
+        """A version lies on the learner's board."""
+        _, body, _ = parse_request(payload)
+        try:
+            notice = Notice(*(int(body[field]) for field in Notice._fields))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"a malformed notice of weights: {error!r}") from error
+        if body.get("new"):
+            channel = link.channel
+            assert isinstance(channel, UnixChannel)
+            if not channel.fds:
+                raise ProtocolError("a notice of weights came without their memory")
+            fd = channel.fds.popleft()
+            try:
+                self._board = Reader(fd)
+            except (OSError, ValueError) as error:
+                raise ProtocolError(f"the learner's weights cannot be mapped: {error}") from error
+            finally:
+                os.close(fd)
+        whole = self._board.copy(notice.version) if self._board is not None else None
+        if whole is not None:
+            self._hold(link, *whole)
+            return
+        with self.gate.lock:
+            link.post(frame(Kind.CONTROL, pack_request("shm/again", {}), seq=SAID))
+
+    def _lost(self, link: Link, error: Exception) -> None:
+        self.direct.detach()
+        self._board = None
+        with self.gate.lock:
+            self.attached = self.settled = False
+            # What it has put counts as acknowledged before the learner is told how much that is.
+            self.gate.changed.wait_for(lambda: not self._pumping)
+        super()._lost(link, error)
+
+    def forget(self) -> None:
+        self.direct.abandon()
+        super().forget()
+
+    # ------------------------------------------------------------------------------ reservations
+
+    def give_up(self, record: int, mapping: Mapping) -> None:
+        """Have the learner take back what `record` holds, unless `mapping` is gone: with another the number is another reservation's."""
+        with self.gate.lock:
+            if self.link is not None and self.direct.mapping is mapping:
+                self.link.post(frame(Kind.CONTROL, pack_request("shm/give_up", {"record": record}), seq=SAID))
+
+    def watch_dropped(self) -> None:
+        """From now on what the garbage collector finds to be given up is told to the learner."""
+        with self.gate.lock:
+            if self._drop_thread is None:
+                thread = threading.Thread(target=self._give_up_dropped, name="echo-dropped", daemon=True)
+                thread.start()
+                self._drop_thread = thread
+
+    def _give_up_dropped(self) -> None:
+        while (dropped := self.direct.dropped.get()) is not None:
+            self.give_up(*dropped)
+            del dropped  # which keeps the learner's memory mapped
+
+    # ------------------------------------------------------------------ samples in a lane; `gate.lock` held
+
+    def under_way(self) -> int:
+        return super().under_way() + int(self.direct.under_way())
+
+    def taken(self) -> int:
+        """All samples that were taken over."""
+        return self.window.taken + int(self.direct.samples) - int(self.direct.pumped)
+
+    def wait_delivered(self, seconds: float, waiting: Callable[[], str], target: int | None = None) -> None:
+        """Until the first `target` samples are committed, or none is under way."""
+
+        def delivered() -> bool:
+            under_way = self.under_way()
+            return not under_way or (target is not None and self.taken() - under_way >= target)
+
+        self.wait_for_lane(delivered, seconds, waiting)
+
+    def wait_for_lane(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
+        """As `wait`, for what the lane has a part in."""
+        wait_until(_Progress(self), lambda: ready() or self.over.is_set(), seconds, waiting, self.advice)  # type: ignore[arg-type]
+        if not ready():
+            self.check()
+
+    def has_room(self, count: int) -> bool:
+        """For `count` more samples in the window, counting what is in the lane."""
+        return self.window.has_room(count, int(self.direct.under_way()))
+
+    # ----------------------------------------------------------------- samples that have to wait
+
+    def open_if_idle(self) -> None:
+        """Let callers put samples themselves when none is waiting. `gate.lock` held."""
+        self.direct.open(self.attached and self.window.acknowledged == self.window.taken and not self.closing)
+
+    def catch_up(self) -> bool:
+        """Whether a call may put its samples itself again, after what was taken over before.
+
+        By way of the window a sample costs many times more. Who sends without a break would fill it again and again, and never get out of
+        it once the store was full for a moment: so he waits for it to empty, but only while it does.
+        """
+        with self.gate.lock:
+            end = time.monotonic() + CATCH_UP_SECONDS
+            while self.attached and not (self.direct.ready or self.closing or self.over.is_set()):
+                left = min(end, self._pumped_at + GOING_SECONDS) - time.monotonic()
+                if left <= 0:
+                    break
+                self.gate.changed.wait(left)
+            return bool(self.direct.ready)
+
+    def _work(self) -> Work | None:
+        if not self.settled or self.attached:
+            return None
+        return super()._work()
+
+    def start_pump(self) -> None:
+        """`gate.lock` held."""
+        if self._pump_thread is None and self.attached:
+            thread = threading.Thread(target=self._pump, name="echo-pump", daemon=True)
+            thread.start()  # which fails at a limit of threads: then the next call tries again
+            self._pump_thread = thread
+
+    def _pump(self) -> None:
+        try:
+            while self._pump_some():
+                pass
+        except Exception as error:
+            self.end(EchoError(f"connection to {self.address} failed: {error!r}"))
+
+    def _pump_some(self) -> bool:
+        """Put one frame's worth of entries; False when the connection is over."""
+        window, lock = self.window, self.gate.lock
+        with lock:
+            # What was sent over the socket before comes first.
+            while not self.over.is_set() and not (self.attached and window.has_unsent and not window.under_way):
+                self.gate.work.wait()
+            if self.over.is_set():
+                return False
+            entries = window.next_entries()
+            self._pumping = True
+        try:
+            for entry in entries:
+                row = max(0, window.acknowledged + 1 - entry.first)
+                while row < entry.count:
+                    put = self.direct.pump(entry.payload(), entry.count, row, PUMP_SECONDS)
+                    if put is None or self.over.is_set():
+                        return True  # lost; they are put again when there is a store again
+                    if put:
+                        row += put
+                        with lock:
+                            self._pumped_at = time.monotonic()
+                            window.acknowledge(entry.first + row - 1)
+                            self.gate.changed.notify_all()
+        finally:
+            with lock:
+                self._pumping = False
+                self.open_if_idle()
+                self.gate.changed.notify_all()
+        return True
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        finally:
+            self.direct.detach()
+
+    def close(self, seconds: float) -> None:
+        with self.gate.lock:
+            self.direct.open(False)
+        try:
+            super().close(seconds)
+        finally:
+            self.direct.drop_lane()
+
+    def end(self, error: EchoError) -> None:
+        super().end(error)
+        self.direct.dropped.put(None)
+        with self.gate.lock:
+            self.gate.work.notify_all()
