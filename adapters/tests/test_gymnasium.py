@@ -12,7 +12,7 @@ pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers", "gymnasium")
 
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 
-from echo_core import Client, Server  # noqa: E402
+from echo_core import Client, EchoTimeoutError, Server  # noqa: E402
 
 
 class Counting(gymnasium.Env):
@@ -36,6 +36,19 @@ class Counting(gymnasium.Env):
         self.at += 1
         over = self.at == self.length
         return self._obs(), float(action), over and self.episode % 2 == 0, over and self.episode % 2 == 1, {}
+
+
+class Keeping:
+    """In place of a client: keeps `(obs, next_obs, ended)` of what is sent, and takes nothing while `full`."""
+
+    def __init__(self) -> None:
+        self.full, self.sent = False, []
+
+    def send_batch(self, samples: dict[str, np.ndarray], timeout: float | None = None) -> None:
+        if self.full:
+            raise EchoTimeoutError("the window stayed full")
+        ended = samples["terminated"] | samples["truncated"]
+        self.sent += zip(samples["obs"][:, 0].tolist(), samples["next_obs"][:, 0].tolist(), ended.tolist())
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
@@ -68,6 +81,51 @@ def test_transitions_are_those_that_happened(mode: AutoresetMode) -> None:
     resets = sum(steps // (length + 1) for length in lengths) if mode is AutoresetMode.NEXT_STEP else 0
     assert len(seen) == len(lengths) * steps - resets and made[max(lengths)]
     envs.close()
+
+
+@pytest.mark.parametrize("refused", [{0}, {1}, {1, 2}, {2}, {2, 3}, {3}], ids=str)
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=lambda mode: mode.name)
+def test_a_step_that_could_not_be_sent_is_left_out_and_no_other_is_changed(mode: AutoresetMode, refused: set[int]) -> None:
+    from echo_adapters.gymnasium import Recorder
+
+    def sent_by_step(refused: set[int]) -> list[Any]:
+        client, rows = Keeping(), []
+        recorder = Recorder(SyncVectorEnv([lambda: Counting(3)], autoreset_mode=mode), client)
+        recorder.reset(seed=0)
+        for step in range(8):
+            client.full, client.sent = step in refused, []
+            try:
+                recorder.step(np.array([0]))
+            except EchoTimeoutError:
+                assert client.full
+            rows.append(client.sent)
+        return rows
+
+    happened = sent_by_step(set())
+    assert happened[:3] == [[(0, 1, False)], [(1, 2, False)], [(2, 3, True)]]
+    assert sent_by_step(refused) == [[] if step in refused else rows for step, rows in enumerate(happened)]
+
+
+def test_a_partial_reset_leaves_the_other_environments_to_theirs() -> None:
+    from echo_adapters.gymnasium import Recorder
+
+    client = Keeping()
+    recorder = Recorder(SyncVectorEnv([lambda: Counting(2), lambda: Counting(2)], autoreset_mode=AutoresetMode.NEXT_STEP), client)
+    recorder.reset(seed=0)
+    for _ in range(2):
+        recorder.step(np.array([0, 0]))
+    assert client.sent == [(0, 1, False)] * 2 + [(1, 2, True)] * 2
+    client.sent.clear()
+    options = {"reset_mask": np.array([True, False])}
+    recorder.reset(options=options)
+    recorder.step(np.array([0, 0]))  # the second environment only resets
+    assert client.sent == [(100, 101, False)]
+    recorder.step(np.array([0, 0]))
+    assert client.sent[1:] == [(101, 102, True), (100, 101, False)]
+    client.sent.clear()
+    recorder.reset()
+    recorder.step(np.array([0, 0]))
+    assert client.sent == [(200, 201, False)] * 2, "a whole reset leaves nobody to reset"
 
 
 def test_a_real_environment_keeps_its_results() -> None:

@@ -167,6 +167,17 @@ def test_slow_loris(serve: Serve, strangers: Strangers, pace: str) -> None:
                 thread.join()
 
 
+def test_strangers_take_no_clients_places(serve: Serve, strangers: Strangers) -> None:
+    server = serve(handshake_timeout=20.0, max_connections=2)
+    silent = [strangers(server) for _ in range(8)]
+    with Client(server.address, EXAMPLE, timeout=20) as first, Client(server.address, EXAMPLE, timeout=20) as second:
+        works(server, first)
+        works(server, second)
+        with pytest.raises(EchoError, match="serves 2 clients already"):
+            Client(server.address, EXAMPLE, timeout=2)
+    assert len(silent) == 8
+
+
 def test_many_connection_attempts(
     serve: Serve, scheme: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,7 +46,8 @@ class Recorder(VectorWrapper):
     Args:
         env: the vector environment.
         client: connected with `transition_example(env)`.
-        timeout: seconds that `step` waits while the learner takes nothing; None is the client's. Raises as `Client.send_batch`.
+        timeout: seconds that `step` waits while the learner takes nothing; None is the client's. Raises as `Client.send_batch`: the
+            environments have stepped all the same, and the next `step` goes on from there without the transitions that were not taken.
     """
 
     def __init__(self, env: VectorEnv, client: Client, timeout: float | None = None) -> None:
@@ -57,9 +58,10 @@ class Recorder(VectorWrapper):
         self._resets = np.zeros(self.num_envs, bool)  # whose next step only resets
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        mask = None if options is None or "reset_mask" not in options else np.array(options["reset_mask"], bool)  # Gymnasium takes it out
         obs, info = self.env.reset(seed=seed, options=options)
         self._obs = optree.tree_map(np.copy, obs)  # environments may write into the same arrays again
-        self._resets = np.zeros(self.num_envs, bool)
+        self._resets = np.zeros(self.num_envs, bool) if mask is None else self._resets & ~mask
         return obs, info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -69,10 +71,11 @@ class Recorder(VectorWrapper):
         made_of = {"obs": self._obs, "action": actions, "reward": reward.astype(np.float32), "next_obs": final}
         transitions = {**made_of, "terminated": terminated, "truncated": truncated}
         made = ~self._resets
-        self._client.send_batch(optree.tree_map(lambda leaf: np.asarray(leaf)[made], transitions), self._timeout)
-        self._obs = next_obs
+        rows = optree.tree_map(lambda leaf: np.asarray(leaf)[made], transitions)
+        self._obs = next_obs  # before sending, which may raise: the environments have stepped
         if self._mode is AutoresetMode.NEXT_STEP:
             self._resets = np.logical_or(terminated, truncated)
+        self._client.send_batch(rows, self._timeout)
         return obs, reward, terminated, truncated, info
 
     def _finals(self, next_obs: Any, info: dict[str, Any]) -> Any:

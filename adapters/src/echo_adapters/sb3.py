@@ -29,13 +29,17 @@ def sb3_example(env: Any) -> dict[str, np.ndarray]:
 class EchoReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` that takes what has arrived at `server` before it samples; what the model's own environment adds goes in as well.
 
+    Workers send actions as their environments take them, which is what `model.predict` returns. Those of a `Box` are kept scaled to
+    [-1, 1], as SAC, TD3 and DDPG keep their own and take them from the buffer.
+
     Args:
         server: started, with `sb3_example` as its example. Its `batch_size` is the size of the portions that are taken over.
         wait: seconds to wait for workers when the buffer is still empty.
         others: as `ReplayBuffer`.
 
-    Raises (from `sample`):
-        EchoTimeoutError: the buffer is empty and no worker sent anything.
+    Raises:
+        ValueError: more than one environment, `optimize_memory_usage`, portions above the buffer's size, or actions without bounds.
+        EchoTimeoutError: from `sample`: the buffer is empty and no worker sent anything.
     """
 
     def __init__(self, buffer_size: int, observation_space: spaces.Space, action_space: spaces.Space, *args: Any,
@@ -47,6 +51,8 @@ class EchoReplayBuffer(ReplayBuffer):
             raise ValueError("optimize_memory_usage keeps only one worker's order; leave it out")
         if server.batch_size > self.buffer_size:
             raise ValueError(f"portions of {server.batch_size} do not fit into a buffer of {self.buffer_size}; make it larger")
+        if isinstance(action_space, spaces.Box) and not action_space.is_bounded():
+            raise ValueError(f"actions are kept scaled to [-1, 1], which takes finite bounds; {action_space} has others")
         self._server, self._wait = server, wait
 
     def collect(self, timeout: float = 0.0) -> int:
@@ -65,9 +71,15 @@ class EchoReplayBuffer(ReplayBuffer):
     def _take(self, batch: dict[str, np.ndarray]) -> None:
         """A whole batch at once, where `add` would go row by row."""
         rows = (self.pos + np.arange(len(batch["reward"]))) % self.buffer_size
-        self.observations[rows, 0] = batch["obs"]
-        self.next_observations[rows, 0] = batch["next_obs"]
-        self.actions[rows, 0] = batch["action"].reshape(len(rows), -1)
+        obs, next_obs, action = batch["obs"], batch["next_obs"], batch["action"]
+        if isinstance(self.observation_space, spaces.Discrete):  # only these: images of another layout would be torn up, not refused
+            obs, next_obs = obs.reshape(-1, *self.obs_shape), next_obs.reshape(-1, *self.obs_shape)
+        if isinstance(self.action_space, spaces.Box):  # as the policies' scale_action, which models call before they add
+            low, high = self.action_space.low, self.action_space.high
+            action = 2.0 * ((action - low) / (high - low)) - 1.0
+        self.observations[rows, 0] = obs
+        self.next_observations[rows, 0] = next_obs
+        self.actions[rows, 0] = action.reshape(len(rows), -1)
         self.rewards[rows, 0] = batch["reward"]
         self.dones[rows, 0] = batch["done"]
         self.timeouts[rows, 0] = batch["timeout"]

@@ -319,8 +319,8 @@ def server_arguments(
             transport.create(auth=security.auth, allow_insecure=security.allow_insecure)
             for transport in config.server.transports
         ]
-        if "token" not in passed and security.names_token:
-            arguments["token"] = security.accepted()
+    if "token" not in passed and security.names_token:
+        arguments["token"] = security.accepted()
     config.host.observers().hook.echo_configure(config=config)
     return arguments | passed
 
@@ -361,7 +361,7 @@ def _with_arguments(
 def _is_passed(section: str, key: str, value: Any) -> bool:
     """Whether a keyword argument is none of the configuration's business."""
     if section == "client":
-        return key in ("token", "auth")
+        return key in ("token", "auth", "tables")
     members = value if isinstance(value, (list, tuple)) else [value]
     if key == "tables":
         return not all(isinstance(table, Mapping) for table in members)

@@ -243,5 +243,5 @@ def _token(path: Key, value: Any, origin: str) -> Token | None:
     if isinstance(value, bytes):
         return Token(value)
     if isinstance(value, str) and value.strip():
-        return Token(value.strip().encode())
+        return Token.from_text(value.strip())
     raise ConfigError(f"{origin}: {'.'.join(path)}: must be text that is not empty")

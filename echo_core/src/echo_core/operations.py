@@ -6,6 +6,7 @@ after another: for a table operation first `n` keys (u64), then what belongs to 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -47,9 +48,16 @@ def split(blob: bytes, *parts: tuple[Any, tuple[int, ...]]) -> list[np.ndarray]:
     Raises:
         ProtocolError: it has another length.
     """
+    # Before anything is allocated: the shapes are what the other end says.
+    _check_length(blob, sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in parts))
     arrays = [np.empty(shape, dtype) for dtype, shape in parts]
     fill(blob, arrays)
     return arrays
+
+
+def _check_length(blob: bytes, wanted: int) -> None:
+    if wanted != len(blob):
+        raise ProtocolError(f"a message of {len(blob)} bytes where {wanted} belong; install the same echo-core at both ends")
 
 
 def fill(blob: bytes, arrays: Sequence[np.ndarray]) -> None:
@@ -58,9 +66,7 @@ def fill(blob: bytes, arrays: Sequence[np.ndarray]) -> None:
     Raises:
         ProtocolError: it has another length; nothing was copied.
     """
-    wanted = sum(array.nbytes for array in arrays)
-    if wanted != len(blob):
-        raise ProtocolError(f"a message of {len(blob)} bytes where {wanted} belong; install the same echo-core at both ends")
+    _check_length(blob, sum(array.nbytes for array in arrays))
     at = 0
     for array in arrays:
         if array.nbytes:

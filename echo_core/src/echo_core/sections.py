@@ -83,7 +83,8 @@ class PluginChoice:
         given = {key: value for key, value in fallbacks.items() if key in known}
         given |= self.options
         checked: Any = build_options(plugin.Options, given, self.where, self.origins)
-        return {key: getattr(checked, key) for key in given}
+        values = {key: getattr(checked, key) for key in given}
+        return {key: value.given if isinstance(value, Token) else value for key, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class SecurityConfig:
     def _tokens(self) -> list[Token]:
         if self.token is None:
             return find_tokens(self.token_file)
-        return find_tokens(bytes(self.token).decode("utf-8", "replace"))
+        return find_tokens(self.token.given)
 
 
 @dataclass(frozen=True)

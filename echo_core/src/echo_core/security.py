@@ -61,9 +61,23 @@ class Token(bytes):
 
     Attributes:
         roles: what its holder may do.
+        is_text: these are the lines of a configuration, not yet read; see `given`.
     """
 
     roles: frozenset[str] = EVERYTHING
+    is_text = False
+
+    @classmethod
+    def from_text(cls, text: str) -> Token:
+        """What a configuration says, kept hidden until `find_tokens` reads `given`."""
+        token = cls(text.encode())
+        token.is_text = True
+        return token
+
+    @property
+    def given(self) -> str | Token:
+        """What `find_tokens` takes: text with its lines and roles, or the token itself."""
+        return self.decode() if self.is_text else self
 
     def __repr__(self) -> str:
         return "Token(hidden)"
@@ -233,6 +247,7 @@ def _parse(given: Sequence[str | bytes], where: str) -> list[Token]:
         for secret in item.splitlines() if isinstance(item, str) else [item]:
             if isinstance(secret, bytes):
                 token = _checked(secret, where)
+                token.roles = getattr(secret, "roles", EVERYTHING)  # one that was read before keeps its own
             else:
                 secret = secret.strip()
                 if not secret or secret.startswith("#"):

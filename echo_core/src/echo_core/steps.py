@@ -123,7 +123,7 @@ class StepStreams:
         self._enter(timeout)
         try:
             at = self._count(stream)
-            _PACK.pack_into(self._mark, 0, self._client | stream, at << 8 | flags)
+            _PACK.pack_into(self._mark, 0, self._client | int(stream), at << 8 | flags)
             self._send({"echo": self._mark, "step": step}, timeout)
             self._sent[stream] = at + 1
         finally:

@@ -189,6 +189,8 @@ def client_context(options: TlsConnectOptions) -> ssl.SSLContext:
     """For a worker's sockets: TLS 1.3, the learner's name and certificate checked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if options.tls_authority is None:
+        context.load_default_certs()  # also from where the system keeps a folder of them
     if roots := trusted(options):
         with _explained(options.tls_authority or Path("the system's authorities")):
             context.load_verify_locations(cadata=roots.decode("ascii", "ignore"))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import grpc
@@ -164,3 +165,56 @@ def test_a_learner_in_a_forked_child_is_an_error() -> None:
                 Server(EXAMPLE, 2, "grpc://127.0.0.1:0", token=TOKEN).start()
 
         forked(child)
+
+
+def test_a_flood_of_silent_calls_on_one_connection_keeps_no_worker_out() -> None:
+    """Far more of them than wait to be accepted, and again as soon as one is thrown out."""
+    with Server(EXAMPLE, 2, GrpcTransport(port=0, max_pending=8, max_connections=4, handshake_timeout=60), token=TOKEN) as server:
+        channel = grpc.insecure_channel("{}:{}".format(*server.address.endpoint), [("grpc.use_local_subchannel_pool", 1)])
+        flood = channel.stream_stream("/echo.v2.Experience/Session")
+        over, silent, made = threading.Event(), threading.Semaphore(100), []
+
+        def again() -> None:
+            while not over.is_set():
+                if silent.acquire(timeout=0.1):
+                    made.append(call := flood(iter(over.wait, True)))  # says nothing, and does not end
+                    if not call.add_callback(silent.release):
+                        silent.release()
+
+        thread = threading.Thread(target=again, daemon=True)
+        thread.start()
+        try:
+            until(lambda: len(made) > 200, "the flood is there")
+            with Client(server.address, EXAMPLE, token=TOKEN, timeout=20) as worker:
+                worker.send_batch({"x": np.zeros((2, 4), np.float32), "n": np.arange(2)})
+                assert server.sample(20).batch["n"].tolist() == [0, 1]
+        finally:
+            over.set()
+            thread.join()
+            channel.close()
+
+
+def test_the_service_outlives_a_lack_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, lacking = threading.Thread.start, threading.Event()
+
+    def fails(thread: threading.Thread) -> None:
+        if lacking.is_set() and thread.name == "echo-grpc":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    with Server(EXAMPLE, 2, GrpcTransport(port=0), token=TOKEN) as server, grpc.insecure_channel("{}:{}".format(*server.address.endpoint)) as channel:
+        lacking.set()
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=0.5)
+        lacking.clear()
+        assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20) == b"\x08\x01"
+        with Client(server.address, EXAMPLE, token=TOKEN, timeout=20) as worker:
+            assert worker.stats()["connected"]
+
+
+def test_a_worker_may_ask_whether_the_learner_lives_as_often_as_it_can_be_told_to() -> None:
+    with Server(EXAMPLE, 2, GrpcTransport(port=0), token=TOKEN) as server, Client(f"{server.address}?keepalive=1", EXAMPLE, token=TOKEN) as worker:
+        time.sleep(5)  # some of its pings, on an idle link
+        assert worker.stats()["reconnects"] == 0
+        assert server.stats()["transport/grpc/connections_total"] == 1

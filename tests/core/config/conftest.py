@@ -14,7 +14,7 @@ Install = Callable[..., None]
 sys.path.insert(0, str(Path(__file__).parent))  # for `config_errors`
 
 PLUGINS = """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 from echo_core.hookspecs import SamplerInfo, TransportInfo, hookimpl
 from echo_core.sampler import Sampler
@@ -63,6 +63,7 @@ class Path(Way):
     @dataclass(frozen=True, kw_only=True)
     class Options(ListenOptions):
         path: str
+        token: str | bytes | None = field(default=None, repr=False)
 
 class Draw(Sampler):
     storage = "replay"

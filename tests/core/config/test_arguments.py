@@ -46,7 +46,7 @@ def echo_configure(config):
     sources = [source, {"server": {"batch_size": 9}}]
     passed = configuration.server_arguments(sources, {"transport": way})
     assert (passed["transport"], passed["batch_size"]) == (way, 9)
-    assert "token" not in passed
+    assert passed["token"] == [b"correct-horse-battery"]  # of the server; the transport has none of its own
     bare = configuration.server_arguments(load(source, env={}), {"transport": None})
     assert "transport" not in bare
 
@@ -61,6 +61,11 @@ def test_client_arguments(fakes: None) -> None:
         "name": "w1",
         "token": b"x",
     }
+
+
+def test_a_clients_other_tables_are_passed_on(fakes: None) -> None:
+    source = {"client": {"address": "way://h:1"}}
+    assert configuration.client_arguments(source, {"tables": {"other": 1}})["tables"] == {"other": 1}
 
 
 def test_a_configuration_can_be_sent_to_a_worker(fakes: None) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from config_errors import fails
 
-from echo_core.config import load
+from echo_core.config import load, server_arguments
 from echo_core.errors import ConfigError, SecurityError
+from echo_core.security import EVERYTHING, TokenSource, find_tokens
 
 
 def test_a_token_in_a_file_is_private_and_never_shows(write: Callable[[str, str], str]) -> None:
@@ -34,6 +35,20 @@ def test_a_token_of_one_transport_is_a_secret_too(write: Callable[[str, str], st
     os.chmod(path, 0o600)
     for config in (load(path, env={}), load({"server": {"transport": "way://h:1?token=horse"}})):
         assert "horse" not in repr(config) + repr(config.server) + str(config.explain())
+
+
+def test_lines_and_roles_count_as_in_a_token_file(fakes: None) -> None:
+    text = "correct-horse-battery\nwrite:another-horse-battery"
+    config = load({"server": {"batch_size": 1, "transport": {"type": "path", "path": "x", "token": text}}, "security": {"token": text}}, env={})
+    roles = {b"correct-horse-battery": EVERYTHING, b"another-horse-battery": {"write"}}
+    source = TokenSource(config.security.accepted())
+    assert {bytes(token): token.roles for token in source()} == roles
+    assert {bytes(token): token.roles for token in find_tokens(list(source()))} == roles  # however often they are handed on
+    (path,) = server_arguments(config)["transport"]
+    assert {bytes(token): token.roles for token in find_tokens(path.options.token)} == roles
+    raw = load({"security": {"token": b"write:\xff raw bytes are as they are"}}, env={}).security.find_token()
+    assert raw == b"write:\xff raw bytes are as they are"
+    assert raw.roles == EVERYTHING
 
 
 def test_of_token_and_token_file_the_later_one_counts(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..errors import ConnectionClosedError, ProtocolError
@@ -58,6 +59,7 @@ class ChannelListener(Listener):
         self._lock = threading.Lock()
         self._clients: set[ServedClient] = set()
         self._pending: dict[ServedClient, float] = {}  # in their handshake, since, oldest first
+        self._admitted: set[ServedClient] = set()  # strangers do not count for max_connections
         self._room = threading.Condition(self._lock)
         self._complained_at = 0.0
         self._counts = dict.fromkeys(
@@ -96,8 +98,9 @@ class ChannelListener(Listener):
                 with self._lock:
                     self._clients.discard(client)
                     self._pending.pop(client, None)
-                channel.shutdown()
-                channel.close()
+                with suppress(RuntimeError):  # it may want one as well
+                    channel.shutdown()
+                    channel.close()
 
     def intake(self, sink: Sink) -> Intake:
         """Where the samples of `sink`'s clients go in."""
@@ -124,6 +127,15 @@ class ChannelListener(Listener):
         with self._room:
             self._pending.pop(client, None)
             self._room.notify_all()
+
+    def take_place(self, client: ServedClient) -> bool:
+        """Its handshake went well. False: others were quicker to take the last place."""
+        self.decided(client)
+        with self._lock:
+            free = len(self._admitted) < self.options.max_connections
+            if free:
+                self._admitted.add(client)
+            return free
 
     # -------------------------------------------------------------------- the listener's face
 
@@ -202,12 +214,8 @@ class ChannelListener(Listener):
         """Code and text of a refusal, if no more clients can be taken."""
         if self._closing.is_set():
             return "shutdown", "this learner is closing"
-        if len(self._clients) > self.options.max_connections:
-            return (
-                "busy",
-                f"this learner serves {self.options.max_connections} clients already;"
-                " raise max_connections",
-            )
+        if len(self._admitted) >= self.options.max_connections:
+            return "busy", f"this learner serves {self.options.max_connections} clients already; raise max_connections"
         return None
 
     def turned_away(self, address: str, error: Exception) -> None:
@@ -218,6 +226,7 @@ class ChannelListener(Listener):
     def gone(self, client: ServedClient) -> None:
         with self._room:
             self._clients.discard(client)
+            self._admitted.discard(client)
             self._pending.pop(client, None)
             self._room.notify_all()
             if client.link is not None:

@@ -96,14 +96,15 @@ class ServedClient:
                     self._channel.send([handshake.refuse(*reason)])
                     raise ConnectionClosedError(reason[1])
                 run_handshake(self._channel, handshake)
-        except (EchoError, OSError) as error:
+            if not listener.take_place(self):  # it comes again, and is told why
+                raise ConnectionClosedError("others came first: max_connections clients are served")
+        except (EchoError, OSError, RuntimeError) as error:  # RuntimeError: no more threads
             listener.decided(self)  # now nobody else touches the channel
             self._channel.shutdown()
             self._channel.close()
             if handshake is None or handshake.refusal or not handshake.offered_labels:  # otherwise it comes again
                 listener.turned_away(self.peer.address, error)
             return False
-        listener.decided(self)
         hello = handshake.peer
         try:
             self._sink = sink = sink.table(hello["table"])

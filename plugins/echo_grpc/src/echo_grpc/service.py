@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -16,6 +14,7 @@ import grpc
 from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel
 
+from .arrivals import Arrivals
 from .handshakes import Handshakes
 from .message import MAX_MESSAGE_BYTES, health_request, health_response
 from .stream import LINGER_SECONDS, GrpcChannel, Outbox, in_this_process
@@ -28,9 +27,8 @@ __all__ = ["METHOD", "GrpcAcceptor"]
 SERVICE = "echo.v2.Experience"
 METHOD = f"/{SERVICE}/Session"
 HEALTH = "grpc.health.v1.Health"
-SPARE_CALLS = 64  # beyond the clients: handshakes under way, health checks
+SPARE_CALLS = 64  # beyond the clients and those who want to be: health checks
 IDLE_SECONDS = 60  # a connection without a call is ended
-LOOK = object()  # among those who arrive: after the handshakes that failed
 
 
 class GrpcAcceptor(Acceptor):
@@ -42,15 +40,14 @@ class GrpcAcceptor(Acceptor):
 
     def __init__(self, options: GrpcListenOptions, scheme: str, certificates: Callable[[Callable[[], None]], grpc.ServerCredentials] | None) -> None:
         in_this_process()
-        calls = options.max_connections + SPARE_CALLS
         self.health = Health()
-        self._arrived: queue.SimpleQueue[object] = queue.SimpleQueue()  # channels, LOOK, None at the end
+        self._arrivals: Arrivals[GrpcChannel] = Arrivals(options.max_pending)
         self._closing = False
-        self._handshakes = Handshakes(options.handshake_timeout, IDLE_SECONDS, _connections(options), partial(self._arrived.put, LOOK))
+        self._handshakes = Handshakes(options.handshake_timeout, IDLE_SECONDS, _connections(options), self._arrivals.look)
         server = grpc.server(
             Threads(),
             options=_arguments(options),
-            maximum_concurrent_rpcs=calls,
+            maximum_concurrent_rpcs=_calls(options),
             interceptors=() if certificates is None else (self._handshakes,),
         )
         session = grpc.stream_stream_rpc_method_handler(self._session)
@@ -97,34 +94,45 @@ class GrpcAcceptor(Acceptor):
             if not over.is_set():
                 timer = threading.Timer(LINGER_SECONDS, lambda: over.is_set() or context.cancel())
                 timer.daemon = True
-                timer.start()
+                try:
+                    timer.start()
+                except RuntimeError:  # no more threads
+                    context.cancel()
+                    return
                 if not context.add_callback(timer.cancel):
                     timer.cancel()
+
+        channel = GrpcChannel(outbox, arriving, _peer(context), end, lambda: None)
+        connection = context.peer()
 
         def gone() -> None:
             over.set()
             outbox.abandon()
+            self._arrivals.discard(connection, channel)
 
         if not context.add_callback(gone):
             return
-        self._arrived.put(GrpcChannel(outbox, arriving, _peer(context), end, lambda: None))
+        crowded_out = self._arrivals.put(connection, channel)
+        if over.is_set():
+            self._arrivals.discard(connection, channel)
+        if crowded_out is not None:
+            crowded_out.shutdown()
         yield from outbox
 
     def accept(self) -> Channel:
         while True:
+            seconds = self._handshakes.look()
             try:
-                channel = self._arrived.get(timeout=self._handshakes.look())
-            except queue.Empty:
-                continue
-            if channel is None:
-                raise OSError(errno.ECANCELED, "closed")
-            if isinstance(channel, Channel):
+                channel = self._arrivals.get(seconds)
+            except EOFError:
+                raise OSError(errno.ECANCELED, "closed") from None
+            if channel is not None:
                 return channel
 
     def shutdown(self) -> None:
         self._closing = True
         self.health.drain()
-        self._arrived.put(None)
+        self._arrivals.close()
 
     def close(self) -> None:
         """Frees the address; calls under way go on until `finish`."""
@@ -151,7 +159,10 @@ class Threads(Executor):
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=run, name="echo-grpc", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="echo-grpc", daemon=True).start()
+        except RuntimeError as error:  # no more threads: raised here it would end grpcio's own, and with it all that come later
+            future.set_exception(error)
         return future
 
 
@@ -209,24 +220,28 @@ class Health:
 
 
 def _arguments(options: GrpcListenOptions) -> list[tuple[str, Any]]:
-    calls = options.max_connections + SPARE_CALLS
     return [
         ("grpc.so_reuseport", 0),  # a second learner at the same address is a mistake
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_concurrent_streams", calls),  # a proxy carries many workers on one connection
+        ("grpc.max_concurrent_streams", _calls(options)),  # a proxy carries many workers on one connection
         ("grpc.max_allowed_incoming_connections", _connections(options)),
         ("grpc.server_handshake_timeout_ms", max(1, int(options.handshake_timeout * 1000))),  # for TLS and HTTP/2 together
         ("grpc.max_connection_idle_ms", IDLE_SECONDS * 1000),
         ("grpc.keepalive_time_ms", 20_000),  # a worker whose machine is gone is noticed
         ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 100),  # as often as workers may be told to ask (keepalive=)
     ]
+
+
+def _calls(options: GrpcListenOptions) -> int:
+    """The most at a time: clients, those in their handshake, and as many who wait for that."""
+    return options.max_connections + 2 * options.max_pending + SPARE_CALLS
 
 
 def _connections(options: GrpcListenOptions) -> int:
     """The most at a time, those in their handshake included."""
-    return 2 * (options.max_connections + SPARE_CALLS)
+    return 2 * _calls(options)
 
 
 def _peer(context: grpc.ServicerContext) -> str:

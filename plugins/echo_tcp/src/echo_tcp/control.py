@@ -185,16 +185,17 @@ class Control:
         pending = Pending(sock, address, handshake, self._greeting or b"", deadline)
         self._pending[sock] = pending
         self._selector.register(sock, pending.events, lambda events: self._go_on(pending, events))
-        asking = sum(not p.hanging_up for p in self._pending.values())
-        if len(self._peers) + asking > self._options.max_connections:
-            text = (
-                f"this learner serves {self._options.max_connections} clients already;"
-                " raise max_connections"
-            )
-            pending.refuse("busy", text)
-            self._complain_of(pending, EchoError(text))
+        if (full := self._full()) is not None:
+            pending.refuse("busy", full)
+            self._complain_of(pending, EchoError(full))
         if pending.greeting or pending.hanging_up:
             self._go_on(pending, 0)
+
+    def _full(self) -> str | None:
+        """Why no more clients are taken. Only those count whose handshake is done: strangers who stay in theirs must not keep workers out."""
+        if len(self._peers) < self._options.max_connections:
+            return None
+        return f"this learner serves {self._options.max_connections} clients already; raise max_connections"
 
     def _go_on(self, pending: Pending, events: int) -> None:
         if pending.sock not in self._pending:
@@ -215,6 +216,9 @@ class Control:
                 pending.sock, pending.events, lambda events: self._go_on(pending, events)
             )
         elif pending.hanging_up:
+            self._drop(pending)
+        elif (full := self._full()) is not None:  # others were quicker; it comes again, and is told
+            self._complain_of(pending, EchoError(full))
             self._drop(pending)
         else:
             self._hand_over(pending)
