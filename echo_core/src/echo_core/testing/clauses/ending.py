@@ -60,6 +60,22 @@ class EndingClauses:
         closing.join(PATIENCE)
         assert not closing.is_alive()
 
+    def test_a_send_beside_close_is_delivered_or_raises(self, rig: Rig) -> None:
+        large = {"bytes": np.arange(16 << 20, dtype=np.uint8)}
+        server = rig.server(large, batch_size=1)
+        for milliseconds in range(4):
+            client = rig.client(server, large)
+            outcome: list[Any] = []
+            sending = threading.Thread(target=lambda client=client, outcome=outcome: outcome.append(returns(lambda: client.send(large), PATIENCE)))
+            sending.start()
+            time.sleep(milliseconds / 1000)
+            client.close()
+            sending.join()
+            if outcome[0] is None:
+                assert (server.sample(timeout=PATIENCE).batch["bytes"][0] == large["bytes"]).all()
+            else:
+                assert isinstance(outcome[0], EchoError), outcome
+
     def test_close_says_what_it_could_not_deliver(self, rig: Rig) -> None:
         server = rig.server(batch_size=1, num_buffers=2)
         client = rig.client(server)

@@ -310,6 +310,10 @@ inline void Engine::break_off(std::string_view why) {
 inline void Engine::begin_close() {
     Lock lock(mutex_);
     closing_ = true;
+    // Who is copying samples in has been let in before: they count, and are delivered with the others.
+    ++room_.waiting;
+    room_.changed.wait(lock, [&] { return !appending_; });
+    --room_.waiting;
     flush_to_ = window_.appended();
     write_due(lock, By::caller);
     open_all();
