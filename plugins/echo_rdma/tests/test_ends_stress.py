@@ -1,4 +1,4 @@
-"""rdma_stress.cpp: both ends of samples, and connections that break all the time, under sanitizers; without UCX."""
+"""rdma_stress.cpp: both ends of samples, and connections that break all the time, under sanitizers; rdma_numbers.cpp: what a worker may say; without UCX."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ import pytest
 
 from echo_core.testing import stress
 
-SOURCE = Path(__file__).resolve().parent / "native" / "rdma_stress.cpp"
+NATIVE = Path(__file__).resolve().parent / "native"
 
 
 @stress.needs_compiler
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("flags", [stress.TSAN, stress.ASAN], ids=["tsan", "asan"])
 def test_no_forbidden_outcome(flags: list[str], tmp_path: Path) -> None:
-    stress.clean(stress.play(SOURCE, tmp_path, *flags, arguments=[stress.seconds(0.7)]))
+    stress.clean(stress.play(NATIVE / "rdma_stress.cpp", tmp_path, *flags, arguments=[stress.seconds(0.7)]))
+
+
+@stress.needs_compiler
+@pytest.mark.timeout(300)
+def test_what_is_said_again_is_refused_and_what_overtakes_is_not(tmp_path: Path) -> None:
+    stress.clean(stress.play(NATIVE / "rdma_numbers.cpp", tmp_path, *stress.ASAN, arguments=[stress.seconds(1.5)]))

@@ -27,6 +27,7 @@ cdef extern from *:
     #include <memory>
     #include <net/if.h>
     #include <netinet/in.h>
+    #include <pthread.h>
     #include <string>
 
     // The length of the socket address; 0: `host` is none.
@@ -48,6 +49,10 @@ cdef extern from *:
         return sizeof *v6;
     }
 
+    // Forks until here: UCX belongs to the process that set it up. Counted by fork() itself, before any hook of Python's can run in the child.
+    static int echo_generation = 0;
+    [[maybe_unused]] static const int echo_atfork = pthread_atfork(nullptr, nullptr, [] { echo_generation++; });
+
     // In a forked child: what threads of the parent may hold must not be destroyed here.
     template <class T> void leak(std::shared_ptr<T> &held) { new std::shared_ptr<T>(std::move(held)); }
     """
@@ -56,6 +61,7 @@ cdef extern from *:
     cdef struct sockaddr_storage:
         pass
     unsigned echo_address(const string&, int, sockaddr_storage*) nogil
+    int generation "echo_generation"
     void leak[T](shared_ptr[T]&) nogil
 
 cdef extern from "ucx/library.hpp" namespace "echo_rdma" nogil:
@@ -110,17 +116,6 @@ cdef extern from "ucx/engine.hpp" namespace "echo_rdma" nogil:
         string lanes(Peer&)
         void stop()
 
-cdef int generation = 0  # of forks: UCX belongs to the process that set it up
-
-
-def _forked():
-    global generation
-    generation += 1
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
 def load(str path) -> tuple[int, int, int]:
     """Take libucp from `path`, for as long as the process lives. Returns its version; OSError says what is wrong with it."""
     cdef bytes name = os.fsencode(path)
@@ -163,7 +158,7 @@ cdef class Engine:
     def __cinit__(self, Context context, double spin, double beat, double silence, double linger):
         cdef Times times
         times.spin, times.beat = <int64_t>(min(spin, 1e9) * 1e9), <int64_t>(beat * 1e9)
-        times.silence, times.linger = <int64_t>(silence * 1e9), <int64_t>(linger * 1e9)
+        times.silence, times.linger = <int64_t>(min(silence, 1e9) * 1e9), <int64_t>(linger * 1e9)
         self.context = context
         self.generation = generation
         try:

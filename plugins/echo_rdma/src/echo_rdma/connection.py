@@ -35,11 +35,11 @@ SHARED = {"posix", "sysv"}
 SLICE_SECONDS = 0.05  # of a native wait, between looks for Ctrl-C and for the end of the connection
 
 
-def message_bytes(lanes: tuple[str, ...]) -> int:
-    """The most that a message should carry: what these lanes take in one piece. Network cards take any, by rendezvous."""
+def message_bytes(lanes: tuple[str, ...], sample_bytes: int) -> int:
+    """The most that a message should carry: what these lanes take in one piece. Network cards take any sample, by rendezvous."""
     names = {lane.partition("/")[0] for lane in lanes}
     if any(map(is_rdma, lanes)):
-        return RENDEZVOUS_BYTES
+        return max(RENDEZVOUS_BYTES, sample_bytes)
     return SEGMENT_BYTES if names & SHARED else TCP_BYTES
 
 
@@ -72,7 +72,7 @@ class RdmaUplink(Uplink):
     def _resume(self, link: Link, incarnation: str, header: Any) -> None:
         assert isinstance(link.channel, RdmaChannel)
         self.lanes = link.channel.lanes
-        self.window.message_bytes = message_bytes(self.lanes)
+        self.window.message_bytes = message_bytes(self.lanes, self._spec.sample_bytes)
         self.window.near = is_near(self.lanes)
         super()._resume(link, incarnation, header)
 

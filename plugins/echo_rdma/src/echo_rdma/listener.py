@@ -68,10 +68,11 @@ class RdmaServed(ServedClient):
         if self._intake_of_samples is None:
             return
         with self.listener.settling:
-            figures, last = self._intake_of_samples.figures(), self._settled
-            self._settled = {name: figures[name] for name in last}
-        for name, total in self._settled.items():
-            self.listener.count(COUNTED.get(name, name), total - last[name])
+            figures = self._intake_of_samples.figures()
+            more = {name: figures[name] - last for name, last in self._settled.items()}
+            self._settled = {name: figures[name] for name in more}
+        for name, some in more.items():
+            self.listener.count(COUNTED.get(name, name), some)
 
     def refresh(self) -> None:
         intake, link = self._intake_of_samples, self.link

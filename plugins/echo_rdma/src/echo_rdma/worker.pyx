@@ -40,6 +40,7 @@ cdef class Window:
         near: the learner is on this machine: it reads samples where they lie, if UCX has memory for that.
     """
     cdef shared_ptr[CWindow] window
+    cdef Engine engine  # that the window rings: it must not go before another is attached, though its connection may be over
     cdef object spec, slow, slow_batch
     cdef list spare
     cdef Py_ssize_t leaves, sample_bytes
@@ -177,21 +178,24 @@ cdef class Window:
             )
 
     def stop(self) -> None:
-        """No more are taken."""
+        """No more are taken; those that are being copied have been by then."""
         if self.generation == generation:
-            self.window.get().stop()
+            with nogil:
+                self.window.get().stop()
 
     # ---- beyond that
 
     def attach(self, Wire wire) -> None:
         """Samples go over `wire` from now on; begun by `resume`."""
         self.window.get().attach(wire.engine.engine.get())
+        self.engine = wire.engine  # only now may the earlier one go
         with nogil:
             wire.engine.engine.get().attach(wire.peer.get()[0], <shared_ptr[Flow]>self.window)
 
     def detach(self) -> None:
         if self.generation == generation:
             self.window.get().detach()
+        self.engine = None
 
     def watch(self, int change) -> None:
         """While somebody watches, acknowledgements are told to the reader of the stream."""

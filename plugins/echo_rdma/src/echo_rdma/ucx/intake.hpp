@@ -71,10 +71,19 @@ class Intake final : public Flow {
             broken = "samples in the middle of another";
         else if (early_.size() > 4096)
             broken = "samples out of order";
+        else if (again(head.number, end))
+            broken = "samples " + std::to_string(head.number) + " to " + std::to_string(end - 1) + " again";
+        else if (is_early(head.number, end))
+            broken = "overlapping samples, from " + std::to_string(head.number);
         if (!broken.empty()) return ucp::OK;
         uint64_t bytes = head.count * sample_bytes_;
         bytes_ += bytes + sizeof head;
         messages_++;
+        if (end - 1 <= committed_) { // nothing to keep, not even its place
+            duplicates_ += head.count;
+            ack_due_ = true;
+            return ucp::OK;
+        }
         Parked one{};
         one.first = head.number;
         one.count = head.count;
@@ -254,6 +263,17 @@ class Intake final : public Flow {
     bool claim_all(Parked &one);
     static void on_received(void *request, ucp::status status, size_t, void *argument);
     static void received(Parked *one, ucp::status status);
+
+    // A worker says everything once in a connection, and what has arrived and is not committed is bounded by its credit only for that. What is committed
+    // may come once more: an earlier connection may have gone on for a moment after it was said where this one begins.
+    bool again(uint64_t first, uint64_t end) const { return first < next_ && end - 1 > committed_ && !parked_.empty(); }
+
+    // Some of it waits in `early_`.
+    bool is_early(uint64_t first, uint64_t end) const {
+        auto after = early_.lower_bound(first);
+        if (after != early_.end() && after->first < end) return true;
+        return after != early_.begin() && std::prev(after)->first + std::prev(after)->second->count > first;
+    }
 
     // Messages may overtake each other on their way: what comes early waits for what is missing.
     void place(Parked one) {

@@ -13,6 +13,8 @@ inline ucp::status Intake::part(Peer &peer, const Head &head, const char *data, 
         broken = "parts out of order";
     else if (head.number > limit_ || head.number == 0 || head.number > next_)
         broken = "sample " + std::to_string(head.number) + ", with credit up to " + std::to_string(limit_);
+    else if (again(head.number, head.number + 1))
+        broken = "sample " + std::to_string(head.number) + " again";
     if (!broken.empty()) return ucp::OK;
     bytes_ += length + sizeof head;
     if (head.limit == 0) {
@@ -50,6 +52,7 @@ inline void Intake::whole() {
         api_->commit(store_, &all.run);
         next_++;
         count_in(1);
+        bring_in();
     } else {
         Parked one{};
         one.first = all.number;

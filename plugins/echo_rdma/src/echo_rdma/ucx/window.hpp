@@ -69,10 +69,14 @@ class Window final : public Flow {
         return fits(count, most_);
     }
 
+    // No more are taken. Waits for who is copying, so that from here on `taken` counts all that their callers are told is taken.
     void stop() {
-        std::lock_guard hold(lock_);
-        stopped_ = true;
-        room_.notify_all();
+        {
+            std::lock_guard hold(lock_);
+            stopped_ = true;
+            room_.notify_all();
+        }
+        std::lock_guard one(producer_);
     }
 
     void watch(int change) {
@@ -124,6 +128,7 @@ class Window final : public Flow {
         std::lock_guard one(producer_);
         std::lock_guard hold(lock_);
         message_bytes_ = message_bytes;
+        near_ = near;
         if (number > taken_ && acknowledged_ == taken_) taken_ = newest_sent_ = number; // a session that went on before: its numbers continue
         if (number < acknowledged_ || number > newest_sent_) return false;
         if (near && engine_ != nullptr && !region_ && sample_bytes_ > 0) share(); // no engine: an observer, which sends nothing
@@ -166,7 +171,7 @@ class Window final : public Flow {
             std::lock_guard hold(lock_);
             if (!resumed_) return false; // before, the stream belongs to the handshake
             if (owed_) owed_ = !peer.inbox.insert(&acknowledgement_, sizeof acknowledgement_); // wakes who waits: see connection.py
-            if (region_ && !told_ && limit_ > 0) tell(peer);
+            if (region_ && near_ && !told_ && limit_ > 0) tell(peer);
             size_t at = 0;
             for (size_t in_flight = peer.in_flight; count < AT_ONCE && in_flight < IN_FLIGHT && next(at, messages[count]); count++)
                 in_flight += messages[count].parts;
@@ -402,7 +407,8 @@ class Window final : public Flow {
     uint64_t room_at_ = 0; // samples under way at which who waits for room is woken
     int watchers_ = 0, waiting_sent_ = 0;
     bool stopped_ = false, resumed_ = false, owed_ = false, waiting_room_ = false;
-    bool told_ = false, reads_ = false; // the learner has been given the key to the region, and has opened it
+    bool near_ = false;                 // the learner is on this machine: no other is given the key to the region
+    bool told_ = false, reads_ = false; // it has been given the key, and has opened the region
     bool hot_ = false;                  // it keeps up
 };
 
