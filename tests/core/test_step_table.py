@@ -427,14 +427,14 @@ def test_clients_of_tables_of_steps() -> None:
 @pytest.mark.parametrize("client_id", ["0" * 31 + "1", "f" * 32])
 def test_streams_are_numbered_by_any_integer(client_id: str) -> None:
     table = Table("steps", STEP, capacity=100, items=NStep(1), sampler="uniform")
-    with Server(tables=[table], batch_size=2, transport="tcp://127.0.0.1:0") as server:
-        with Client(server.address, Steps(STEP), table="steps", client_id=client_id) as client:
-            for kind in (int, np.int64, np.int32, np.uint8, np.uint64):
-                client.send(step(1), stream=kind(3))
-                client.send(step(2), stream=kind(3))
-                client.end_episode(stream=kind(3))
-            client.wait()
-            assert len(server.table()) == 5  # one a kind: their streams are the same one
+    server = Server(tables=[table], batch_size=2, transport="tcp://127.0.0.1:0").start()
+    with server, Client(server.address, Steps(STEP), table="steps", client_id=client_id) as client:
+        for kind in (int, np.int64, np.int32, np.uint8, np.uint64):
+            client.send(step(1), stream=kind(3))
+            client.send(step(2), stream=kind(3))
+            client.end_episode(stream=kind(3))
+        client.wait()
+        assert len(server.table()) == 5  # one a kind: their streams are the same one
 
 
 @pytest.mark.needs("echo-tcp")

@@ -23,6 +23,12 @@ def test_of_too_many_the_oldest_of_the_largest_crowd_gives_way() -> None:
     assert [arrivals.get(0) for _ in range(4)] == ["c3", "w", "c4", None]
 
 
+def test_many_workers_at_once_are_no_crowd() -> None:
+    arrivals: Arrivals[int] = Arrivals(3)
+    assert [arrivals.put(f"worker {i}", i) for i in range(20)] == [None] * 20
+    assert [arrivals.get(0) for _ in range(20)] == list(range(20))
+
+
 def test_who_has_gone_is_not_accepted_and_keeps_no_place() -> None:
     arrivals: Arrivals[str] = Arrivals(2)
     arrivals.put("a", "a1")

@@ -14,7 +14,7 @@ class Arrivals(Generic[T]):
     """Who has arrived, by connection: every connection has its turn, and its calls theirs in order.
 
     Args:
-        most: that wait at a time. Of more, the oldest of the connection with the most gives way: strangers throw out themselves.
+        most: that wait at a time. Of more, the oldest of the connection with the most gives way, if that has several: a crowd throws out its own.
     """
 
     def __init__(self, most: int) -> None:
@@ -32,7 +32,8 @@ class Arrivals(Generic[T]):
             self._changed.notify()
             if self._count <= self._most:
                 return None
-            return self._take(max(self._waiting, key=lambda name: len(self._waiting[name])))
+            crowd = max(self._waiting, key=lambda name: len(self._waiting[name]))
+            return self._take(crowd) if len(self._waiting[crowd]) > 1 else None
 
     def discard(self, connection: str, item: T) -> None:
         """It has gone; so it may have before, or been taken."""
