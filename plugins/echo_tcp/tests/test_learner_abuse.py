@@ -131,13 +131,14 @@ BROKEN_HANDSHAKES = {
 
 
 @pytest.mark.parametrize("sent", BROKEN_HANDSHAKES.values(), ids=BROKEN_HANDSHAKES)
-def test_a_broken_handshake(sent, dial, serve):
+def test_a_broken_handshake(sent, dial, eventually, serve):
     with serve(EXAMPLE, handshake_timeout=1.0) as server:
         good = dial(server)
         with connect(server) as sock:
             sock.sendall(sent)
             still_serves(server, good)
             ended(sock)  # at the latest when its time has passed
+        eventually(lambda: server.stats()["transport/tcp/protocol_errors"] + server.stats()["transport/tcp/refused"] > 0)  # just after it was told
         stats = server.stats()
         assert stats["transport/tcp/protocol_errors"] + stats["transport/tcp/refused"] == 1
         assert stats["transport/tcp/connections_total"] == 1
