@@ -265,8 +265,8 @@ class Client:
         """
         if name is None or name == self._table:
             step = None if self._streams is None else self._streams.step
-            return remote_table(self._connection.request, self.spec, self._table, self._timeout, step)
-        return remote_table(self._connection.request, self._others.spec(name), name, self._timeout, self._others.step(name))
+            return remote_table(self._connection.ask, self.spec, self._table, self._timeout, step)
+        return remote_table(self._connection.ask, self._others.spec(name), name, self._timeout, self._others.step(name))
 
     def sample(
         self, n: int, timeout: float | None = None, *, table: str | None = None, beta: float | None = None

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from .spec import Spec
     from .step_layout import StepSample
     from .transport import Peer
+    from .wire import Blob, Buffer
 
-__all__ = ["MAX_KEYS", "OPERATIONS", "Operation", "fill", "join", "max_rows", "split"]
+__all__ = ["MAX_KEYS", "OPERATIONS", "Answer", "Operation", "fill", "join", "max_rows", "pieces", "split"]
 
-Operation = Callable[["Server", "Peer", dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
+Answer = tuple[dict[str, Any], "Blob"]
+Operation = Callable[["Server", "Peer", dict[str, Any], bytes], Answer]
 
 ROOM = 4096  # bytes of a message that are left for its JSON
 MAX_BYTES = MAX_CONTROL_BYTES - ROOM
@@ -42,7 +44,7 @@ def max_rows(spec: Spec) -> int:
     return MAX_BYTES // max(1, spec.sample_bytes + DRAWN)
 
 
-def split(blob: bytes, *parts: tuple[Any, tuple[int, ...]]) -> list[np.ndarray]:
+def split(blob: Buffer, *parts: tuple[Any, tuple[int, ...]]) -> list[np.ndarray]:
     """`blob` as arrays of these dtypes and shapes, which must fill it exactly; they are copies, and writable.
 
     Raises:
@@ -55,12 +57,12 @@ def split(blob: bytes, *parts: tuple[Any, tuple[int, ...]]) -> list[np.ndarray]:
     return arrays
 
 
-def _check_length(blob: bytes, wanted: int) -> None:
+def _check_length(blob: Buffer, wanted: int) -> None:
     if wanted != len(blob):
         raise ProtocolError(f"a message of {len(blob)} bytes where {wanted} belong; install the same echo-core at both ends")
 
 
-def fill(blob: bytes, arrays: Sequence[np.ndarray]) -> None:
+def fill(blob: Buffer, arrays: Sequence[np.ndarray]) -> None:
     """Copy `blob` into contiguous arrays, one after another, which it must fill exactly.
 
     Raises:
@@ -74,9 +76,14 @@ def fill(blob: bytes, arrays: Sequence[np.ndarray]) -> None:
         at += array.nbytes
 
 
+def pieces(*arrays: np.ndarray) -> list[memoryview]:
+    """The bytes of arrays, to be sent one after another; contiguous ones are not copied."""
+    return [_bytes_of(np.ascontiguousarray(array)).data for array in arrays if array.size]
+
+
 def join(*arrays: np.ndarray) -> bytes:
     """The bytes of arrays, one after another, copied once."""
-    return b"".join(_bytes_of(np.ascontiguousarray(array)) for array in arrays if array.size)  # type: ignore[misc]
+    return b"".join(pieces(*arrays))
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
@@ -101,7 +108,7 @@ def _count(body: dict[str, Any], most: int) -> int:
 def _of_clients(operation: Operation) -> Operation:
     """Values that a client got wrong are its error, told to it; the learner's log is for the learner's."""
 
-    def checked(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    def checked(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
         try:
             return operation(server, peer, body, blob)
         except ValueError as error:
@@ -110,23 +117,23 @@ def _of_clients(operation: Operation) -> Operation:
     return checked
 
 
-def _update_priorities(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+def _update_priorities(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     n = _count(body, MAX_KEYS)
     keys, priorities = split(blob, (np.uint64, (n,)), (np.float64, (n,)))
     return {"gone": _table(server, body).update_priorities(keys, priorities)}, b""
 
 
-def _delete(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+def _delete(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     n = _count(body, MAX_KEYS)
     return {"deleted": _table(server, body).delete(split(blob, (np.uint64, (n,)))[0])}, b""
 
 
-def _ack(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+def _ack(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     n = _count(body, MAX_KEYS)
     return {"acknowledged": _table(server, body).ack(split(blob, (np.uint64, (n,)))[0])}, b""
 
 
-def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     """One batch, if there is one now: a server answers requests one after another, and must not wait in one."""
     import optree
 
@@ -151,12 +158,12 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     figures = {"store_size": info.store_size, "inserted": info.inserted, "sampled": info.sampled, "redrawn": info.redrawn}
     figures["beta"] = table.beta if beta is None else beta
     if table.lags is None:
-        return figures, join(sample.keys, sample.probabilities, *leaves)
+        return figures, pieces(sample.keys, sample.probabilities, *leaves)
     figures |= {"versions": True, "policy_version": info.policy_version, "lag_weight": table.lags.weight}
-    return figures, join(sample.keys, sample.probabilities, *leaves, info.policy_versions)
+    return figures, pieces(sample.keys, sample.probabilities, *leaves, info.policy_versions)
 
 
-def _item(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+def _item(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     """Part of one leaf of an item over steps that is larger than a message: `n` bytes from `start` on."""
     table = _table(server, body)
     n = _count(body, MAX_BYTES)
@@ -172,7 +179,7 @@ def _item(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tupl
     return {}, data[start : start + n].tobytes()
 
 
-def _layout(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+def _layout(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     """What the items of a table of steps are."""
     table = _table(server, body)
     if not isinstance(table, StepTable):
@@ -188,7 +195,7 @@ def _samples(server: Server, body: dict[str, Any]) -> ReplayTable:
     return table
 
 
-def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     """Items with their priorities, now; the answer is their keys."""
     table = _samples(server, body)
     n = _count(body, max_rows(table.spec))
@@ -205,16 +212,16 @@ def _insert(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tu
     return {}, join(keys)
 
 
-def _peek(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+def _peek(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     import optree
 
     table = _samples(server, body)
     n = _count(body, max_rows(table.spec))
     batch, here = table.peek(split(blob, (np.uint64, (n,)))[0])
-    return {}, join(here, *optree.tree_leaves(batch, namespace=table.spec.namespace))
+    return {}, pieces(here, *optree.tree_leaves(batch, namespace=table.spec.namespace))
 
 
-def _update_items(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+def _update_items(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     table = _samples(server, body)
     n = _count(body, MAX_KEYS)
     known = {leaf.path: leaf for leaf in table.spec.leaves}
@@ -225,18 +232,18 @@ def _update_items(server: Server, peer: Peer, body: dict[str, Any], blob: bytes)
     return {}, join(table.update_items(keys, dict(zip(paths, arrays))))
 
 
-def _top(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+def _top(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     keys, priorities = _table(server, body).top(_count(body, MAX_KEYS))
     return {"n": len(keys)}, join(keys, priorities)
 
 
-def _priority_histogram(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+def _priority_histogram(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     n = _count(body, 1 << 14)
     counts, edges = _table(server, body).priority_histogram(n)
     return {}, join(counts.astype(np.int64), edges.astype(np.float64))
 
 
-def _specs(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+def _specs(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     return {name: table.spec.to_json() for name, table in server.tables.items()}, b""
 
 

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import ConfigError
 from .items import Slices
 from .operations import DRAWN, MAX_BYTES, MAX_KEYS, split
-from .remote_table import RemoteInfo, RemoteTable, weights_of
+from .remote_table import Drawing, RemoteInfo, RemoteTable, weights_of
 from .sampler import Keys
+from .spares import empty
 from .spec import Spec
 from .step_layout import Layout, StepSample
 
-__all__ = ["RemoteStepTable", "remote_table"]
+if TYPE_CHECKING:
+    from .leaf import LeafSpec
+    from .transport import Pending
 
-Request = Callable[..., tuple[dict[str, Any], bytes]]
+__all__ = ["RemoteStepTable", "remote_table"]
 
 
 class RemoteStepTable(RemoteTable):
     """As `RemoteTable`; batches are `StepSample`s. The server says once what its items are."""
 
-    def __init__(self, request: Request, spec: Spec, name: str | None, timeout: float, step: Spec) -> None:
-        super().__init__(request, spec, name, timeout)
+    def __init__(self, send: Callable[..., Pending], spec: Spec, name: str | None, timeout: float, step: Spec) -> None:
+        super().__init__(send, spec, name, timeout)
         self._step = step
         self._layout: Layout | None = None
 
@@ -41,6 +44,9 @@ class RemoteStepTable(RemoteTable):
         Raises:
             ConfigError: a slice is larger than a message; sample where the server is, or make slices shorter.
         """
+        return self._finish(self._begin(n, beta), timeout)
+
+    def _plan(self) -> tuple[int, Sequence[LeafSpec], dict[str, Any]]:
         layout = self.layout
         fit = MAX_BYTES // (layout.item_bytes + DRAWN)
         if fit < 1 and isinstance(layout.items, Slices):
@@ -49,18 +55,25 @@ class RemoteStepTable(RemoteTable):
                 f"process, or make slices shorter"
             )
         if fit < 1:
-            (keys, probabilities, *leaves), info, figures = self._draw_large(n, timeout, beta)
-        else:
-            (keys, probabilities, *leaves), info, figures = self._draw(n, timeout, beta, fit, layout.leaves)
-        return layout.from_leaves(leaves, info, keys, probabilities, weights_of(probabilities, figures["beta"]))
+            return MAX_KEYS, (), {"keys_only": True}
+        return fit, layout.leaves, {}
 
-    def _draw_large(self, n: int, timeout: float | None, beta: float | None) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
+    def _finish(  # type: ignore[override]
+        self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None
+    ) -> StepSample:
+        draw = self._draw if drawing.wanted else self._draw_large
+        (keys, probabilities, *leaves), info, figures = draw(drawing, timeout, answered)
+        return self.layout.from_leaves(leaves, info, keys, probabilities, weights_of(probabilities, figures["beta"]))
+
+    def _draw_large(
+        self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None
+    ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
         """As `_draw`, of items larger than a message: keys first, then each leaf in parts. One that goes meanwhile is drawn anew."""
-        drawn, info, figures = self._draw(n, timeout, beta, MAX_KEYS, (), keys_only=True)
-        leaves = [np.empty((n, *leaf.shape), leaf.dtype) for leaf in self.layout.leaves]
-        for i in range(n):
+        drawn, info, figures = self._draw(drawing, timeout, answered)
+        leaves = [empty((drawing.n, *leaf.shape), leaf.dtype) for leaf in self.layout.leaves]
+        for i in range(drawing.n):
             while not all(self._fetch(int(drawn[0][i]), index, leaf[i : i + 1], timeout) for index, leaf in enumerate(leaves)):
-                anew, info, figures = self._draw(1, timeout, beta, 1, (), keys_only=True)
+                anew, info, figures = self._draw(Drawing(1, 1, (), drawing.more), timeout)
                 drawn[0][i], drawn[1][i] = anew[0][0], anew[1][0]
         return [*drawn, *leaves], info, figures
 
@@ -84,6 +97,6 @@ class RemoteStepTable(RemoteTable):
         raise ConfigError("steps are sent in order, by send() and send_batch(); a table of steps has no insert()")
 
 
-def remote_table(request: Request, spec: Spec, name: str | None, timeout: float, step: Spec | None) -> RemoteTable:
+def remote_table(send: Callable[..., Pending], spec: Spec, name: str | None, timeout: float, step: Spec | None) -> RemoteTable:
     """A table of the server; `step` is given where it is one of steps."""
-    return RemoteTable(request, spec, name, timeout) if step is None else RemoteStepTable(request, spec, name, timeout, step)
+    return RemoteTable(send, spec, name, timeout) if step is None else RemoteStepTable(send, spec, name, timeout, step)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,21 +16,23 @@ import numpy as np
 from .errors import ClosedError, EchoTimeoutError, SpecError, UnknownTableError
 from .labels import UnlabelledError, labelled
 from .operations import MAX_KEYS, fill, join, max_rows, split
-from .prefetch import Prefetch
 from .sampler import Keys, check_keys, check_priorities
+from .spares import empty
 from .spec import Spec
 from .steps import Steps, StepStreams, new_client_id
 
 if TYPE_CHECKING:
     from .leaf import LeafSpec
-    from .transport import Connection
+    from .transport import Connection, Pending
+    from .wire import Buffer
 
-__all__ = ["OtherTables", "RemoteInfo", "RemoteSample", "RemoteTable"]
+__all__ = ["Drawing", "OtherTables", "RemoteInfo", "RemoteSample", "RemoteTable"]
 
 _log = logging.getLogger("echo")
 
 PATIENCE = 5.0  # seconds, then a wait is logged
 POLL = (0.001, 0.05)  # seconds between two questions while there is nothing to sample: at first, and at most
+AHEAD = 2  # messages of one batch under way: more, and what a processor keeps of them in its caches is overwritten before it is read
 
 
 class RemoteInfo(NamedTuple):
@@ -65,15 +68,26 @@ class RemoteSample(NamedTuple):
         return self._replace(batch=batch)
 
 
-class RemoteTable:
-    """One table of a server, through `request` (`Client.request`). Thread-safe."""
+@dataclass
+class Drawing:
+    """A batch of `n` items, `step` of them in a message, with the leaves `wanted`; `more` is what a message asks besides."""
 
-    def __init__(self, request: Callable[..., tuple[dict[str, Any], bytes]], spec: Spec, name: str | None, timeout: float) -> None:
-        self._request = request
+    n: int
+    step: int
+    wanted: Sequence[LeafSpec]
+    more: dict[str, Any]
+    next: int = 0  # the first item that was not asked for
+    asked: deque[Pending] = field(default_factory=deque)  # the messages under way
+
+
+class RemoteTable:
+    """One table of a server, through `send` (`Connection.ask`). Thread-safe."""
+
+    def __init__(self, send: Callable[..., Pending], spec: Spec, name: str | None, timeout: float) -> None:
+        self._send_request = send
         self._spec = spec
         self._name = name
         self._timeout = timeout
-        self._stop = threading.Event()  # set: nobody waits for a batch any more
 
     @property
     def spec(self) -> Spec:
@@ -184,7 +198,21 @@ class RemoteTable:
             ValueError: n is no whole number from 1.
             EchoTimeoutError: the rate limiter let no such batch out in time. ClosedError: the server is closed.
         """
-        (keys, probabilities, *leaves), info, figures = self._draw(n, timeout, beta, max_rows(self._spec), self._spec.leaves)
+        return self._finish(self._begin(n, beta), timeout)
+
+    def _plan(self) -> tuple[int, Sequence[LeafSpec], dict[str, Any]]:
+        """How a batch is asked for: items of a message, leaves, and what else to say."""
+        return max_rows(self._spec), self._spec.leaves, {}
+
+    def _begin(self, n: int, beta: float | None) -> Drawing:
+        """A batch to be asked for; `_finish` does what is left of that, and waits for it."""
+        if not hasattr(type(n), "__index__") or n < 1:
+            raise ValueError(f"n must be a whole number from 1, not {n!r}")
+        step, wanted, more = self._plan()
+        return Drawing(n, step, wanted, more | ({} if beta is None else {"beta": beta}))
+
+    def _finish(self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None) -> RemoteSample:
+        (keys, probabilities, *leaves), info, figures = self._draw(drawing, timeout, answered)
         weights = weights_of(probabilities, figures["beta"])
         if info.policy_versions is not None and figures["lag_weight"] != 1:
             lags = np.maximum(info.policy_version - info.policy_versions.astype(np.int64), 0)
@@ -192,11 +220,10 @@ class RemoteTable:
         return RemoteSample(self._spec.flattener.unflatten(leaves), info, keys, probabilities, weights)
 
     def _draw(
-        self, n: int, timeout: float | None, beta: float | None, step: int, wanted: Sequence[LeafSpec], **more: Any
+        self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None
     ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
-        """Keys, probabilities and leaves of n items, at most `step` of them in a message; figures, of the table and of the draw."""
-        if not hasattr(type(n), "__index__") or n < 1:
-            raise ValueError(f"n must be a whole number from 1, not {n!r}")
+        """Keys, probabilities and leaves of a batch; figures, of the table and of the draw. `answered`: called after each message."""
+        n, step, wanted, asked = drawing.n, drawing.step, drawing.wanted, drawing.asked
         ends = time.monotonic() + (self._timeout if timeout is None else timeout)  # of all messages together
         arrays: list[np.ndarray] = []
         shapes: list[tuple[Any, tuple[int, ...]]] = [(np.uint64, ()), (np.float64, ()), *((leaf.dtype, leaf.shape) for leaf in wanted)]
@@ -205,12 +232,17 @@ class RemoteTable:
             left = timeout if start == 0 else max(0.0, ends - time.monotonic())
             if start and left == 0:
                 raise EchoTimeoutError(f"sample() had {start} of {n} items in time; draw fewer, or wait longer (timeout=)")
-            body, blob = self._until_there("sample", k, b"", left, more | ({} if beta is None else {"beta": beta}))
+            self._ask_ahead((drawing,), 1)
+            body, blob = self._until_there("sample", k, b"", left, drawing.more, asked.popleft())
             if body.get("closed"):
                 raise ClosedError("sample(): the server is closed")
+            if answered is not None:
+                answered()
+            else:  # not before: what is drawn for a batch that never becomes whole is lost to a table whose items are drawn once
+                self._ask_ahead((drawing,), AHEAD)
             if not arrays:  # of the whole batch, into which every message goes at once
                 versions = [(np.uint64, ())] if body.get("versions") else []
-                arrays = [np.empty((n, *shape), dtype) for dtype, shape in [*shapes, *versions]]
+                arrays = [empty((n, *shape), dtype) for dtype, shape in [*shapes, *versions]]
             fill(blob, [array[start : start + k] for array in arrays])
             figures = body
         made_by = arrays.pop() if figures.get("versions") else None
@@ -228,24 +260,47 @@ class RemoteTable:
         return arrays, info, figures
 
     def batches(self, n: int, timeout: float | None, beta: float | None, prefetch: int) -> Iterator[RemoteSample]:
-        """Batches of n, `prefetch` of them fetched ahead by a thread of its own; ends when the server is closed."""
-        if prefetch < 1:
-            while True:
-                try:
-                    yield self.sample(n, timeout, beta)
-                except ClosedError:
-                    return
-        table = copy.copy(self)  # whose waiting ends when this iterator is closed
-        table._stop = threading.Event()
-        with Prefetch(lambda: table.sample(n, timeout, beta), prefetch, table._stop) as ready:
-            yield from ready
+        """Batches of n in the order in which they were drawn, `prefetch` of them on the way while one is worked on; ends when the server
+        is closed. Of large ones, as many messages as `AHEAD` says."""
+        drawings: deque[Drawing] = deque()
 
-    def _until_there(self, op: str, n: int, blob: bytes, timeout: float | None, more: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """Ask until the answer is not "wait"."""
+        def answered() -> None:
+            while len(drawings) <= prefetch:
+                drawings.append(self._begin(n, beta))
+            self._ask_ahead(drawings, 1 + max(prefetch, AHEAD) if prefetch > 0 else 1)
+
+        try:
+            while True:
+                answered()
+                sample = self._finish(drawings[0], timeout, answered)
+                drawings.popleft()
+                yield sample
+        except ClosedError:
+            return
+
+    def _ask_ahead(self, drawings: Iterable[Drawing], most: int) -> None:
+        """Have up to `most` messages of these batches under way, in order."""
+        under_way = sum(len(drawing.asked) for drawing in drawings)
+        for drawing in drawings:
+            while drawing.next < drawing.n and under_way < most:
+                k = min(drawing.step, drawing.n - drawing.next)
+                drawing.asked.append(self._send("sample", k, b"", **drawing.more))
+                drawing.next += k
+                under_way += 1
+
+    def _until_there(
+        self, op: str, n: int, blob: bytes, timeout: float | None, more: dict[str, Any], first: Pending | None = None
+    ) -> tuple[dict[str, Any], Buffer]:
+        """Ask until the answer is not "wait"; `first` was asked already."""
         seconds = self._timeout if timeout is None else timeout
         began, pause, told = time.monotonic(), POLL[0], False
         while True:
-            answer = self._ask(op, n, blob, timeout, **more)
+            if first is not None:
+                answer, first = first(_patience(timeout)), None
+                if "wait" in answer[0]:
+                    continue  # that was so when it was asked
+            else:
+                answer = self._ask(op, n, blob, timeout, **more)
             reason = answer[0].get("wait")
             if reason is None:
                 return answer
@@ -255,16 +310,16 @@ class RemoteTable:
             if waited > PATIENCE and not told:
                 told = True
                 _log.warning("%s() has waited 5 s: %s", op, reason)
-            if self._stop.wait(min(pause, max(0.0, seconds - waited))):
-                raise ClosedError(f"{op}(): nobody waits for it any more")
+            time.sleep(min(pause, max(0.0, seconds - waited)))
             pause = min(pause * 2, POLL[1])
 
-    def _ask(self, op: str, n: int, blob: bytes, timeout: float | None, **body: Any) -> tuple[dict[str, Any], bytes]:
+    def _ask(self, op: str, n: int, blob: bytes, timeout: float | None, **body: Any) -> tuple[dict[str, Any], Buffer]:
+        return self._send(op, n, blob, **body)(_patience(timeout))
+
+    def _send(self, op: str, n: int, blob: bytes, **body: Any) -> Pending:
         if self._name is not None:
             body["table"] = self._name
-        if timeout is not None and timeout < 1:
-            timeout = 1.0  # "is there a batch now" still needs an answer
-        return self._request(op, {"n": n, **body}, blob, None if timeout == math.inf else timeout)
+        return self._send_request(op, {"n": n, **body}, blob)
 
 
 class OtherTables:
@@ -342,6 +397,11 @@ class OtherTables:
                 errors.append(error)
         if errors:
             raise errors[0]
+
+
+def _patience(timeout: float | None) -> float | None:
+    """Seconds for an answer: "is there a batch now" still needs one; None is the connection's own time."""
+    return None if timeout is None or timeout == math.inf else max(1.0, timeout)
 
 
 def _parts(keys: Keys, most: int) -> Iterator[Keys]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .spec import Spec
     from .transport import Peer
     from .weights import PackedWeights
+    from .wire import Blob
 
 __all__ = ["Sink"]
 
@@ -116,8 +117,8 @@ class Sink:
                 "worker %s confirms weights %d with digest %016x, but %016x was published", peer.name, version, digest, packed.digest
             )
 
-    def control(self, peer: Peer, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
-        """Answer a client's request.
+    def control(self, peer: Peer, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
+        """Answer a client's request: with a body, and bytes or several buffers that follow one another (`wire.pack_reply` takes either).
 
         Raises:
             SecurityError: the client's token does not permit the operation.

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
 import weakref
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
-__all__ = ["large"]
+__all__ = ["empty", "large"]
 
+LARGE = 256 << 10  # bytes; smaller blocks the allocator keeps itself
 MOST_BYTES = 128 << 20  # of memory that is kept for the next who asks
-MOST = 3
+MOST = 8
 
 _lock = threading.Lock()
 _spares: list[mmap.mmap] = []
@@ -34,6 +37,15 @@ def large(count: int) -> np.ndarray:
     whole = np.frombuffer(memory, np.uint8)
     weakref.finalize(whole, _give_back, memory).atexit = False
     return whole[:count]
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """As `numpy.empty`, in memory that is used again where it is large."""
+    count = math.prod(shape) * np.dtype(dtype).itemsize
+    if count < LARGE:
+        return np.empty(shape, dtype)
+    array: np.ndarray = large(count).view(dtype).reshape(shape)
+    return array
 
 
 def _give_back(memory: mmap.mmap) -> None:

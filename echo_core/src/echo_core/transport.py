@@ -51,7 +51,9 @@ raises has not taken its sample: calling it again sends it once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from .errors import ConfigError, EchoError
@@ -68,8 +70,11 @@ if TYPE_CHECKING:
     from .sink import Sink
     from .spec import Spec
     from .weights import PackedWeights, Weights
+    from .wire import Buffer
 
-__all__ = ["ConnectOptions", "Connection", "Finding", "ListenOptions", "Listener", "Peer", "StoreMemory", "Transport"]
+__all__ = ["ConnectOptions", "Connection", "Finding", "ListenOptions", "Listener", "Peer", "Pending", "StoreMemory", "Transport"]
+
+Pending = Callable[..., "tuple[dict[str, Any], Buffer]"]  # of a request that was sent: waits for the answer, at most the given seconds
 
 
 @dataclass
@@ -277,6 +282,11 @@ class Connection(ABC):
     ) -> tuple[dict[str, Any], bytes]:
         """Ask the learner and return its answer (body, blob). Both ways at most 1 MiB together.
         An error on the learner's side is raised here as EchoError with its text."""
+
+    def ask(self, op: str, body: dict[str, Any], blob: bytes = b"") -> Pending:
+        """`request` in two halves, so that several can be under way: send it, and be given what waits for the answer when it is called,
+        once, with a timeout. The blob it returns may be any bytes-like object. Here it is sent only then, as every transport can."""
+        return partial(self.request, op, body, blob)
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:

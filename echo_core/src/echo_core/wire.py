@@ -30,7 +30,7 @@ The JSON of a CONTROL request is `{"op": str, "body": object}`, of its answer (f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -60,6 +60,7 @@ __all__ = [
     "TO_WORKER",
     "U32",
     "U64",
+    "Blob",
     "Buffer",
     "Header",
     "Kind",
@@ -75,10 +76,13 @@ __all__ = [
     "parse_json",
     "parse_reply",
     "parse_request",
+    "reply_frame",
+    "reply_pieces",
     "weights_frames",
 ]
 
 Buffer = bytes | bytearray | memoryview
+Blob = Buffer | Sequence[Buffer]  # of an answer: one after another
 
 PROTOCOL_VERSION: Final = 2
 HEADER: Final = Struct("<BBHIQQ")
@@ -210,27 +214,29 @@ def parse_json(data: Buffer, what: str) -> dict[str, Any]:
     return value
 
 
-def _pack_control(message: dict[str, Any], blob: Buffer) -> bytes:
+def _control_pieces(message: dict[str, Any], blob: Blob) -> list[Buffer]:
+    """The payload of a CONTROL frame as the buffers to send one after another; none is copied."""
     text = dump_json(message)
-    payload = b"".join((U32.pack(len(text)), text, blob))
-    if len(payload) > MAX_CONTROL_BYTES:
+    pieces: list[Buffer] = [U32.pack(len(text)) + text]
+    pieces += [blob] if isinstance(blob, (bytes, bytearray, memoryview)) else blob
+    if (size := sum(map(len, pieces))) > MAX_CONTROL_BYTES:
         raise ValueError(
-            f"control message of {len(payload)} bytes; at most {MAX_CONTROL_BYTES} travel at once"
+            f"control message of {size} bytes; at most {MAX_CONTROL_BYTES} travel at once"
         )
-    return payload
+    return pieces
 
 
-def _parse_control(payload: Buffer) -> tuple[dict[str, Any], bytes]:
+def _parse_control(payload: Buffer) -> tuple[dict[str, Any], memoryview]:
     (n,) = U32.unpack_from(payload)
     if U32.size + n > len(payload):
         raise ProtocolError(f"CONTROL frame whose JSON of {n} bytes is longer than its payload")
     text = memoryview(payload)[U32.size :]
-    return parse_json(text[:n], "CONTROL message"), bytes(text[n:])
+    return parse_json(text[:n], "CONTROL message"), text[n:]
 
 
 def pack_request(op: str, body: dict[str, Any], blob: Buffer = b"") -> bytes:
     """Payload of a CONTROL request. ValueError if it is larger than MAX_CONTROL_BYTES."""
-    return _pack_control({"op": op, "body": body}, blob)
+    return b"".join(_control_pieces({"op": op, "body": body}, blob))
 
 
 def parse_request(payload: Buffer) -> tuple[str, dict[str, Any], bytes]:
@@ -239,23 +245,34 @@ def parse_request(payload: Buffer) -> tuple[str, dict[str, Any], bytes]:
     op, body = message.get("op"), message.get("body", {})
     if not isinstance(op, str) or not isinstance(body, dict):
         raise ProtocolError('CONTROL request without "op" text and "body" object')
-    return op, body, blob
+    return op, body, bytes(blob)
 
 
-def pack_reply(body: dict[str, Any], blob: Buffer = b"") -> bytes:
+def pack_reply(body: dict[str, Any], blob: Blob = b"") -> bytes:
     """Payload of the answer to a CONTROL request."""
-    return _pack_control({"body": body}, blob)
+    return b"".join(reply_pieces(body, blob))
+
+
+def reply_pieces(body: dict[str, Any], blob: Blob = b"") -> list[Buffer]:
+    """The same as the buffers to send one after another, which must stay unchanged until then."""
+    return _control_pieces({"body": body}, blob)
+
+
+def reply_frame(number: int, pieces: list[Buffer]) -> list[Buffer]:
+    """The whole frame that answers request `number`, likewise, for a payload in pieces."""
+    size = sum(map(len, pieces))
+    return [pack_header(Kind.CONTROL, flags=REPLY, seq=number, length=size), *pieces]
 
 
 def pack_error(error: BaseException) -> bytes:
     """Payload that reports `error` as text; never the object, never a traceback."""
     text = str(error) if isinstance(error, EchoError) else f"{type(error).__name__}: {error}"
-    return _pack_control({"error": text[:65536], "type": type(error).__name__}, b"")
+    return b"".join(_control_pieces({"error": text[:65536], "type": type(error).__name__}, b""))
 
 
-def parse_reply(payload: Buffer) -> tuple[dict[str, Any], bytes]:
-    """(body, blob) of an answer. An error reported by the other end is raised: as the class of
-    `echo_core.errors` it names, or as EchoError."""
+def parse_reply(payload: Buffer) -> tuple[dict[str, Any], memoryview]:
+    """(body, blob) of an answer; the blob is a part of `payload`. An error reported by the other end
+    is raised: as the class of `echo_core.errors` it names, or as EchoError."""
     message, blob = _parse_control(payload)
     if "error" in message:
         known = {name: getattr(errors, name) for name in errors.__all__ if name[0].isupper()}

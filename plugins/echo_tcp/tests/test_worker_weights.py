@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from typing import Any, NamedTuple
 
@@ -255,6 +256,43 @@ def test_a_request_without_an_answer() -> None:
         learner.until(lambda: learner.links == 2)
         learner.say(frame(Kind.CONTROL, b"\2\0\0\0{}", flags=1, seq=1))
         assert worker.request("hello", {"n": 1}) == ({"n": 1}, b"")
+
+
+def test_an_answer_is_taken_once_and_its_memory_is_used_again() -> None:
+    blob = bytes(range(256)) * 1000
+    with WireLearner(EXAMPLE) as learner, connect(learner) as worker:
+        learner.handler = lambda op, body, blob: (body, blob)
+        question = worker.ask("x", {}, blob)
+        answer = question(20)[1]
+        with pytest.raises(ValueError, match="taken"):
+            question(20)
+        with pytest.raises(TypeError):
+            answer[0] = 1
+        second = worker.ask("x", {}, blob[::-1])(20)[1]
+        assert answer == blob and second == blob[::-1], "what is still looked at is nobody else's"
+        where = np.frombuffer(second, np.uint8).ctypes.data
+        del second
+        third = worker.ask("x", {}, blob)(20)[1]
+        assert np.frombuffer(third, np.uint8).ctypes.data == where and third == blob
+
+
+def test_questions_of_a_lost_link_say_so_and_those_dropped_in_a_fork_do_not_hang() -> None:
+    with WireLearner(EXAMPLE) as learner, connect(learner) as worker:
+        before = worker.stats()["bytes_sent"]
+        pending = [worker.ask("hello", {}) for _ in range(3)]
+        until(lambda: worker.stats()["bytes_sent"] > before, "the questions have left")
+        child = os.fork()
+        if child == 0:
+            pending.clear()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        worker.flush()
+        learner.hang_up()
+        with pytest.raises(ConnectionClosedError, match="may have been carried out"):
+            pending[0](20)
+        del pending[1:]
+        learner.handler = lambda op, body, blob: (body, blob)
+        assert worker.request("hello", {"n": 1})[0] == {"n": 1}
 
 
 def test_requests_of_the_learner_are_refused_as_text() -> None:

@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..address import Address
@@ -27,7 +28,7 @@ from ..spec import Spec
 from ..transport import Connection
 from ..weights import Weights, unpack
 from .base import Channel
-from .calls import Handler
+from .calls import Handler, Question
 from .uplink import Uplink
 
 __all__ = ["ChannelConnection"]
@@ -178,13 +179,26 @@ class ChannelConnection(Connection):
     def request(
         self, op: str, body: dict[str, Any], blob: bytes = b"", timeout: float | None = None
     ) -> tuple[dict[str, Any], bytes]:
+        seconds, start = self._seconds(timeout), time.monotonic()
+        question = self._ask(op, body, blob, seconds)
+        body, answer = question(max(0.0, seconds - (time.monotonic() - start)))
+        return body, bytes(answer)
+
+    def ask(self, op: str, body: dict[str, Any], blob: bytes = b"") -> Question:
+        return self._ask(op, body, blob, self._seconds(None))
+
+    def _ask(self, op: str, body: dict[str, Any], blob: bytes, seconds: float) -> Question:
         self._check()
-        up, seconds, start = self._uplink, self._seconds(timeout), time.monotonic()
+        up = self._uplink
         with self._lock:
             up.wait(lambda: up.link is not None, seconds, up.connecting)
             assert up.link is not None
-            left = max(0.0, seconds - (time.monotonic() - start))
-            return up.calls.ask(up.link, op, body, blob, left, up.learner())
+            return Question(up.calls, up.calls.ask(up.link, op, body, blob), partial(self._answer, op))
+
+    def _answer(self, op: str, number: int, timeout: float | None) -> tuple[dict[str, Any], memoryview]:
+        self._check()
+        with self._lock:
+            return self._uplink.calls.wait(number, op, self._seconds(timeout), self._uplink.learner())
 
     @property
     def on_request(self) -> Handler | None:

@@ -168,9 +168,9 @@ class ChannelListener(Listener):
             if client.peer is peer:
                 assert client.link is not None
                 with client.gate.lock:
-                    return client.calls.ask(
-                        client.link, op, body, blob, seconds, f"worker {peer.name}"
-                    )
+                    number = client.calls.ask(client.link, op, body, blob)
+                    body, answer = client.calls.wait(number, op, seconds, f"worker {peer.name}")
+                return body, bytes(answer)
         raise ConnectionClosedError(f"worker {peer.name} is not connected")
 
     def stats(self) -> dict[str, float | int]:

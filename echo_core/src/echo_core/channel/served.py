@@ -17,6 +17,7 @@ from ..wire import (
     REPLY,
     TO_LEARNER,
     U64,
+    Blob,
     Buffer,
     Header,
     Kind,
@@ -291,10 +292,9 @@ class ServedClient:
             with self.gate.lock:
                 self.calls.answered(header.seq, payload)
             return
-        reply = answer(self._answer, payload)
-        self._post(frame(Kind.CONTROL, reply, flags=REPLY, seq=header.seq))
+        self._post(answer(self._answer, header.seq, payload))
 
-    def _answer(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    def _answer(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
         return self._sink.control(self.peer, op, body, blob)
 
     def _post(self, data: bytes) -> None:

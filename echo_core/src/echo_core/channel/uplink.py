@@ -379,12 +379,12 @@ class Uplink:
 
         def handle() -> None:
             try:
-                reply = answer(self.on_request or _refuse, payload)
+                reply = answer(self.on_request or _refuse, header.seq, payload)
             except ProtocolError as error:
                 link.fail(error)
                 return
             with self.gate.lock:
-                link.post(frame(Kind.CONTROL, reply, flags=REPLY, seq=header.seq))
+                link.post(reply)
 
         threading.Thread(target=handle, name="echo-request", daemon=True).start()
 

@@ -16,7 +16,7 @@ from .uplink import WEIGHTS
 
 if TYPE_CHECKING:
     from echo_core.channel.link import Link
-    from echo_core.wire import Buffer, Header
+    from echo_core.wire import Blob, Buffer, Header
 
     from .listener import ShmListener
     from .sockets import UnixChannel
@@ -81,7 +81,7 @@ class ShmServed(ServedClient):
             # Descriptors are taken in the order in which they were given: that of the board must not overtake the answer to `shm/attach`.
             self._answered = self.writer is not None or self.lane is not None
 
-    def _answer(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    def _answer(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
         if self.lane is not None and not op.startswith("shm/"):
             self.lane.catch_up(lambda: self.link is None or self.link.error is not None)  # requests follow the samples sent before them
         if op == "shm/attach":

@@ -54,6 +54,7 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         void begin(uint64_t) except +
         void forget(uint64_t)
         uint64_t new_ticket()
+        string frame_for(uint64_t, size_t) except +
         void reply(uint64_t, string) except +
         void refuse(uint64_t, string) except +
         void publish(uint64_t, string, const char*, uint64_t, uint64_t) except +
@@ -161,9 +162,17 @@ cdef class NativeLearner:
         """Drop the figures of a connection whose `LOST` event was taken."""
         self.learner.get().forget(key)
 
-    def reply(self, uint64_t key, bytes frame) -> None:
-        """Send a whole frame that answers a `CONTROL` event; does nothing if the connection is gone."""
-        self.learner.get().reply(key, frame)
+    def reply(self, uint64_t key, list pieces) -> None:
+        """Send a whole frame, given as buffers that follow one another, which answers a `CONTROL` event; does nothing if the connection is gone."""
+        cdef string frame = self.learner.get().frame_for(key, sum(map(len, pieces)))
+        cdef Py_buffer view
+        for piece in pieces:
+            PyObject_GetBuffer(piece, &view, PyBUF_SIMPLE)
+            try:
+                frame.append(<const char*>view.buf, <size_t>view.len)
+            finally:
+                PyBuffer_Release(&view)
+        self.learner.get().reply(key, move(frame))
 
     def refuse(self, uint64_t key, bytes reason) -> None:
         """End a connection that broke the protocol."""

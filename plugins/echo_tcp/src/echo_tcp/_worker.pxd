@@ -3,6 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool
+from libcpp.memory cimport shared_ptr
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
@@ -23,6 +24,9 @@ cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
         uint64_t version
         string meta
         Pages payload
+
+    cdef cppclass Spares "echo_tcp::Spares":
+        void give(string)
 
     cdef cppclass EngineConfig:
         bool original
@@ -62,6 +66,7 @@ cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
         Status acknowledged(uint64_t number, int64_t slice_ns) except +
         uint64_t ask(const string& payload) except +
         Status answer(uint64_t id, int64_t slice_ns, string& payload) except +
+        shared_ptr[Spares] spares()
         void forget(uint64_t id)
         void subscribe() except +
         bool take_weights(WeightsBlob& out)
@@ -146,6 +151,18 @@ cdef class Patience:
     cdef bint logged
     cdef str what
     cdef int64_t next_slice(self) except -1
+
+
+cdef class Question:
+    cdef Worker worker
+    cdef uint64_t number
+    cdef str op
+    cdef bint over
+
+
+cdef class Answer:
+    cdef string payload
+    cdef shared_ptr[Spares] spares
 
 
 cdef class Blob:

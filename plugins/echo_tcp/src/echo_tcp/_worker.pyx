@@ -9,9 +9,11 @@ it, because giving it back and taking it again would cost more than the copy.
 import logging
 import time
 
+cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from libcpp.utility cimport move
 
 from echo_core.capi cimport echo_batch_pointers, echo_leaf_pointers
 
@@ -250,35 +252,22 @@ cdef class Worker:
         with nogil:
             self.engine.hold(version, digest)
 
-    def request(self, op, body, blob=b"", timeout=None):
-        """See `echo_core.transport.Connection.request`."""
-        cdef string payload, reply
-        cdef uint64_t number
-        cdef int64_t slice_ns
-        cdef Status status
+    def ask(self, op, body, blob=b""):
+        """See `echo_core.transport.Connection.ask`."""
+        cdef string payload
+        cdef Question question = Question.__new__(Question)
         self.check()
         self.only_echo2("request()")
         payload = pack_request(op, body, blob)
-        cdef Patience patience = Patience(self, timeout, f"request {op!r}")
         with nogil:
-            number = self.engine.ask(payload)
-        try:
-            while True:
-                slice_ns = patience.next_slice()
-                with nogil:
-                    status = self.engine.answer(number, slice_ns, reply)
-                if status == Status.ok:
-                    break
-                if status == Status.lost:
-                    raise ConnectionClosedError(
-                        f"request {op!r} was not answered (it may have been carried out): "
-                        f"{self.address} was lost: {self.why()}"
-                    )
-                if status != Status.wait:
-                    raise self.error(status)
-        finally:
-            self.engine.forget(number)
-        return parse_reply(<bytes>reply)
+            question.number = self.engine.ask(payload)
+        question.worker, question.op = self, op
+        return question
+
+    def request(self, op, body, blob=b"", timeout=None):
+        """See `echo_core.transport.Connection.request`."""
+        body, answer = self.ask(op, body, blob)(timeout)
+        return body, bytes(answer)
 
     def only_echo2(self, what):
         if self.original:
@@ -467,6 +456,9 @@ cdef class Patience:
             self.logged = True
             log.warning("%s (for %.0f s so far)", self.worker.situation(self.what), waited)
         return <int64_t>(min(SLICE, self.seconds - waited) * 1e9) + 1
+
+
+include "_answers.pxi"
 
 
 cdef class Blob:

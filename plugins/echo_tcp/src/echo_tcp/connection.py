@@ -15,7 +15,7 @@ from echo_core.errors import EchoError, SecurityError, SpecError
 from echo_core.options import ConnectOptions
 from echo_core.transport import Connection
 
-from ._worker import Worker
+from ._worker import Question, Worker
 from .keeper import Keeper
 
 if TYPE_CHECKING:
@@ -127,6 +127,9 @@ class TcpConnection(Connection):
         self, timeout: float | None = None, newer_than: int | None = None, like: Any = None
     ) -> Weights:
         return self._worker.weights(timeout, newer_than, like)
+
+    def ask(self, op: str, body: dict[str, Any], blob: bytes = b"") -> Question:
+        return self._worker.ask(op, body, blob)
 
     def request(
         self, op: str, body: dict[str, Any], blob: bytes = b"", timeout: float | None = None

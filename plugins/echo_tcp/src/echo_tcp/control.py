@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from echo_core.errors import EchoError, ProtocolError
 from echo_core.handshake import ServerHandshake
 from echo_core.transport import Peer
-from echo_core.wire import MAX_NUMBER, REPLY, Kind, frame, pack_error, pack_reply, parse_request
+from echo_core.wire import MAX_NUMBER, pack_error, parse_request, reply_frame, reply_pieces
 
 from ._learner import ADDED, CONTROL, LOST, RECEIPT, NativeLearner
 from .complaints import Seldom
@@ -314,12 +314,12 @@ class Control:
             native.refuse(key, str(error).encode())
             return
         try:
-            answer = pack_reply(*self._sink.control(peer, op, body, blob))
+            answer = reply_pieces(*self._sink.control(peer, op, body, blob))
         except Exception as error:
             if not isinstance(error, EchoError):
                 _log.exception("request %r of worker %s failed", op, peer.name)
-            answer = pack_error(error)
-        native.reply(key, frame(Kind.CONTROL, answer, flags=REPLY, seq=number))
+            answer = [pack_error(error)]
+        native.reply(key, reply_frame(number, answer))
 
     # -------------------------------------------------------------------------------- closing
 

@@ -166,6 +166,19 @@ class IdentityClauses:
             client.request("ping", blob=bytes(2 << 20))
         assert client.request("ping", blob=b"small")[1] == b"small"
 
+    def test_requests_under_way_together_find_their_answers(self, rig: Rig) -> None:
+        """In whatever order they are waited for; one that nobody waits for disturbs none."""
+        client = rig.client(rig.server())
+        connection = client._connection
+        blobs = [os.urandom(size) for size in (0, 1, 1000, 200_000, 900_000, 900_001, 3)]
+        pending = [connection.ask("ping", {}, blob) for blob in blobs]
+        connection.ask("ping", {}, b"nobody waits")
+        for answer, blob in sorted(zip(pending, blobs, strict=True), key=lambda pair: pair[1]):
+            assert answer(PATIENCE)[1] == blob
+        with pytest.raises(EchoError, match="no operation 'make tea'"):
+            connection.ask("make tea", {})(PATIENCE)
+        assert client.request("ping", blob=b"after")[1] == b"after"
+
     def test_requests_of_many_threads_find_their_answers(self, rig: Rig) -> None:
         server = rig.server()
         client = rig.client(server)

@@ -21,6 +21,7 @@
 
 #include "ingest.hpp"
 #include "mailbox.hpp"
+#include "../spares.hpp"
 #include "outbox.hpp"
 #include "turns.hpp"
 
@@ -31,7 +32,7 @@ public:
     Loop(const echo_capi *api, echo_store *store, std::shared_ptr<Events> events, Turns &turns,
          std::uint64_t staging_limit)
         : store_(api, store), events_(std::move(events)), turns_(turns),
-          ingest_(store_, *events_, totals, staging_limit), outbox_(totals) {
+          ingest_(store_, *events_, totals, staging_limit), outbox_(totals, spares) {
         try {
             epoll_ = epoll_create1(EPOLL_CLOEXEC);
             if (epoll_ < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
@@ -66,9 +67,10 @@ public:
         if (thread_.joinable()) thread_.join();
     }
 
-    // The two things that other threads may use.
+    // What other threads may use.
     Mailbox mailbox;
     Totals totals;
+    Spares spares;  // for answers
 
 private:
     static constexpr int most_events = 256;
@@ -140,12 +142,13 @@ private:
         for (NewPeer &peer : commands.added) welcome(peer);
         for (const std::uint64_t key : commands.begun)
             if (Peer *p = find(key)) begin(*p);
-        for (auto &[key, frame] : commands.replies)
+        for (auto &[key, frame] : commands.replies) {
             if (Peer *p = find(key)) {
                 --p->asked;
-                p->out += frame;
+                outbox_.answer(*p, std::move(frame));
                 write(*p);
             }
+        }
         for (auto &[key, reason] : commands.refused)
             if (Peer *p = find(key)) {
                 p->reason = std::move(reason);

@@ -129,7 +129,7 @@ inline void Loop::pay() {
 inline void Loop::write(Peer &p) {
     if (p.dead) return;
     const bool done = outbox_.pump(p);
-    const bool full = p.asked >= most_asked || p.out_left() >= most_out;
+    const bool full = p.asked >= most_asked || p.unsent() >= most_out;
     const std::uint32_t in = p.parked || full ? 0u : std::uint32_t(EPOLLIN);
     watch_for(p, in | (done ? 0u : std::uint32_t(EPOLLOUT)));
 }

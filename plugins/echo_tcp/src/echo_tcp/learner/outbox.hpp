@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include "../spares.hpp"
 #include "peer.hpp"
 
 namespace echo_tcp::learner {
@@ -18,7 +19,7 @@ public:
     // connection had its turn: a large version does not hold up anybody's samples.
     static constexpr int chunks_at_once = 2;
 
-    explicit Outbox(Totals &totals) : totals_(totals) {}
+    Outbox(Totals &totals, Spares &spares) : totals_(totals), spares_(spares) {}
 
     std::shared_ptr<const Weights> latest;  // what was published last
 
@@ -39,6 +40,8 @@ public:
             acknowledge(p);
             if (p.out_left() != 0) {
                 if (!send_small(p)) return p.deaf;
+            } else if (!p.answers.empty() && !(p.sending && p.answered)) {
+                next_answer(p);
             } else if (p.sending) {
                 if (chunks++ == chunks_at_once) return false;
                 begin_chunk(p);
@@ -49,7 +52,13 @@ public:
     }
 
     // Is there anything to write beside an acknowledgement?
-    bool more_than_ack(const Peer &p) const { return p.out_left() != 0 || p.chunk_left != 0 || p.sending || wants(p); }
+    bool more_than_ack(const Peer &p) const { return p.unsent() != 0 || p.chunk_left != 0 || p.sending || wants(p); }
+
+    // A frame that answers a request. It is sent from where it lies.
+    void answer(Peer &p, std::string frame) {
+        p.answer_bytes += frame.size();
+        p.answers.push_back(std::move(frame));
+    }
 
     // A farewell, after what is already on its way.
     void say_bye(Peer &p, std::string_view reason) {
@@ -61,6 +70,8 @@ public:
         if (p.echo1) return;
         acknowledge(p);
         p.ack_due = false;
+        for (; !p.answers.empty(); p.answers.pop_front()) p.out += p.answers.front();
+        p.answer_bytes = 0;
         const FrameHeader bye = make_header(Kind::bye, 0, reason.size());
         append(p, &bye, sizeof bye);
         p.out.append(reason);
@@ -97,7 +108,17 @@ private:
         totals_.acks.add(1);
     }
 
+    void next_answer(Peer &p) {
+        p.out.swap(p.answers.front());
+        p.out_at = 0;
+        p.answer_bytes -= p.out.size();
+        spares_.give(std::move(p.answers.front()));
+        p.answers.pop_front();
+        p.answered = true;
+    }
+
     void begin_chunk(Peer &p) {
+        p.answered = false;
         const std::uint64_t total = p.sending->size();
         const std::uint64_t bytes = std::min(max_weights_chunk, total - p.sent);
         std::uint8_t flags = p.sent == 0 ? flag_first_chunk : 0;
@@ -152,12 +173,15 @@ private:
         p.deaf = true;
         p.out = {};
         p.out_at = 0;
+        p.answers.clear();
+        p.answer_bytes = 0;
         p.sending.reset();
         p.chunk_left = 0;
         return false;
     }
 
     Totals &totals_;
+    Spares &spares_;
 };
 
 }  // namespace echo_tcp::learner

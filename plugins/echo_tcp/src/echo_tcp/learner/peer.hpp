@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -93,6 +94,9 @@ struct Peer {
     // ---- output ---------------------------------------------------------------------------------
     std::string out;             // whole small frames, sent up to out_at
     std::size_t out_at = 0;
+    std::deque<std::string> answers;  // whole frames that come next, each in memory of its own
+    std::size_t answer_bytes = 0;
+    bool answered = false;            // an answer went last: now a chunk of weights
     std::uint64_t acked = 0;     // what the last ACK said
     bool ack_due = false;        // says it even if `acked` is up to date (the resume point)
     bool owed = false;           // an ACK is put off until there is nothing else to do
@@ -114,6 +118,7 @@ struct Peer {
     std::uint32_t interest = 0;  // what epoll watches it for
 
     std::size_t out_left() const noexcept { return out.size() - out_at; }
+    std::size_t unsent() const noexcept { return out_left() + answer_bytes; }
     bool mid_message() const noexcept {
         return landing || !message.empty() || discard != 0 || tail.size() != tail_at;
     }

@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "../frame.hpp"
+#include "../spares.hpp"
 #include "weights.hpp"
 
 namespace echo_tcp::worker {
@@ -28,6 +30,7 @@ public:
     std::vector<Message> messages;
     std::optional<WeightsBlob> weights;  // the newest version that is whole
     std::optional<std::string> bye;
+    const std::shared_ptr<Spares> spares = std::make_shared<Spares>();  // for whoever has read a message
 
     explicit Incoming(bool original) : original_(original) {}
 
@@ -95,8 +98,11 @@ private:
             case Kind::ack:
                 return within(!flags && !length, "it sent an ACK frame with flags or a payload");
             case Kind::control:
-                return within(!(flags & ~flag_reply) && length >= 4 && length <= max_control_bytes,
-                              "it sent a CONTROL frame of an impossible size");
+                if ((flags & ~flag_reply) || length < 4 || length > max_control_bytes) {
+                    return "it sent a CONTROL frame of an impossible size";
+                }
+                small_ = spares->take(length);
+                return nullptr;
             case Kind::ping:
                 return within(!(flags & ~flag_reply) && !length,
                               "it sent a PING frame with a payload");

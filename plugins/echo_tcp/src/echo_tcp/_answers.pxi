@@ -1,0 +1,53 @@
+# A worker's requests that were sent, and what came back: part of _worker.pyx.
+
+@cython.no_gc  # nothing that it refers to can refer to it; collected, it could not take its question back
+cdef class Question:
+    """A request that was sent. Called with a timeout, once, it waits for the answer; dropped before, nobody does."""
+
+    def __call__(self, timeout=None):
+        cdef Answer answer = Answer.__new__(Answer)
+        cdef Worker worker = self.worker
+        cdef Patience patience
+        cdef int64_t slice_ns
+        cdef Status status
+        if worker is None or self.over:
+            raise ValueError("the answer was taken")
+        worker.check()
+        patience = Patience(worker, timeout, f"request {self.op!r}")
+        self.over = True
+        answer.spares = worker.engine.spares()
+        try:
+            while True:
+                slice_ns = patience.next_slice()
+                with nogil:
+                    status = worker.engine.answer(self.number, slice_ns, answer.payload)
+                if status == Status.ok:
+                    break
+                if status == Status.lost:
+                    raise ConnectionClosedError(
+                        f"request {self.op!r} was not answered (it may have been carried out): "
+                        f"{worker.address} was lost: {worker.why()}"
+                    )
+                if status != Status.wait:
+                    raise worker.error(status)
+        finally:
+            worker.engine.forget(self.number)
+        return parse_reply(answer)
+
+    def __dealloc__(self):
+        if self.worker is not None and not self.over and not self.worker.engine.forked():
+            self.worker.engine.forget(self.number)
+
+
+cdef class Answer:
+    """The payload of an answer: read-only bytes, whose memory is the next one's with the last view of them."""
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, <void*>self.payload.data(), self.payload.size(), True, flags)
+
+    def __len__(self):
+        return self.payload.size()
+
+    def __dealloc__(self):
+        if self.spares:
+            self.spares.get().give(move(self.payload))
