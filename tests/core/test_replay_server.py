@@ -246,11 +246,29 @@ def test_how_many_is_a_number_from_1(n: Any) -> None:
                 call(n)
 
 
+def test_a_priority_that_the_table_refuses_is_refused_before_any_other_of_the_call() -> None:
+    example, n = {"number": np.int64(0)}, 100_000  # more than travel in one message
+    sampler = {"type": "prioritized", "eps": 0.0}
+    with Server(example, 4, TCP, sampler=sampler, capacity=n) as server, Client(server.address, example) as client:
+        keys = server.submit_batch({"number": np.arange(n)})
+        priorities = np.full(n, 2.0)
+        priorities[-1] = 0
+        with pytest.raises(EchoError, match=f"priority 0.0 of key {keys[-1]} must be positive"):
+            client.update_priorities(keys, priorities)
+        assert server.table().counters()["updated"] == 0
+        with pytest.raises(ValueError, match="priority nan of sample 1 "):
+            client.table().insert({"number": np.arange(3)}, priorities=[1, np.nan, 1])
+        with pytest.raises(EchoError, match="^97920 of 100000 were inserted; of the others, counted from there: priority 0.0 of sample 2079"):
+            client.table().insert({"number": np.arange(n)}, priorities=priorities)
+
+
 def test_the_time_is_that_of_all_messages_of_a_batch() -> None:
     with Server(EXAMPLE, 4, TCP, sampler="uniform", capacity=100) as server, Client(server.address, EXAMPLE) as client:
         server.submit_batch(items(0, 10))
-        with pytest.raises(EchoTimeoutError, match="of 100000000 items in time; draw fewer"):
-            client.sample(100_000_000, timeout=0.1)
+        with pytest.raises(EchoTimeoutError, match="of 1000000 items in time; draw fewer"):
+            client.sample(1_000_000, timeout=0.005)
+        with pytest.raises(EchoError, match="n must be a whole number from 1 to"):
+            client.sample(100_000_000)
         assert client.sample(5).keys.size == 5
 
 

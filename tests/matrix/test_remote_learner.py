@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import Client, Queue, Server, Table, plugins
+from echo_core import Client, EchoTimeoutError, Queue, Server, Table, plugins
 
 TRANSPORTS = [record.name for record in plugins.installed(plugins.TRANSPORTS) if not record.disabled]
 EXAMPLE = {"number": np.int64(0), "filler": np.zeros(5, np.float32)}
@@ -88,6 +88,52 @@ def test_batches_larger_than_a_message_are_whole_in_order_and_the_readers_own(tr
             assert batch["number"].tolist() == [*range(25 * at, 25 * at + 25)]
             assert (batch["frame"] == batch["number"].astype(np.uint8)[:, None]).all(), "memory of a batch that is still held was used again"
         drawn[0]["frame"][:] = 0  # writable, and nobody else's
+
+
+def test_a_batch_of_several_messages_is_one_draw(transport_table: dict[str, Any]) -> None:
+    example = {"number": np.int64(0), "frame": np.zeros(100_000, np.uint8)}
+    numbers = np.arange(40)
+    batch = {"number": numbers, "frame": np.repeat(numbers.astype(np.uint8), 100_000).reshape(40, -1)}
+    tables = [
+        Table("once", example, capacity=40, sampler={"type": "uniform", "replacement": False}, seed=1),
+        Table("best", example, capacity=40, sampler="max_heap"),
+        Table("queue", example, capacity=60, sampler="fifo", rate_limiter=Queue(60)),
+    ]
+    rest = {table.name: example for table in tables[1:]}
+    with Server(tables=tables, batch_size=8, transport=transport_table) as server, Client(server.address, example, table="once", tables=rest) as learner:
+        for table in tables:
+            server.submit_batch(batch, table=table.name, priorities=None if table.name != "best" else numbers + 1.0)
+        assert sorted(learner.sample(40, timeout=30).batch["number"].tolist()) == [*range(40)]
+        assert sorted(learner.sample(30, timeout=30, table="best").batch["number"].tolist()) == [*range(10, 40)]
+        with pytest.raises(EchoTimeoutError):
+            learner.sample(41, timeout=0.2, table="queue")
+        assert len(server.table("queue")) == 40, "a batch that was not there took some of what was"
+        assert learner.sample(40, timeout=30, table="queue").batch["number"].tolist() == [*range(40)]
+        threads = [threading.Thread(target=lambda: found.append(set(learner.sample(40, timeout=30).keys.tolist()))) for _ in range(5)]
+        found: list[set[int]] = []
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert [len(keys) for keys in found] == [40] * 5, "batches of several threads were mixed up"
+
+
+def test_a_queue_that_fills_slowly_is_read_in_order(transport_table: dict[str, Any]) -> None:
+    queue = Table("queue", EXAMPLE, capacity=16, sampler="fifo", rate_limiter=Queue(16))
+    with Server(tables=[queue], batch_size=4, transport=transport_table) as server, Client(server.address, EXAMPLE) as learner:
+        batches = learner.dataset_iter(2, prefetch=3, timeout=30)
+
+        def write() -> None:
+            for i in range(400):
+                server.submit_batch(items(i, i + 1), timeout=30)
+                if i % 7 == 0:
+                    time.sleep(0.002)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        drawn = [number for _ in range(200) for number in next(batches).batch["number"].tolist()]
+        writer.join(30)
+        assert drawn == [*range(400)]
 
 
 def test_an_iterator_that_was_closed_draws_nothing_more(transport_table: dict[str, Any]) -> None:

@@ -10,9 +10,10 @@ from . import mixture, plugins, security
 from .address import Address
 from .errors import ConfigError
 from .labels import SUFFIX, Held, LabelledConnection, UnlabelledError, labelled
+from .other_tables import OtherTables
 from .plain_sender import PlainSender
 from .remote_steps import remote_table
-from .remote_table import OtherTables, RemoteSample
+from .remote_table import RemoteSample
 from .spec import Spec
 from .steps import Steps, StepStreams, new_client_id
 from .weights import Weights
@@ -285,7 +286,11 @@ class Client:
     def dataset_iter(
         self, n: int, *, timeout: float | None = None, table: str | None = None, beta: float | None = None, prefetch: int = 2
     ) -> Iterator[RemoteSample]:
-        """Batches of n, `prefetch` of them on the way while one is worked on; ends when the server is closed."""
+        """Batches of n, `prefetch` of them on the way while one is worked on; ends when the server is closed.
+
+        A batch on the way is drawn: where items are drawn once (queues), those that nobody reads any more are lost, unless the table has
+        a lease (`lease_timeout`). `prefetch=0` draws none ahead.
+        """
         return self.table(table).batches(n, timeout, beta, prefetch)
 
     def ack(self, keys: Any, timeout: float | None = None, *, table: str | None = None) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from . import __version__
 from .errors import EchoError, EchoTimeoutError, ProtocolError
+from .held_batches import MOST_BYTES
 from .security import needs
 from .step_table import StepTable
 from .tap import answer as _tap
@@ -134,13 +135,39 @@ def _ack(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answe
 
 
 def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
-    """One batch, if there is one now: a server answers requests one after another, and must not wait in one."""
-    import optree
+    """One batch, if there is one now: a server answers requests one after another, and must not wait in one.
 
+    One that is larger than a message has a number, which the client chose, and is fetched in parts; the first draws all of it.
+    """
     table = _table(server, body)
     layout = table.layout if isinstance(table, StepTable) else None
     keys_only = layout is not None and body.get("keys_only") is True
-    n = _count(body, max_rows(table.spec) if layout is None else MAX_KEYS if keys_only else MAX_BYTES // (layout.item_bytes + DRAWN))
+    fit = max_rows(table.spec) if layout is None else MAX_KEYS if keys_only else MAX_BYTES // (layout.item_bytes + DRAWN)
+    if "batch" not in body:
+        figures, columns = _drawn(server, peer, table, _count(body, fit), body, keys_only)
+        return figures, pieces(*columns)
+    n = _count(body, fit * (MOST_BYTES // MAX_BYTES))
+    number, start, rows = (body.get(name) for name in ("batch", "start", "rows"))
+    if type(number) is not int or type(start) is not int or type(rows) is not int or not (0 <= start < n and 1 <= rows <= min(fit, n - start)):
+        raise EchoError(f"a part of a batch of {n} needs whole numbers as batch, start and rows, and at most {fit} rows")
+    if start == 0:
+        figures, columns = _drawn(server, peer, table, n, body, keys_only)
+        if not columns:
+            return figures, b""
+        server._held.put(id(peer), number, figures, columns)
+        if not server.has(peer):
+            server._held.forget(id(peer))
+            return {"gone": True}, b""
+    part = server._held.part(id(peer), number, start, rows)
+    return ({"gone": True}, b"") if part is None else (part[0], pieces(*part[1]))
+
+
+def _drawn(
+    server: Server, peer: Peer, table: ReplayTable, n: int, body: dict[str, Any], keys_only: bool
+) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """A batch: figures about it, and its columns; none where there is no batch now."""
+    import optree
+
     beta = body.get("beta")
     if beta is not None and type(beta) not in (int, float):
         raise EchoError(f"beta must be a number from 0 to 1, not {beta!r}")
@@ -148,19 +175,25 @@ def _sample(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> An
     try:
         sample = table.draw(n, 0, beta, borrower)
     except EchoTimeoutError:
-        return {"wait": table.who_blocks_learner(n)}, b""
+        return {"wait": table.who_blocks_learner(n)}, []
     if sample is None:
-        return {"closed": True}, b""
+        return {"closed": True}, []
     if borrower and not server.has(peer):  # it left meanwhile, and what it had was taken back before this batch was drawn
         table.take_back(borrower)
-    leaves = [] if keys_only else layout.to_leaves(cast("StepSample", sample)) if layout else optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
+    if keys_only:
+        leaves = []
+    elif isinstance(table, StepTable):
+        leaves = table.layout.to_leaves(cast("StepSample", sample))
+    else:
+        leaves = optree.tree_leaves(sample.batch, namespace=table.spec.namespace)
     info = sample.info
     figures = {"store_size": info.store_size, "inserted": info.inserted, "sampled": info.sampled, "redrawn": info.redrawn}
     figures["beta"] = table.beta if beta is None else beta
-    if table.lags is None:
-        return figures, pieces(sample.keys, sample.probabilities, *leaves)
-    figures |= {"versions": True, "policy_version": info.policy_version, "lag_weight": table.lags.weight}
-    return figures, pieces(sample.keys, sample.probabilities, *leaves, info.policy_versions)
+    columns = [sample.keys, sample.probabilities, *leaves]
+    if table.lags is not None:
+        figures |= {"versions": True, "policy_version": info.policy_version, "lag_weight": table.lags.weight}
+        columns.append(info.policy_versions)
+    return figures, columns
 
 
 def _item(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .errors import ClosedError, EchoTimeoutError, SpecError, UnknownTableError
-from .labels import UnlabelledError, labelled
+from .errors import ClosedError, EchoError, EchoTimeoutError, SpecError
 from .operations import MAX_KEYS, fill, join, max_rows, split
 from .sampler import Keys, check_keys, check_priorities
 from .spares import empty
 from .spec import Spec
-from .steps import Steps, StepStreams, new_client_id
 
 if TYPE_CHECKING:
     from .leaf import LeafSpec
-    from .transport import Connection, Pending
+    from .transport import Pending
     from .wire import Buffer
 
-__all__ = ["Drawing", "OtherTables", "RemoteInfo", "RemoteSample", "RemoteTable"]
+__all__ = ["Drawing", "RemoteInfo", "RemoteSample", "RemoteTable"]
 
 _log = logging.getLogger("echo")
 
@@ -76,8 +75,16 @@ class Drawing:
     step: int
     wanted: Sequence[LeafSpec]
     more: dict[str, Any]
-    next: int = 0  # the first item that was not asked for
+    to_ask: int = 0  # the first item that was not asked for
     asked: deque[Pending] = field(default_factory=deque)  # the messages under way
+    first: tuple[dict[str, Any], Buffer] | None = None  # of them, where its answer is here
+    number: int = field(default_factory=partial(next, itertools.count(1)))  # of no other batch that this process asks for
+
+    def body(self, start: int) -> dict[str, Any]:
+        """What the message asks for that brings the items from `start` on."""
+        if self.n <= self.step:
+            return self.more
+        return self.more | {"batch": self.number, "start": start, "rows": min(self.step, self.n - start)}
 
 
 class RemoteTable:
@@ -97,7 +104,9 @@ class RemoteTable:
         """As `ReplayTable.update_priorities`; applied when this returns, part by part where there are very many."""
         checked = check_keys(keys)
         values = check_priorities(priorities, checked)
-        gone = 0
+        gone, zeros = 0, np.flatnonzero(values == 0)[:1]
+        if checked.size > MAX_KEYS and zeros.size:  # some tables refuse it: then before any other is applied
+            self._ask("update_priorities", 1, join(checked[zeros], values[zeros]), timeout)
         for start in range(0, checked.size, MAX_KEYS):
             part = slice(start, start + MAX_KEYS)
             blob = join(checked[part], values[part])
@@ -172,11 +181,12 @@ class RemoteTable:
 
         Raises:
             SpecError, ValueError: nothing was inserted. EchoTimeoutError: the rate limiter let none in; those of earlier parts of a large
-                batch stay, the error's `inserted` attribute says how many.
+                batch stay, the error's `inserted` attribute says how many. EchoError: the table refused some; the text says how many
+                were inserted before.
         """
         total, data = self._spec.flattener.batch_tobytes(samples)
         leaves = split(data, *((leaf.dtype, (total, *leaf.shape)) for leaf in self._spec.leaves))
-        values = None if priorities is None else check_priorities(priorities, np.arange(total, dtype=np.uint64))
+        values = None if priorities is None else check_priorities(priorities, np.arange(total, dtype=np.uint64), what="sample")
         keys, step = [np.empty(0, np.uint64)], max_rows(self._spec)
         for start in range(0, total, step):
             part = slice(start, start + step)
@@ -188,11 +198,15 @@ class RemoteTable:
             except EchoTimeoutError as error:
                 error.inserted = start
                 raise
+            except EchoError as error:
+                if start:
+                    raise type(error)(f"{start} of {total} were inserted; of the others, counted from there: {error}") from error
+                raise
             keys.append(split(answer[1], (np.uint64, (n,)))[0])
         return np.concatenate(keys)
 
     def sample(self, n: int, timeout: float | None = None, beta: float | None = None) -> RemoteSample:
-        """Draw n items. More than fit into one message are drawn in several, and are one batch here.
+        """Draw n items, at most 1 GiB. More than fit into one message are drawn at once, and travel in several.
 
         Raises:
             ValueError: n is no whole number from 1.
@@ -223,22 +237,22 @@ class RemoteTable:
         self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None
     ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
         """Keys, probabilities and leaves of a batch; figures, of the table and of the draw. `answered`: called after each message."""
-        n, step, wanted, asked = drawing.n, drawing.step, drawing.wanted, drawing.asked
+        n, step, wanted = drawing.n, drawing.step, drawing.wanted
         ends = time.monotonic() + (self._timeout if timeout is None else timeout)  # of all messages together
         arrays: list[np.ndarray] = []
         shapes: list[tuple[Any, tuple[int, ...]]] = [(np.uint64, ()), (np.float64, ()), *((leaf.dtype, leaf.shape) for leaf in wanted)]
         for start in range(0, n, step):
             k = min(step, n - start)
-            left = timeout if start == 0 else max(0.0, ends - time.monotonic())
-            if start and left == 0:
-                raise EchoTimeoutError(f"sample() had {start} of {n} items in time; draw fewer, or wait longer (timeout=)")
-            self._ask_ahead((drawing,), 1)
-            body, blob = self._until_there("sample", k, b"", left, drawing.more, asked.popleft())
+            if start == 0:
+                body, blob = drawing.first or self._until_there("sample", n, b"", timeout, drawing.body(0))
+                drawing.to_ask = max(drawing.to_ask, k)
+            else:
+                body, blob = self._part(drawing, start, max(0.0, ends - time.monotonic()))
             if body.get("closed"):
                 raise ClosedError("sample(): the server is closed")
             if answered is not None:
                 answered()
-            else:  # not before: what is drawn for a batch that never becomes whole is lost to a table whose items are drawn once
+            else:
                 self._ask_ahead((drawing,), AHEAD)
             if not arrays:  # of the whole batch, into which every message goes at once
                 versions = [(np.uint64, ())] if body.get("versions") else []
@@ -259,6 +273,18 @@ class RemoteTable:
         )
         return arrays, info, figures
 
+    def _part(self, drawing: Drawing, start: int, left: float) -> tuple[dict[str, Any], Buffer]:
+        """The message of a batch that was drawn which brings its items from `start` on."""
+        if left == 0:
+            raise EchoTimeoutError(f"sample() had {start} of {drawing.n} items in time; draw fewer, or wait longer (timeout=)")
+        self._ask_ahead((drawing,), 1)
+        answer = drawing.asked.popleft()(_patience(left))
+        if answer[0].get("gone"):  # asked for before it was drawn
+            answer = self._ask("sample", drawing.n, b"", left, **drawing.body(start))
+        if answer[0].get("gone"):
+            raise EchoError(f"the server no longer has the batch of {drawing.n} that this is a part of; draw such large batches in fewer threads")
+        return answer
+
     def batches(self, n: int, timeout: float | None, beta: float | None, prefetch: int) -> Iterator[RemoteSample]:
         """Batches of n in the order in which they were drawn, `prefetch` of them on the way while one is worked on; ends when the server
         is closed. Of large ones, as many messages as `AHEAD` says."""
@@ -267,11 +293,20 @@ class RemoteTable:
         def answered() -> None:
             while len(drawings) <= prefetch:
                 drawings.append(self._begin(n, beta))
-            self._ask_ahead(drawings, 1 + max(prefetch, AHEAD) if prefetch > 0 else 1)
+            self._ask_ahead(drawings, 1 + max(prefetch, AHEAD))
 
         try:
             while True:
                 answered()
+                # Those that were not there when they were asked for come after the one that was drawn next, and are asked for again with it.
+                for _ in range(len(drawings)):
+                    if (drawing := drawings[0]).asked:
+                        drawing.first = drawing.asked.popleft()(_patience(timeout))
+                    if drawing.first is None or "wait" not in drawing.first[0]:
+                        break
+                    drawing.first, drawing.to_ask = None, 0
+                    drawing.asked.clear()
+                    drawings.rotate(-1)
                 sample = self._finish(drawings[0], timeout, answered)
                 drawings.popleft()
                 yield sample
@@ -282,25 +317,17 @@ class RemoteTable:
         """Have up to `most` messages of these batches under way, in order."""
         under_way = sum(len(drawing.asked) for drawing in drawings)
         for drawing in drawings:
-            while drawing.next < drawing.n and under_way < most:
-                k = min(drawing.step, drawing.n - drawing.next)
-                drawing.asked.append(self._send("sample", k, b"", **drawing.more))
-                drawing.next += k
+            while drawing.to_ask < drawing.n and under_way < most:
+                drawing.asked.append(self._send("sample", drawing.n, b"", **drawing.body(drawing.to_ask)))
+                drawing.to_ask = min(drawing.to_ask + drawing.step, drawing.n)
                 under_way += 1
 
-    def _until_there(
-        self, op: str, n: int, blob: bytes, timeout: float | None, more: dict[str, Any], first: Pending | None = None
-    ) -> tuple[dict[str, Any], Buffer]:
-        """Ask until the answer is not "wait"; `first` was asked already."""
+    def _until_there(self, op: str, n: int, blob: bytes, timeout: float | None, more: dict[str, Any]) -> tuple[dict[str, Any], Buffer]:
+        """Ask until the answer is not "wait"."""
         seconds = self._timeout if timeout is None else timeout
         began, pause, told = time.monotonic(), POLL[0], False
         while True:
-            if first is not None:
-                answer, first = first(_patience(timeout)), None
-                if "wait" in answer[0]:
-                    continue  # that was so when it was asked
-            else:
-                answer = self._ask(op, n, blob, timeout, **more)
+            answer = self._ask(op, n, blob, timeout, **more)
             reason = answer[0].get("wait")
             if reason is None:
                 return answer
@@ -320,83 +347,6 @@ class RemoteTable:
         if self._name is not None:
             body["table"] = self._name
         return self._send_request(op, {"n": n, **body}, blob)
-
-
-class OtherTables:
-    """The connections of one client to tables besides its own, made when first used. Thread-safe."""
-
-    def __init__(self, connect: Callable[..., Connection], examples: Mapping[str, Any]) -> None:
-        self._connect = connect
-        self._steps = {name: example for name, example in examples.items() if isinstance(example, Steps)}
-        self._specs = {
-            name: self._steps[name].wire if name in self._steps else Spec.from_example(example) for name, example in examples.items()
-        }
-        self._streams: dict[str, StepStreams] = {}
-        self._connections: dict[str, Connection] = {}
-        self._labelled: set[str] = set()
-        self._lock = threading.Lock()
-
-    def spec(self, name: str) -> Spec:
-        if name not in self._specs:
-            have = ", ".join(map(repr, self._specs)) or "none besides its own"
-            raise UnknownTableError(
-                f"this client was given no example for table {name!r} (it has {have}): Client(..., tables={{{name!r}: example}})"
-            )
-        return self._specs[name]
-
-    def connection(self, name: str) -> Connection:
-        connection = self._connections.get(name)
-        if connection is None:
-            with self._lock:
-                connection = self._connections.get(name)
-                if connection is None:
-                    spec = self.spec(name)
-                    if name in self._steps:
-                        client_id = new_client_id()
-                        connection = self._connect(spec, table=name, client_id=client_id)
-                        self._streams[name] = StepStreams(self._steps[name], connection.send, connection.send_batch, client_id)
-                        self._connections[name] = connection
-                        return connection
-                    try:
-                        connection = self._connect(spec, table=name, client_id="")
-                    except UnlabelledError:
-                        connection = self._connect(labelled(spec), table=name, client_id="")
-                        self._labelled.add(name)
-                    self._connections[name] = connection
-        return connection
-
-    def streams(self, name: str | None) -> StepStreams | None:
-        """What sends to this table, where it is one of steps."""
-        if name is None or name not in self._steps:
-            return None
-        self.connection(name)
-        return self._streams[name]
-
-    def step(self, name: str) -> Spec | None:
-        """The spec of a step, where the table is one of steps."""
-        return self._steps[name].step if name in self._steps else None
-
-    def labelled(self, name: str) -> bool:
-        """Whether the connection carries labels, because its table keeps policy versions."""
-        return name in self._labelled
-
-    def add(self, name: str, connection: Connection) -> None:
-        """One more to be flushed, waited for and closed with the others."""
-        self._connections[name] = connection
-
-    def open(self) -> list[Connection]:
-        return list(self._connections.values())
-
-    def close(self, timeout: float | None) -> None:
-        """Close all of them, and then raise the first error."""
-        errors = []
-        for connection in self.open():
-            try:
-                connection.close(timeout)
-            except (ConnectionError, TimeoutError) as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
 
 
 def _patience(timeout: float | None) -> float | None:

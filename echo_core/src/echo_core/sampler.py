@@ -248,8 +248,8 @@ def check_held(keys: npt.ArrayLike, held: Container[int], once: bool = False) ->
     return found
 
 
-def check_priorities(priorities: npt.ArrayLike, keys: Keys, refuses_zero: bool = False) -> Priorities:
-    """`priorities` as a float64 array that fits `keys`; names the key of a bad one.
+def check_priorities(priorities: npt.ArrayLike, keys: Keys, refuses_zero: bool = False, what: str = "key") -> Priorities:
+    """`priorities` as a float64 array that fits `keys`, or whatever else their numbers are of; names that of a bad one.
 
     Raises:
         ValueError: they have another shape than `keys`, or one is negative or not finite, or 0 where the sampler `refuses_zero`.
@@ -257,17 +257,17 @@ def check_priorities(priorities: npt.ArrayLike, keys: Keys, refuses_zero: bool =
     array = np.ascontiguousarray(priorities, dtype=np.float64)
     if array.shape != keys.shape:
         raise ValueError(
-            f"{keys.size} keys need priorities of shape {keys.shape}, not {array.shape}"
+            f"{keys.size} {what}s need priorities of shape {keys.shape}, not {array.shape}"
         )
     bad = ~(np.isfinite(array) & (array >= 0))
     if bad.any():
         i = int(bad.argmax())
         raise ValueError(
-            f"priority {array[i]} of key {keys[i]} must be finite and not negative"
+            f"priority {array[i]} of {what} {keys[i]} must be finite and not negative"
         )
     if refuses_zero and not array.all():
         i = int((array == 0).argmax())
-        raise ValueError(must_be_positive(f"priority {array[i]} of key {keys[i]}"))
+        raise ValueError(must_be_positive(f"priority {array[i]} of {what} {keys[i]}"))
     return array
 
 

@@ -21,6 +21,7 @@ from . import checkpoint, metrics, mixture, plugins, security
 from .address import Address
 from .arguments import make_tables, make_transports, short_form, stream_sampler
 from .errors import ClosedError, ConfigError, EchoError
+from .held_batches import HeldBatches
 from .operations import OPERATIONS, Operation
 from .rate_limiters import RateLimiter
 from .sample import Sample
@@ -134,6 +135,7 @@ class Server(Store):
         self._life = threading.Lock()  # held while transports open: their callbacks must not need it
         self._checkpointing = threading.Lock()
         self._taps = Taps()
+        self._held = HeldBatches()
         self._publishing = threading.Lock()  # versions reach the listeners in order
         self._lock = threading.Lock()  # of _peers; held for moments only
         self._weights: PackedWeights | None = None
@@ -391,6 +393,7 @@ class Server(Store):
         with self._lock:
             self._peers.pop(id(peer), None)
             self._count_workers(sum(p.role == "worker" for p in self._peers.values()))
+        self._held.forget(id(peer))
         for table in self.tables.values():
             if isinstance(table, StepTable):
                 table.end_streams(peer.id)
