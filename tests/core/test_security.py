@@ -66,6 +66,13 @@ def test_order_of_places(home: dict[str, str], tmp_path: Path) -> None:
     assert not default_token_path(env).exists()
 
 
+def test_files_of_tokens_in_a_list(home: dict[str, str], tmp_path: Path) -> None:
+    old, new = secret_file(tmp_path / "old", "the-old-token-of-a-file"), secret_file(tmp_path / "new", "write:the-new-token-of-a-file")
+    found = find_tokens([old, new, "a-token-as-text-in-a-list"], home)
+    assert [bytes(token) for token in found] == [b"the-old-token-of-a-file", b"the-new-token-of-a-file", b"a-token-as-text-in-a-list"]
+    assert found[1].roles == {"write"}
+
+
 def test_first_start_creates_a_private_file(home: dict[str, str], tmp_path: Path) -> None:
     token = find_token(None, home)
     path = tmp_path / ".config/echo/token"

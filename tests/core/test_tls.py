@@ -88,6 +88,13 @@ def test_the_users_own_authority_is_made_once_and_trusted(tmp_path: Path) -> Non
     assert sorted(os.listdir(tmp_path / "config/echo")) == ["authority"]
 
 
+def test_a_folder_that_cannot_be_made_is_an_error_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    with pytest.raises(SecurityError, match="tls_certificate and tls_key, or set XDG_CONFIG_HOME"):
+        Authority.of_the_user()
+
+
 def test_an_authority_open_to_others_is_refused(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "a")
     key = tmp_path / "a/authority.key"
@@ -110,6 +117,15 @@ def test_mistakes_end_in_what_to_do(tmp_path: Path) -> None:
     for name in ("", "../x", "a b", "x" * 64, "-x", "x\n"):
         with pytest.raises(SecurityError, match="cannot name"):
             authority.issue(name)
+    before = (tmp_path / "a/authority.key").read_bytes()
+    with pytest.raises(SecurityError, match="replace the authority itself"):
+        authority.issue("authority")
+    assert (tmp_path / "a/authority.key").read_bytes() == before
+    for host in ("", "b\u00fccher.example"):
+        with pytest.raises(SecurityError, match="no name or address of a host"):
+            authority.issue("learner", [host])
+    with pytest.raises(SecurityError, match="there is no folder"):
+        authority.issue("learner", directory=tmp_path / "nowhere")
     learner, other = authority.issue("learner"), authority.issue("other")
     with pytest.raises(SecurityError, match="belong"):
         tls.server_context(TlsListenOptions(tls_certificate=learner.certificate, tls_key=other.key), "127.0.0.1")

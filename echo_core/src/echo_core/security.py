@@ -43,7 +43,7 @@ __all__ = [
 ROLES: Final = ("write", "read", "admin")
 EVERYTHING: Final = frozenset(ROLES)
 
-Explicit = str | bytes | os.PathLike[str] | Sequence[str | bytes] | None
+Explicit = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]] | None
 _Operation = TypeVar("_Operation", bound=Callable[..., Any])
 
 _PREFIX = re.compile(r"((?:write|read|admin)(?:,(?:write|read|admin))*):(.*)", re.S)
@@ -96,7 +96,7 @@ def find_token(explicit: Explicit = None, env: Mapping[str, str] = os.environ) -
 def find_tokens(explicit: Explicit = None, env: Mapping[str, str] = os.environ) -> list[Token]:
     """The tokens of this process, from the first place that has any.
 
-    1. `explicit`: a token as text or bytes, several in a list, or a path object that names a file;
+    1. `explicit`: a token as text or bytes, a path object that names a file, or several of these in a list;
     2. ECHO_TOKEN: the token;
     3. ECHO_TOKEN_FILE: the path of a token file;
     4. `default_token_path()`, created with a random token when it is not there, so that all
@@ -114,7 +114,10 @@ def find_tokens(explicit: Explicit = None, env: Mapping[str, str] = os.environ) 
     if isinstance(explicit, (str, bytes)):
         return _parse([explicit], "the token given")
     if explicit is not None:
-        return _parse(explicit, "the tokens given")
+        given: list[str | bytes] = []
+        for item in explicit:
+            given += _read(Path(item).expanduser(), "token_file") if isinstance(item, os.PathLike) else [item]
+        return _parse(given, "the tokens given")
     if "ECHO_TOKEN" in env:
         return _parse([env["ECHO_TOKEN"]], "ECHO_TOKEN")
     if "ECHO_TOKEN_FILE" in env:

@@ -202,8 +202,11 @@ class Server(Store):
     def close(self, timeout: float = 5.0) -> None:
         """End: workers are told, what has arrived whole is committed, every waiting call returns. Idempotent.
 
-        Batches already made can still be taken by `sample()`, which then returns None. `timeout` bounds the farewell, in seconds.
+        Batches already made can still be taken by `sample()`, which then returns None. `timeout` bounds the farewell, in seconds. In a
+        forked child nothing happens: the workers, and the threads that would have to end, are the parent's.
         """
+        if not self._same_process():
+            return
         with self._life:
             listeners, self._listeners = self._listeners, []
             ticker, self._ticker = self._ticker, None

@@ -75,7 +75,13 @@ cdef class Stream(Inlet):
         if memory is not None:
             self.memory_fd = memfd.make(total, memory.huge_pages)
             self.memory_bytes = total
-        self.ring = new Ring(sizes, batch_size, num_buffers, spares, self.memory_fd)
+        try:
+            self.ring = new Ring(sizes, batch_size, num_buffers, spares, self.memory_fd)
+        except MemoryError:
+            raise MemoryError(
+                f"{num_buffers} buffers of {batch_size} samples need {total:,} bytes, which this process may not have: "
+                f"lower batch_size or num_buffers, or raise `ulimit -v`"
+            ) from None
         self.door = open_door(self.ring)
         self.spec = spec
         self.flattener = spec.flattener

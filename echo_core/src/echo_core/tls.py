@@ -111,8 +111,14 @@ class Authority:
         """The user's own, beside the token file; made on first use. Of several first users one wins."""
         directory = default_token_path().with_name("authority")
         if not directory.exists():
-            directory.parent.parent.mkdir(parents=True, exist_ok=True)
-            directory.parent.mkdir(mode=0o700, exist_ok=True)
+            try:
+                directory.parent.parent.mkdir(parents=True, exist_ok=True)
+                directory.parent.mkdir(mode=0o700, exist_ok=True)
+            except OSError as error:
+                raise SecurityError(
+                    f"cannot keep an authority of your own in {directory}: {error.strerror}; give tls_certificate and tls_key, or set "
+                    f"XDG_CONFIG_HOME to a folder that can be written to"
+                ) from error
             new = directory.with_name(f".authority-{secrets.token_hex(8)}")
             try:
                 cls.create(new)
@@ -139,6 +145,13 @@ class Authority:
             raise SecurityError(f"{name!r} cannot name a certificate; use letters, digits, dots and dashes")
         folder = self.directory if directory is None else Path(directory)
         identity = Identity(folder / f"{name}.pem", folder / f"{name}.key")
+        if not folder.is_dir():
+            raise SecurityError(f"there is no folder {folder} for the certificate of {name!r}; make it, or name another (directory=)")
+        if name == "authority" and folder.samefile(self.directory):
+            raise SecurityError(f"a certificate named 'authority' would replace the authority itself in {folder}; choose another name")
+        for host in hosts:
+            if not host or not host.isascii():
+                raise SecurityError(f"{host!r} is no name or address of a host; write an international name in its ASCII form (xn--...)")
         _make(name, list(dict.fromkeys((name, *hosts))), days, *identity, self)
         return identity
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 
-from echo_core import Server
+from echo_core import Client, SecurityError, Server
 from echo_core.testing.processes import until
 from echo_core.tls import Authority
 from echo_grpc.handshakes import Handshakes
@@ -37,6 +38,20 @@ def test_calls_of_one_connection_excuse_one_handshake(tmp_path: Path) -> None:
                 socket.create_connection(place).close()
                 assert health.Check(health_pb2.HealthCheckRequest(), timeout=20).status == 1
         until(lambda: server.stats()["transport/grpcs/refused"] == 5, "the five are counted")
+
+
+def test_certificates_that_are_no_use_are_an_error_at_once(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path)
+    one, other = authority.issue("one"), authority.issue("other")
+    (tmp_path / "rubbish.pem").write_text("no certificate")
+    for wrong in (
+        {"tls_authority": authority.certificate, "tls_certificate": one.certificate, "tls_key": other.key},
+        {"tls_authority": tmp_path / "rubbish.pem"},
+    ):
+        began = time.monotonic()
+        with pytest.raises(SecurityError, match="pem"):
+            Client("grpcs://127.0.0.1:1", EXAMPLE, token=TOKEN, timeout=60, **wrong)
+        assert time.monotonic() - began < 30
 
 
 def test_of_more_than_can_be_open_the_oldest_have_failed(caplog: pytest.LogCaptureFixture) -> None:

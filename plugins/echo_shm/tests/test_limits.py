@@ -96,6 +96,23 @@ def test_locked_memory_is_not_needed(mode: str) -> None:
     assert said.split() == [mode]
 
 
+def test_a_worker_without_descriptors_says_so() -> None:
+    with Server(example(), 8, ShmTransport()) as server:
+        server.publish({"w": np.zeros(10)})
+        said = child(f"""
+            import echo_shm.connection
+            def connect():
+                with Client({str(server.address)!r}, example(), timeout=1) as client:
+                    client.weights(timeout=1)
+            used = len(os.listdir("/proc/self/fd")) - 1
+            for left in range(2, 12):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (used + left, 4096))
+                print(said(connect))
+        """)
+    # However many are left: the memory's own come after those of the connection.
+    assert "raise `ulimit -n`" in said and "install the same echo-shm" not in said and "nothing was raised" in said, said
+
+
 def test_a_worker_without_address_space_says_so() -> None:
     with Server(example(1 << 20), 64, ShmTransport("echo-test-limits"), num_buffers=4):
         said = child("""

@@ -175,6 +175,7 @@ class GrpcsTransport(GrpcTransport):
 
     @classmethod
     def _channel(cls, target: str, arguments: list[tuple[str, Any]], options: Any) -> grpc.Channel:
+        tls.client_context(options)  # gRPC only logs that a certificate is no use, and tries again until the time is over
         key, certificate = tls.client_identity(options)
         credentials = grpc.ssl_channel_credentials(tls.trusted(options) or None, key, certificate)
         if options.tls_server_name:

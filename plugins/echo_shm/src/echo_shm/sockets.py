@@ -73,12 +73,14 @@ class UnixChannel(Channel):
     def recv_into(self, buffer: memoryview) -> int:
         if not self._space:
             return self._sock.recv_into(buffer)
-        count, extra, _, _ = self._sock.recvmsg_into([buffer], self._space, socket.MSG_CMSG_CLOEXEC)
+        count, extra, flags, _ = self._sock.recvmsg_into([buffer], self._space, socket.MSG_CMSG_CLOEXEC)
         for level, kind, data in extra:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 found = array.array("i")
                 found.frombytes(data[: len(data) - len(data) % FD_BYTES])
                 self.fds.extend(found)
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, "no descriptor is left for the memory that the learner hands over; raise `ulimit -n`")
         return count
 
     def shutdown(self) -> None:

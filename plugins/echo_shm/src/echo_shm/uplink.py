@@ -10,6 +10,7 @@ not copied.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -159,6 +160,9 @@ class ShmUplink(Uplink):
             try:
                 self._board = Reader(fd)
             except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENOMEM):
+                    self.end(EchoError(f"the learner's weights cannot be mapped: {error}; raise `ulimit -n` (descriptors) or `ulimit -v` (addresses)"))
+                    return
                 raise ProtocolError(f"the learner's weights cannot be mapped: {error}") from error
             finally:
                 os.close(fd)

@@ -113,6 +113,16 @@ class ProcessClauses:
         drained[0].check({0: 4, 1: 8})
         assert client.request("ping", blob=b"parent")[1] == b"parent"
 
+    def test_a_forked_child_that_closes_the_server_leaves_it_to_the_parent(self, rig: Rig) -> None:
+        """As leaving a `with` block does, whatever ends the child."""
+        server = rig.server(batch_size=4)
+        client = rig.client(server)
+        client.send_batch(stacked(0, 0, 4))
+        forked(server.close, PATIENCE)
+        rig.client(server).send_batch(stacked(1, 0, 4))
+        client.send_batch(stacked(0, 4, 4))
+        drain(server, 12).check({0: 8, 1: 4})
+
     @pytest.mark.parametrize("call", ["send", "send_batch", "wait", "weights", "connect"])
     def test_ctrl_c_ends_every_wait(
         self, rig: Rig, needs: Needs, call: str, tmp_path: Path
