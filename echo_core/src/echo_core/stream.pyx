@@ -239,7 +239,7 @@ cdef class Stream(Inlet):
     def _who_blocks_learner(self) -> str:
         cdef Counters c = self.opened().counters()
         if c.stored >= self.ring.batch_size():
-            return f"{c.stored} samples are there, and the earliest batch misses one that a writer has claimed and not committed yet"
+            return f"{c.stored} samples are there, and the earliest batch misses one: its slot was claimed and not committed yet, or given back, so that the next sample takes it"
         return (f"{c.stored} of {self.ring.batch_size()} samples are there, {c.connections} workers connected, "
                 f"{c.inserted} samples inserted so far; the workers are slower than the learner, or not started; start more of them, or wait longer (timeout=)")
 

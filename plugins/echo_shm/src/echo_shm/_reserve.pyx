@@ -115,7 +115,7 @@ cdef class Reserved:
         self._finish()
         if self.owner.mapping is not self.mapping:
             self._free()
-            raise EchoError("the learner of this slot is gone, or was for a while; nothing was stored: reserve another")
+            raise EchoError("the learner of this slot is gone, or was for a while, or this client was closed; nothing was stored: reserve another")
         if remote_commit(self.mapping.store, self.record, &self.run) == ECHO_REVOKED:
             self._free()
             raise EchoError("this slot was held for longer than the learner's claim_timeout and given to others; reserve another, and fill it sooner")

@@ -124,7 +124,9 @@ class ShmConnection(ChannelConnection):
             left = start + seconds - time.monotonic()
             with self._lock:
                 if up.settled and up.mode != "direct" and up.link is not None:
-                    why = 'does not share its store with this worker (mode="private"), so that there is nothing to reserve'
+                    why = 'does not share its store with this worker (mode="private")'
+                    if up.mode == "socket":
+                        why = "shares no store with this worker: what a replay table or an observer sends and asks goes over the socket"
                     raise EchoError(f"{self.address} {why}; use send()")
                 given_up = self._direct.ready and not idle(self._direct)
                 if left <= 0:
