@@ -57,7 +57,8 @@ public:
     }
 
 private:
-    static constexpr int64_t kWatchNs = 40'000;  // about what the wake-up of a sleeper takes
+    // Less than the processor time of a wake-up: on a machine with as many workers as cores, a learner that watches keeps one of them from working.
+    static constexpr int64_t kWatchNs = 10'000;
     static constexpr int64_t kSpinNs = 150'000;
     static constexpr int kPenalty = 15;  // waits that sleep at once after one that spun in vain
 
