@@ -256,6 +256,9 @@ def test_weights_make_the_mean_unbiased() -> None:
     assert abs(mean - 9.5) < 0.6  # the plain mean is near 13
     assert 1000 < sample.info.effective_sample_size < 4000
     assert (table.sample(beta=0.0).weights == 1).all()
+    for wrong in (2, -1, float("nan")):
+        with pytest.raises(ValueError, match="beta must be from 0 to 1"):
+            table.beta = wrong
     table.beta = 0.5
     half = table.sample()
     assert half.weights == pytest.approx((half.probabilities.min() / half.probabilities) ** 0.5, rel=1e-4)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from echo_core import ConfigError, FrameStack, NStep, Queue, SampleToInsertRatio, Sequences, Server, Slices, Table
+from echo_core import ConfigError, FrameStack, NStep, Queue, SampleToInsertRatio, Sequences, Server, Slices, Table, plugins
 from echo_core.config import load
 from echo_core.schema import configuration_schema
+from echo_core.table import make_sampler
 
 pytestmark = pytest.mark.needs("echo-samplers")
 
@@ -180,6 +182,29 @@ def test_what_does_not_go_together(file: Path) -> None:
         Server.from_config(file, EXAMPLE, examples={"queu": OTHER})
     with pytest.raises(ConfigError, match="server.tables"):
         load({"server": {"batch_size": 1, "tables": 3}})
+
+
+def test_what_belongs_into_each_table_is_refused_beside_them() -> None:
+    table = Table("a", EXAMPLE, capacity=8, sampler="uniform")
+    with pytest.raises(ConfigError, match="rate_limiter and seed belong into each Table"):
+        Server(tables=[table], batch_size=2, seed=3, rate_limiter=Queue(4))
+    for wrong in ([], table):
+        with pytest.raises(ConfigError, match="a list of at least one Table"):
+            Server(tables=wrong, batch_size=2)  # type: ignore[arg-type]
+
+
+def test_a_sampler_object_serves_one_table() -> None:
+    own = make_sampler({"type": "prioritized"}, plugins.default, 8)
+    table = Table("a", EXAMPLE, capacity=8, sampler=own)
+    first = Server(tables=[table], batch_size=2)
+    with pytest.raises(ConfigError, match="Prioritized object serves a table already; make one for each table"):
+        Server(tables=[table], batch_size=2)
+    first.submit_batch({"x": np.zeros((4, 3), np.float32)})
+    assert first.sample().batch["x"].shape == (2, 3)
+    del first
+    gc.collect()
+    with pytest.raises(ConfigError, match="serves a table already"):  # what it knows is of the other's rows
+        Server(tables=[table], batch_size=2)
 
 
 def test_the_schema_knows_tables(file: Path) -> None:

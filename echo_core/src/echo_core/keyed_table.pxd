@@ -12,7 +12,7 @@ cdef class KeyedTable(Inlet):
     cdef Door* door_labelled    # NULL until somebody writes with labels
     cdef int forks
     cdef ToldSampler told       # None: the sampler is native
-    cdef public double beta
+    cdef double exponent  # beta
     cdef readonly str name
     cdef readonly object spec, sampler, remover, rng, limiter, lags, lease_timeout
     cdef readonly Py_ssize_t batch_size
@@ -23,3 +23,6 @@ cdef class KeyedTable(Inlet):
 
     cdef Table* opened(self) except NULL
     cdef Door* labelled_door(self) except NULL
+
+
+cdef double exponent_of(object beta) except? -1

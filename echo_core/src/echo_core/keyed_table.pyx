@@ -53,6 +53,15 @@ cdef class KeyedTable(Inlet):
     def __cinit__(self):
         self.table = NULL
 
+    @property
+    def beta(self) -> float:
+        """The exponent of importance weights, from 0 to 1; may be changed at any time, to anneal it. Raises ValueError."""
+        return self.exponent
+
+    @beta.setter
+    def beta(self, value):
+        self.exponent = exponent_of(value)
+
     def __init__(self, name, spec, capacity, batch_size, sampler, remover, limiter, max_times_sampled, seed, beta, descriptor, lags=None,
                  lease_timeout=None):
         cdef vector[uint64_t] sizes
@@ -98,7 +107,7 @@ cdef class KeyedTable(Inlet):
         self.lock = threading.Lock()
         self.lags, self.lease_timeout = lags, lease_timeout
         self.name, self.spec, self.sampler, self.remover, self.limiter = name, spec, sampler, remover, limiter
-        self.batch_size, self.max_times_sampled, self.beta = batch_size, max_times_sampled, beta
+        self.batch_size, self.max_times_sampled, self.exponent = batch_size, max_times_sampled, exponent_of(beta)
         self.flattener = spec.flattener
         self.leaves = len(spec.leaves)
         self.sample_bytes = spec.sample_bytes
@@ -368,6 +377,13 @@ cdef class KeyedTable(Inlet):
     def priority_histogram(self, bins=32):
         """`numpy.histogram` of all priorities: `(counts, edges)`."""
         return np.histogram(self._items(True)[2], bins)
+
+
+cdef double exponent_of(object beta) except? -1:
+    cdef double value = beta
+    if not 0 <= value <= 1:
+        raise ValueError(f"beta must be from 0 to 1, not {beta!r}")
+    return value
 
 
 cdef bint _as_they_are(object keys, object priorities, bint refuses_zero) except -1:

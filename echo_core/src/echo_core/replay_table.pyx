@@ -11,7 +11,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from echo_core.door cimport Door, open_door
 from echo_core.drawn cimport ReplayInfo, drawn_batch
 from echo_core.inlet cimport copy_in
-from echo_core.keyed_table cimport KeyedTable
+from echo_core.keyed_table cimport KeyedTable, exponent_of
 from echo_core.replay_native cimport NEWEST, Batch, Labels, TableCounters, open_labelled, kClosed, kDrawn, kNothing
 from echo_core.ring cimport echo_run
 from echo_core.sample cimport Sample, snapshot
@@ -128,7 +128,7 @@ cdef class ReplayTable(KeyedTable):
         cdef Batch* whole
         cdef int answer = kClosed
         cdef uint64_t count = self.batch_size if n is None else _whole(n, "n", 1, 1 << 24)
-        cdef double exponent = self.beta if beta is None else _exponent(beta)
+        cdef double exponent = self.exponent if beta is None else exponent_of(beta)
         cdef Patience patience = None
         cdef Sample sample
         cdef bint told
@@ -287,8 +287,3 @@ cdef uint64_t _version(object version) except? 0:
     return NEWEST if version is None else _whole(version, "policy_version", 0, NEWEST - 1)
 
 
-cdef double _exponent(object beta) except? -1:
-    cdef double value = beta
-    if not 0 <= value <= 1:
-        raise ValueError(f"beta must be from 0 to 1, not {beta!r}")
-    return value

@@ -115,8 +115,13 @@ class Server(Store):
                 raise ConfigError("Server needs the example pytree, one sample: Server({'obs': np.zeros(4, np.float32)}, batch_size=32)")
             of_table = {"remover": remover, "rate_limiter": rate_limiter, "max_times_sampled": max_times_sampled, "seed": seed}
             tables = short_form(example, sampler, capacity, of_table, host)
-        elif example is not None or sampler != "fifo" or capacity is not None:
-            raise ConfigError("with tables=[...], example, sampler and capacity belong into each Table(...)")
+        else:
+            given = {"example": (example, None), "sampler": (sampler, "fifo"), "capacity": (capacity, None), "remover": (remover, "fifo")}
+            given |= {"rate_limiter": (rate_limiter, None), "max_times_sampled": (max_times_sampled, None), "seed": (seed, None)}
+            if theirs := [name for name, (value, default) in given.items() if value is not default and value != default]:
+                raise ConfigError(f"with tables=[...], {' and '.join(theirs)} belong into each Table(...)")
+            if isinstance(tables, Table) or not (tables := list(tables)):
+                raise ConfigError("tables must be a list of at least one Table(...)")
         self._transports = list(make_transports(transport, host))
         self._token = token
         self._token_source: security.TokenSource | None = None

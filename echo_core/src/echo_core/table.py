@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = ["Table", "make_sampler"]
 MAX_CAPACITY = (1 << 31) - 1
 NAME_LIMIT = 64
 EVENLY = "uniform"  # the sampler whose draws `Slices(by="steps")` makes for it: it has no preferences of its own
+_serving: weakref.WeakKeyDictionary[Sampler, weakref.ref[ReplayTable]] = weakref.WeakKeyDictionary()  # the table of each sampler
 OLDEST = "fifo"  # the remover that tables have themselves: the oldest goes, and no sampler needs to be installed for it
 
 
@@ -158,6 +160,13 @@ class Table:
             remover = sampler
         elif self.remover != OLDEST:
             remover = make_sampler(self.remover, host, self.capacity)
+        owned = {id(one): one for one in (sampler, remover) if one is not None}.values()
+        for own in owned:
+            if len(own) or (own in _serving and _serving[own]() is not None):
+                raise ConfigError(
+                    f"table {self.name!r}: this {type(own).__name__} object serves a table already; make one for each table, or give a name and "
+                    f"options, such as {{'type': 'prioritized'}}, of which every table makes its own"
+                )
         if remover is sampler and not sampler.evicts:
             raise ConfigError(f"table {self.name!r}: sampler and remover are one {type(sampler).__name__}, which cannot be both; give it two of them")
         reason = self.limiter.refusal(batch_size, self.capacity, sampler.replacement)
@@ -177,7 +186,7 @@ class Table:
                 os.unlink(self.storage)
             make: Callable[..., ReplayTable]
             make = partial(ReplayTable, self.name, self.spec) if self.layout is None else partial(StepTable, self.name, self.layout, self.steps)
-            return make(
+            table = make(
                 self.capacity,
                 batch_size,
                 sampler,
@@ -193,6 +202,9 @@ class Table:
         finally:
             if descriptor >= 0:
                 os.close(descriptor)  # the mapping keeps the file
+        for own in owned:
+            _serving[own] = weakref.ref(table)
+        return table
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, capacity={self.capacity}, sampler={self.sampler!r})"

@@ -84,6 +84,20 @@ def test_no_silent_fallback(ucx: tuple[int, int, int], monkeypatch: pytest.Monke
         assert server.peers() == []
 
 
+@pytest.mark.parametrize("address", ["rdma://[::1]:0", "ucx://[::]:0"])
+def test_addresses_of_ipv6_are_refused(address: str) -> None:
+    """UCX would write past the memory of its lanes' addresses when the first worker comes, and end the learner."""
+    with pytest.raises(ConfigError, match="go by IPv4"):
+        Server(EXAMPLE, 2, address, token=TOKEN).start()
+    with pytest.raises(ConfigError, match="go by IPv4"):
+        Client(address.replace(":0", ":1"), EXAMPLE, token=TOKEN)
+
+
+def test_a_host_that_is_unknown_is_named_with_the_remedy() -> None:
+    with pytest.raises(OSError, match="nowhere.invalid.*give an IPv4 address or name of this machine"):
+        Server(EXAMPLE, 2, {"type": "rdma", "host": "nowhere.invalid", "port": 0}, token=TOKEN).start()
+
+
 def test_the_lanes_are_logged_once(ucx: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
     monkeypatch.setattr(lanes, "chosen", {})

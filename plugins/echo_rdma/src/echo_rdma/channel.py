@@ -87,9 +87,15 @@ class RdmaChannel(Channel):
             self._own_engine.stop()
 
 
+def check_family(host: str) -> None:
+    """Raises ConfigError for an address of IPv6: UCX (1.22) mixes it up with those of IPv4 that its lanes have, and writes past their memory."""
+    if ":" in host:
+        raise ConfigError(f"rdma:// and ucx:// go by IPv4, which {host!r} is not: give an IPv4 address (127.0.0.1, 0.0.0.0), or a name that has one")
+
+
 def resolve(host: str, port: int) -> str:
-    """`host` as a number. OSError if it is unknown."""
-    return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    """`host` as an IPv4 number. OSError if it is unknown."""
+    return str(socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
 
 def engine(options: RdmaListenOptions | RdmaConnectOptions, listens: bool = False) -> _ucx.Engine:
@@ -116,9 +122,15 @@ class RdmaAcceptor(Acceptor):
 
     def __init__(self, options: RdmaListenOptions, scheme: str) -> None:
         self._require_rdma = options.require_rdma
+        try:
+            number = resolve(options.host, options.port)
+        except OSError as error:
+            raise OSError(
+                errno.EADDRNOTAVAIL, f"cannot listen on {options.host}:{options.port}: {error}; give an IPv4 address or name of this machine"
+            ) from error
         self._engine = engine(options, listens=True)
         try:
-            port = self._engine.listen(resolve(options.host, options.port), options.port)
+            port = self._engine.listen(number, options.port)
         except OSError as error:
             self._engine.stop()
             raise OSError(

@@ -14,7 +14,7 @@ from echo_core.security import check_exposure
 from echo_core.transport import Finding
 
 from . import lanes, library
-from .channel import RdmaAcceptor, RdmaChannel, dial
+from .channel import RdmaAcceptor, RdmaChannel, check_family, dial
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +55,7 @@ class RdmaListenOptions(ListenOptions):
         if self.credit_bytes < 1:
             raise ValueError(f"credit_bytes must be at least 1, not {self.credit_bytes}")
         if not self.host:
-            raise ValueError('host is empty; write "0.0.0.0" or "::" for every interface')
+            raise ValueError('host is empty; write "0.0.0.0" for every interface')
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port is a number from 0 to 65535, not {self.port}")
         check_times(self)
@@ -98,6 +98,7 @@ class RdmaTransport(ChannelTransport):
 
     def bind(self) -> RdmaAcceptor:
         options = self.options
+        check_family(options.host)
         check_exposure(options.host, options.auth, options.allow_insecure)
         return RdmaAcceptor(options, self.scheme)
 
@@ -105,6 +106,7 @@ class RdmaTransport(ChannelTransport):
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
         from .connection import RdmaConnection
 
+        check_family(address.endpoint[0])
         return RdmaConnection(address, spec, cls.connect_options(address, options))
 
     @classmethod
