@@ -107,6 +107,7 @@ cdef extern from "ucx/engine.hpp" namespace "echo_rdma" nogil:
         int listen(const sockaddr*, unsigned) except +
         shared_ptr[Peer] connect(const sockaddr*, unsigned) except +
         shared_ptr[Peer] accept()
+        cbool is_stuck()
         void deafen()
         cbool send(Peer&, Memory, size_t, cbool, string&)
         void report_read(Peer&)
@@ -207,7 +208,7 @@ cdef class Engine:
         return wire
 
     def accept(self) -> Wire | None:
-        """Wait for the next client; None after `deafen`."""
+        """Wait for the next client; None after `deafen`, and once it is `stuck`."""
         cdef Wire wire = Wire.__new__(Wire)
         with nogil:
             wire.peer = self.engine.get().accept()
@@ -215,6 +216,11 @@ cdef class Engine:
             return None
         wire.engine = self
         return wire
+
+    @property
+    def stuck(self) -> bool:
+        """Nothing arrives here any longer, everybody was given up: another engine has to take its place. See ucx/watch.hpp."""
+        return self.engine.get().is_stuck()
 
     def deafen(self) -> None:
         """Take no more clients, free the address."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import logging
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RdmaAcceptor", "RdmaChannel", "dial"]
 
+log = logging.getLogger("echo")
+
 LINGER_SECONDS = 1.0  # for what was sent to be taken by a peer that reads slowly, after shutdown
+STOP_SECONDS = 5.0  # for an engine that was replaced to come to its end, when the learner closes
 
 
 class RdmaChannel(Channel):
@@ -98,8 +103,8 @@ def resolve(host: str, port: int) -> str:
     return str(socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
 
-def engine(options: RdmaListenOptions | RdmaConnectOptions, listens: bool = False) -> _ucx.Engine:
-    context, spin = library.context(), 1e9 if options.busy_poll else options.spin
+def engine(options: RdmaListenOptions | RdmaConnectOptions, listens: bool = False, context: _ucx.Context | None = None) -> _ucx.Engine:
+    context, spin = context or library.context(), 1e9 if options.busy_poll else options.spin
     with library.settings_of_listeners() if listens else nullcontext():
         return _ucx.Engine(context, spin, options.heartbeat, options.lease, LINGER_SECONDS)
 
@@ -118,17 +123,26 @@ def dial(address: Address, options: RdmaConnectOptions, timeout: float) -> RdmaC
 
 
 class RdmaAcceptor(Acceptor):
-    """See `echo_core.channel.Acceptor`. Raises OSError naming the address when it cannot be taken."""
+    """See `echo_core.channel.Acceptor`. Raises OSError naming the address when it cannot be taken.
+
+    Attributes:
+        restarts: how often the engine was stuck, and another took its place.
+    """
 
     def __init__(self, options: RdmaListenOptions, scheme: str) -> None:
-        self._require_rdma = options.require_rdma
+        self._options = options
+        self.restarts = 0
+        self._lock = threading.Lock()  # over which engine it is
+        self._over = False
+        self._stops: list[threading.Thread] = []  # of former engines
+        self._context = library.context()  # once: an engine that takes another's place has the same settings
         try:
             number = resolve(options.host, options.port)
         except OSError as error:
             raise OSError(
                 errno.EADDRNOTAVAIL, f"cannot listen on {options.host}:{options.port}: {error}; give an IPv4 address or name of this machine"
             ) from error
-        self._engine = engine(options, listens=True)
+        self._engine = engine(options, listens=True, context=self._context)
         try:
             port = self._engine.listen(number, options.port)
         except OSError as error:
@@ -140,13 +154,43 @@ class RdmaAcceptor(Acceptor):
         self.address = Address(scheme, options.host, port)
 
     def accept(self) -> RdmaChannel:
-        wire = self._engine.accept()
-        if wire is None:
-            raise OSError(errno.ECANCELED, "closed")
-        return RdmaChannel(wire, None, wire.address, self._require_rdma)
+        while (wire := self._engine.accept()) is None:
+            with self._lock:
+                if self._over or not self._engine.stuck:
+                    raise OSError(errno.ECANCELED, "closed")
+                self._start_anew()
+        return RdmaChannel(wire, None, wire.address, self._options.require_rdma)
+
+    def _start_anew(self) -> None:
+        """Another engine in the place of one that is stuck, at the same port; clients dial again, as after any loss. OSError: the port is gone."""
+        former, host, port = self._engine, self._options.host, self.address.endpoint[1]
+        former.deafen()
+        fresh = engine(self._options, listens=True, context=self._context)
+        try:
+            fresh.listen(resolve(host, port), port)
+        except OSError:
+            fresh.stop()
+            raise
+        self._engine = fresh
+        self.restarts += 1
+        log.warning(
+            "%s: nothing has come through the shared memory of UCX for too long: a worker died or was stopped in the middle of a message, or all were"
+            " stopped; it is started anew, and clients connect again",
+            self.address,
+        )
+        self._stops = [stop for stop in self._stops if stop.is_alive()]
+        # Beside: clients need not wait until all that is left there has come to an end.
+        stop = threading.Thread(target=former.stop, name="echo-rdma-stop", daemon=True)
+        try:
+            stop.start()
+            self._stops.append(stop)
+        except RuntimeError:  # no more threads
+            former.stop()
 
     def shutdown(self) -> None:
-        self._engine.deafen()
+        with self._lock:
+            self._over = True
+            self._engine.deafen()
 
     def close(self) -> None:
         pass  # the address is free since `shutdown`
@@ -154,3 +198,5 @@ class RdmaAcceptor(Acceptor):
     def finish(self) -> None:
         """End every connection, and the thread."""
         self._engine.stop()
+        for stop in self._stops:
+            stop.join(STOP_SECONDS)

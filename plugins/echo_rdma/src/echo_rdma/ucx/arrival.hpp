@@ -19,6 +19,7 @@ inline ucp::status Engine::on_message(void *argument, const void *header, size_t
     }
     memcpy(&head, header, sizeof head);
     peer->heard = engine->now_;
+    peer->spoke = true;
     peer->bytes_in += length + sizeof head;
     std::string broken;
     ucp::status answer = ucp::OK;

@@ -83,15 +83,18 @@ class Engine {
         return open(params, true);
     }
 
-    // The next client; nullptr once no more are taken.
+    // The next client; nullptr once no more are taken, or it `is_stuck`.
     std::shared_ptr<Peer> accept() {
         std::unique_lock hold(accept_lock_);
-        accept_changed_.wait(hold, [&] { return deaf_ || !accepted_.empty(); });
-        if (accepted_.empty()) return nullptr;
+        accept_changed_.wait(hold, [&] { return deaf_ || stuck_ || !accepted_.empty(); });
+        if (stuck_ || accepted_.empty()) return nullptr;
         auto peer = std::move(accepted_.front());
         accepted_.pop_front();
         return peer;
     }
+
+    // Nothing arrives here any longer: see watch.hpp. Another engine has to take its place.
+    bool is_stuck() const { return stuck_; }
 
     // No more clients; those that wait to be accepted are let go. The address is free again.
     void deafen() {
@@ -162,6 +165,11 @@ class Engine {
     // Which transports carry it, as "transport/device" separated by commas.
     std::string lanes(Peer &peer) {
         Visit visit(*this);
+        return lanes_of(peer);
+    }
+
+    // The same, lock held.
+    std::string lanes_of(Peer &peer) const {
         if (peer.failed || peer.ep == nullptr) return "";
         ucp::TransportEntry entries[32] = {};
         ucp::EndpointAttr attr{};
@@ -347,6 +355,10 @@ class Engine {
     static std::string text_of(ucp::status status) { return echo_rdma::text_of(status); }
     void look_after(Peer &peer);
     void begin_close(Peer &peer);
+    // The queue in shared memory: watch.hpp.
+    bool is_near(Peer &peer) const;
+    bool stands_still();
+    void give_all_up();
     static void on_closed(void *request, ucp::status, void *argument);
 
     const Library &ucx_ = library();
@@ -358,7 +370,7 @@ class Engine {
     std::mutex lock_;
     std::atomic<int> visitors_{0};
     std::atomic<bool> sleeping_{false};
-    int64_t now_ = clock_ns(), look_at_ = 0;
+    int64_t now_ = clock_ns(), look_at_ = 0, looked_at_ = now_, awake_since_ = now_;
     bool changed_ = false, stopping_ = false, quiet_ = true;
     std::vector<std::shared_ptr<Peer>> peers_;
     std::unordered_map<ucp::Endpoint *, Peer *> by_endpoint_;
@@ -368,6 +380,7 @@ class Engine {
     std::condition_variable accept_changed_;
     std::deque<std::shared_ptr<Peer>> accepted_;
     bool deaf_ = false;
+    std::atomic<bool> stuck_{false};
     std::thread thread_;
 };
 
@@ -375,3 +388,4 @@ class Engine {
 
 #include "arrival.hpp"
 #include "loop.hpp"
+#include "watch.hpp"

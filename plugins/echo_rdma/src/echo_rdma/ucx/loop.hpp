@@ -64,6 +64,7 @@ inline bool Engine::turn() {
         worked |= changed_;
         changed_ = false;
         take_requests();
+        if (stands_still()) give_all_up();
         for (size_t i = 0; i < peers_.size();) {
             look_after(*peers_[i]);
             if (peers_[i]->stage == Stage::GONE && peers_[i]->released)

@@ -173,6 +173,7 @@ class Peer {
     ucp::Endpoint *ep = nullptr;
     std::string address; // of the other end, for people
     bool dialled = false;
+    bool spoke = false;         // something has come from it
     Stage stage = Stage::OPEN;
     bool failed = false;        // the endpoint is broken: nothing more can be sent
     bool end_received = false;  // END came, and waits for pieces it has overtaken
