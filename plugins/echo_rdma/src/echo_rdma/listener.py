@@ -114,7 +114,8 @@ class RdmaListener(ChannelListener):
 
     def stats(self) -> dict[str, float | int]:
         """Beside what every listener counts: messages (that carried the samples), direct (samples received straight into their slots), shown (samples
-        copied there from memory of a worker on this machine), restarts (of UCX, because its queue in shared memory stood still), and for each transport how many clients it carries: "lane_tcp", "lane_rc_mlx5", ..."""
+        copied there from memory of a worker on this machine), restarts (of UCX, because its queue in shared memory stood still), and
+        for each transport how many clients it carries: "lane_tcp", "lane_rc_mlx5", ..."""
         served: list[Any] = self._served()  # RdmaServed, over RdmaChannel
         for client in served:
             client.settle()
