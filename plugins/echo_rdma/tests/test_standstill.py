@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import shutil
@@ -91,6 +92,7 @@ def block(processes: list[Any], address: object, how: str, output: Path) -> None
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_blocked_queue_is_replaced_and_all_resume(processes: list[Any], how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "echo")
     tally = Tally()
     with Server(example(), 4, RdmaTransport(port=0, **LEASE), num_buffers=8) as server:
         address = server.address
