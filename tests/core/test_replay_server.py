@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import Client, ConfigError, EchoTimeoutError, Queue, Server, SpecError, Table
+from echo_core import Client, ConfigError, EchoTimeoutError, NStep, Queue, Sequences, Server, SpecError, Table
 from echo_core.errors import EchoError, HandshakeRefused, UnknownTableError
 from echo_core.testing.processes import until
 
@@ -270,6 +270,22 @@ def test_the_time_is_that_of_all_messages_of_a_batch() -> None:
         with pytest.raises(EchoError, match="n must be a whole number from 1 to"):
             client.sample(100_000_000)
         assert client.sample(5).keys.size == 5
+
+
+def test_a_mixture_of_different_items_is_refused_before_any_is_drawn() -> None:
+    step = {"number": np.int64(0), "reward": np.float32(0)}
+    tables = [Table(name, step, capacity=50, items=items, sampler="uniform") for name, items in (("a", Sequences(3)), ("b", Sequences(5)), ("c", NStep(1)))]
+    with Server(tables=tables, batch_size=8) as server:
+        for table in tables:
+            writer = server.table(table.name).writer()
+            for i in range(20):
+                writer.send({"number": np.int64(i), "reward": np.float32(1)})
+        for other in "bc":
+            with pytest.raises(ConfigError, match=f"the same items and stacks: 'a', '{other}' differ"):
+                server.sample_mixture({"a": 1, other: 1}, timeout=1)
+        with pytest.raises(ConfigError, match="n must be a whole number, not 4.5"):
+            server.sample_mixture({"a": 1}, timeout=1, n=4.5)  # type: ignore[arg-type]
+        assert server.table("a").counters()["samples"] == 0
 
 
 def test_a_mixture_for_a_learner_in_another_process() -> None:

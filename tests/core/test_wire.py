@@ -132,6 +132,8 @@ def test_requests_and_answers_come_out_as_they_went_in() -> None:
     request = wire.pack_request("ping", {"a": [1, "ü"]}, b"blob")
     assert wire.parse_request(request) == ("ping", {"a": [1, "ü"]}, b"blob")
     assert wire.parse_reply(wire.pack_reply({"b": None}, b"\0")) == ({"b": None}, b"\0")
+    numbers = memoryview(b"eight by" * 3).cast("d")  # as plugins' operations may answer
+    assert wire.parse_reply(wire.pack_reply({}, [numbers, b"", b"x"])) == ({}, b"eight by" * 3 + b"x")
 
 
 def test_an_error_is_raised_at_the_other_end_as_text() -> None:

@@ -10,12 +10,15 @@ import numpy as np
 __all__ = ["MOST_BYTES", "HeldBatches"]
 
 MOST = 8  # of one client; more than that many threads of it, each in the middle of a large batch, are too many
-MOST_BYTES = 1 << 30  # of one batch
+MOST_BYTES = 1 << 30  # of one batch, and of all that are kept for one client
 
 
 class _Held(NamedTuple):
     figures: dict[str, Any]
     columns: list[np.ndarray]
+
+    def size(self) -> int:
+        return sum(column.nbytes for column in self.columns)
 
 
 class HeldBatches:
@@ -30,7 +33,7 @@ class HeldBatches:
         with self._lock:
             batches = self._of.setdefault(client, {})
             batches[number] = _Held(figures, columns)
-            while len(batches) > MOST:
+            while len(batches) > MOST or (len(batches) > 1 and sum(held.size() for held in batches.values()) > MOST_BYTES):
                 del batches[next(iter(batches))]
 
     def part(self, client: int, number: int, start: int, rows: int) -> tuple[dict[str, Any], list[np.ndarray]] | None:

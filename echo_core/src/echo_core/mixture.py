@@ -39,8 +39,10 @@ def shares_of(shares: Mapping[str, float], n: int) -> dict[str, int]:
     """How many of n items come from each table: in proportion, by largest remainder, so that they are n in all.
 
     Raises:
-        ConfigError: a share is not positive and finite, or there are more tables than items.
+        ConfigError: a share is not positive and finite, or there are more tables than items, or n is no whole number.
     """
+    if not hasattr(type(n), "__index__"):
+        raise ConfigError(f"n must be a whole number, not {n!r}")
     bad = [name for name, share in shares.items() if not 0 < share < math.inf]
     if bad or not shares or len(shares) > n:
         raise ConfigError(f"a batch of {n} needs a positive share of each of its tables, of {n} tables at most, not {dict(shares)}")
@@ -60,14 +62,17 @@ def draw(
     """A batch of `counts[name]` items from each table; None once closed.
 
     Raises:
-        ConfigError: their specs differ, naming the leaf. EchoTimeoutError: a table let none out in time; what others gave is counted as
-            sampled all the same.
+        ConfigError: their specs differ, naming the leaf, or their items over steps. EchoTimeoutError: a table let none out in time; what
+            others gave is counted as sampled all the same.
     """
     names = list(counts)
     spec = tables[names[0]].spec
     for name in names[1:]:
         if difference := spec.difference(tables[name].spec, f"in {names[0]!r}", f"in {name!r}"):
             raise ConfigError(f"tables of one batch need the same spec: {difference}")
+    layouts = {name: layout.to_json() for name in names if (layout := getattr(tables[name], "layout", None)) is not None}
+    if any(layouts.get(name) != layouts.get(names[0]) for name in names):
+        raise ConfigError(f"tables of one batch need the same items and stacks: {', '.join(map(repr, names))} differ in what they make of steps")
     deadline = None if timeout is None else time.monotonic() + timeout
     parts: dict[str, Sample | RemoteSample] = {}
     for name in names:

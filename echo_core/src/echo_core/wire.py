@@ -218,7 +218,8 @@ def _control_pieces(message: dict[str, Any], blob: Blob) -> list[Buffer]:
     """The payload of a CONTROL frame as the buffers to send one after another; none is copied."""
     text = dump_json(message)
     pieces: list[Buffer] = [U32.pack(len(text)) + text]
-    pieces += [blob] if isinstance(blob, (bytes, bytearray, memoryview)) else blob
+    for piece in [blob] if isinstance(blob, (bytes, bytearray, memoryview)) else blob:
+        pieces.append(piece.cast("B") if isinstance(piece, memoryview) else piece)  # so that its length is its bytes
     if (size := sum(map(len, pieces))) > MAX_CONTROL_BYTES:
         raise ValueError(
             f"control message of {size} bytes; at most {MAX_CONTROL_BYTES} travel at once"
