@@ -98,6 +98,13 @@ def test_a_host_that_is_unknown_is_named_with_the_remedy() -> None:
         Server(EXAMPLE, 2, {"type": "rdma", "host": "nowhere.invalid", "port": 0}, token=TOKEN).start()
 
 
+@pytest.mark.usefixtures("ucx")
+def test_errors_of_connecting_show_what_ucx_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_LOG_LEVEL", "fatal")
+    with pytest.raises(EchoError, match="UCX is told .*UCX_LOG_LEVEL=fatal"):
+        Client("rdma://127.0.0.1:1", EXAMPLE, token=TOKEN, timeout=1)
+
+
 def test_the_lanes_are_logged_once(ucx: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
     monkeypatch.setattr(lanes, "chosen", {})

@@ -16,7 +16,7 @@ from echo_core.channel.link import Link, Work
 from echo_core.channel.uplink import Uplink
 from echo_core.errors import EchoTimeoutError
 
-from . import _ucx
+from . import _ucx, library
 from .channel import RdmaChannel, dial
 from .lanes import is_rdma
 
@@ -79,6 +79,10 @@ class RdmaUplink(Uplink):
     def _lost(self, link: Link, error: Exception) -> None:
         self.window.detach()
         super()._lost(link, error)
+
+    def connecting(self) -> str:
+        settings = library.settings_shown()
+        return super().connecting() + (f"; UCX is told {settings}" if settings else "")
 
     def _work(self) -> Work | None:
         return None
