@@ -48,6 +48,25 @@ def test_what_is_acknowledged_is_gone_for_good() -> None:
     assert stats["table/queue/acknowledged"] == 10 and stats["table/queue/redelivered"] == 0
 
 
+def test_what_is_deleted_on_loan_or_back_from_it_is_not_given_out_again() -> None:
+    server = make()
+    server.submit_batch(numbers(0, 30))
+    table = server.table()
+    _, out = taken(server)
+    assert table.delete(out[:3]) == 3 and server.ack(out[:3]) == 0
+    time.sleep(0.3)
+    server.stats()
+    again, back = taken(server)  # the seven others came back, and three more
+    assert again == [3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    time.sleep(0.3)
+    assert taken(server)[0] == again  # they came back; on loan a third time
+    time.sleep(0.3)
+    assert table.delete(back) == 10 and table.delete(back) == 0
+    assert taken(server)[0] == [*range(13, 23)]
+    stats = server.stats()
+    assert stats["table/queue/deleted"] == 13 and stats["table/queue/acknowledged"] == 0 and stats["table/queue/size"] == 7
+
+
 def test_what_is_not_acknowledged_comes_again_and_first() -> None:
     server = make()
     server.submit_batch(numbers(0, 30))

@@ -294,6 +294,7 @@ private:
     void evict(const uint32_t *rows, uint32_t n);
     // Takes rows out of sampler, remover and count; their generations and places stay.
     void forget(const uint32_t *rows, size_t n);
+    bool end_loan(uint32_t row);
     bool can_claim();
     uint64_t update_some(const uint64_t *keys, const double *priorities, size_t n);
     Answer draw_locked(Batch *batch, uint32_t first, uint32_t n);

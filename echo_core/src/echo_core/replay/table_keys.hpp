@@ -39,7 +39,10 @@ inline uint64_t Table::erase(const uint64_t *keys, size_t n) {
         resumed_.wait(lock, [this] { return !paused_; });
         for (size_t i = 0; i < n; ++i) {
             uint32_t row;
-            if (!holds(keys[i], &row)) continue;
+            if (!holds(keys[i], &row)) {
+                erased += loans_.any() && generations_.holds(keys[i], &row) && end_loan(row);
+                continue;
+            }
             forget(&row, 1);
             generations_.advance(row, std::memory_order_relaxed);
             arrivals_.erase(row);
@@ -51,6 +54,19 @@ inline uint64_t Table::erase(const uint64_t *keys, size_t n) {
     return erased;
 }
 
+// An item that is on loan goes, and nobody is given it again. False when it is on none, or still being gathered.
+inline bool Table::end_loan(uint32_t row) {
+    const Loans::Ended how = loans_.end(row);
+    if (how == Loans::kNeither) return false;
+    if (how == Loans::kCameBack) {  // and was not given out again, after all
+        --size_, --uses_left_, ++limiter_.samples;
+        if (redelivered_ > 0) --redelivered_;
+    }
+    generations_.advance(row, std::memory_order_relaxed);
+    arrivals_.erase(row);
+    return true;
+}
+
 inline uint64_t Table::acknowledge(const uint64_t *keys, size_t n) {
     uint64_t ended = 0;
     if (loans_.any()) {
@@ -58,16 +74,7 @@ inline uint64_t Table::acknowledge(const uint64_t *keys, size_t n) {
         resumed_.wait(lock, [this] { return !paused_; });
         for (size_t i = 0; i < n; ++i) {
             uint32_t row;
-            if (!generations_.holds(keys[i], &row)) continue;
-            const Loans::Ended how = loans_.end(row);
-            if (how == Loans::kNeither) continue;
-            if (how == Loans::kCameBack) {  // and was not given out again, after all
-                --size_, --uses_left_, ++limiter_.samples;
-                if (redelivered_ > 0) --redelivered_;
-            }
-            generations_.advance(row, std::memory_order_relaxed);
-            arrivals_.erase(row);
-            ++ended;
+            if (generations_.holds(keys[i], &row) && end_loan(row)) ++ended;
         }
         acknowledged_ += ended, deleted_ += ended;
     }
