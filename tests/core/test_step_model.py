@@ -59,6 +59,7 @@ class Model:
         for key, episode in list(self.open.items()):
             if episode.steps[-1][0] < self.head:
                 del self.open[key]
+                self.ended += 1  # truncated: what comes next begins another
         return n
 
     def send(self, client: int, stream: int, shows: int, end: int) -> None:

@@ -106,6 +106,20 @@ def test_gaps_in_a_stream_end_its_episode() -> None:
     assert table.stats()["truncated"] == 1
 
 
+@pytest.mark.parametrize("items", [NStep(1), Sequences(4), Slices(3)])
+def test_an_open_episode_that_was_overwritten_is_counted(items: Any) -> None:
+    table = serve(items, capacity=50).table()
+    slow, quick = table.writer(), table.writer()
+    for i in range(10):
+        slow.send(step(i))
+    assert (table.stats()["streams"], table.stats()["truncated"]) == (1, 0)
+    for i in range(60):
+        quick.send(step(i))
+    assert (table.stats()["streams"], table.stats()["episodes"], table.stats()["truncated"]) == (1, 1, 1)
+    slow.send(step(10))
+    assert (table.stats()["streams"], table.stats()["truncated"]) == (2, 1)
+
+
 def test_items_have_keys_and_priorities() -> None:
     server = serve(NStep(1), sampler="prioritized")
     table = server.table()

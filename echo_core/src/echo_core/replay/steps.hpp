@@ -157,6 +157,11 @@ private:
         const uint32_t row = items_->row_of(key);
         return row < items_->capacity_ && items_->generations_.live(row) && items_->generations_.key_of(row) == key;
     }
+    // The last step of an open episode goes: nothing of it is left to go on from, and what its worker sends next begins another.
+    void lose_stream(uint32_t slot) {
+        ++episodes_, ++truncated_;
+        forget_stream(slot);
+    }
     void forget_stream(uint32_t slot) {
         open_.erase(streams_[slot].id);
         if (cut_.slices) slices_.close(streams_[slot].run);
@@ -262,9 +267,8 @@ inline bool Steps::evict(uint64_t number) {
         if (step->next == kNone) break;
         at = number_of(step->next);
     }
-    // The last step of an open episode: nothing of it is left to go on from.
     const Link *const step = link(number);
-    if (step->next == kNone && ends_of(was) == kGoesOn) forget_stream(step->stream);
+    if (step->next == kNone && ends_of(was) == kGoesOn) lose_stream(step->stream);
     set_state(number, kFree);
     return true;
 }

@@ -11,7 +11,7 @@ inline bool Steps::erode(uint64_t number, uint8_t was) {
     if (listed && holds(run.key) && items_->leaving(run.row)) return false;
     if (listed && !holds(run.key)) slices_.unlisted(run, true);
     const bool last = step->next == kNone;
-    if (last && ends_of(was) == kGoesOn) forget_stream(step->stream);
+    if (last && ends_of(was) == kGoesOn) lose_stream(step->stream);
     slices_.erode(uint32_t(step->key), last ? 0 : number_of(step->next));
     if (run.key != Slices::kNoKey && slices_.starts(run) == 0) {
         gone_.push_back(run.row);
