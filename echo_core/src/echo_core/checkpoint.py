@@ -292,7 +292,7 @@ def _save_items(folder: Path, index: int, table: ReplayTable, rows: np.ndarray, 
 
 def _read_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> Saved:
     """What there is of a table, once it is known to fit: all but the samplers' states, which only these can tell."""
-    if table.counters()["inserts"]:  # no fault of the checkpoint's
+    if table.counters()["inserts"] or (isinstance(table, StepTable) and table.stats()["steps"]):  # no fault of the checkpoint's
         raise CheckpointError(f"table {table.name!r} was written to already; restore into a new server")
     with _naming(folder, table):
         files = dict(described["files"])

@@ -116,10 +116,10 @@ class Server(Store):
             of_table = {"remover": remover, "rate_limiter": rate_limiter, "max_times_sampled": max_times_sampled, "seed": seed}
             tables = short_form(example, sampler, capacity, of_table, host)
         else:
-            given = {"example": (example, None), "sampler": (sampler, "fifo"), "capacity": (capacity, None), "remover": (remover, "fifo")}
-            given |= {"rate_limiter": (rate_limiter, None), "max_times_sampled": (max_times_sampled, None), "seed": (seed, None)}
-            if theirs := [name for name, (value, default) in given.items() if value is not default and value != default]:
-                raise ConfigError(f"with tables=[...], {' and '.join(theirs)} belong into each Table(...)")
+            given = {"example": example, "sampler": None if sampler == "fifo" else sampler, "capacity": capacity}
+            given |= {"remover": None if remover == "fifo" else remover, "rate_limiter": rate_limiter, "max_times_sampled": max_times_sampled, "seed": seed}
+            if theirs := [name for name, value in given.items() if value is not None]:
+                raise ConfigError(f"with tables=[...], {' and '.join(theirs)} {'belongs' if len(theirs) == 1 else 'belong'} into each Table(...)")
             if isinstance(tables, Table) or not (tables := list(tables)):
                 raise ConfigError("tables must be a list of at least one Table(...)")
         self._transports = list(make_transports(transport, host))

@@ -25,7 +25,7 @@ __all__ = ["Table", "make_sampler"]
 MAX_CAPACITY = (1 << 31) - 1
 NAME_LIMIT = 64
 EVENLY = "uniform"  # the sampler whose draws `Slices(by="steps")` makes for it: it has no preferences of its own
-_serving: weakref.WeakKeyDictionary[Sampler, weakref.ref[ReplayTable]] = weakref.WeakKeyDictionary()  # the table of each sampler
+_serving: dict[int, tuple[weakref.ref[Sampler], weakref.ref[ReplayTable]]] = {}  # samplers by id, as they need not be hashable, and their tables
 OLDEST = "fifo"  # the remover that tables have themselves: the oldest goes, and no sampler needs to be installed for it
 
 
@@ -160,9 +160,9 @@ class Table:
             remover = sampler
         elif self.remover != OLDEST:
             remover = make_sampler(self.remover, host, self.capacity)
-        owned = {id(one): one for one in (sampler, remover) if one is not None}.values()
-        for own in owned:
-            if len(own) or (own in _serving and _serving[own]() is not None):
+        owned = {id(one): one for one in (sampler, remover) if one is not None}
+        for own in owned.values():
+            if len(own) or _serves(own):
                 raise ConfigError(
                     f"table {self.name!r}: this {type(own).__name__} object serves a table already; make one for each table, or give a name and "
                     f"options, such as {{'type': 'prioritized'}}, of which every table makes its own"
@@ -202,12 +202,22 @@ class Table:
         finally:
             if descriptor >= 0:
                 os.close(descriptor)  # the mapping keeps the file
-        for own in owned:
-            _serving[own] = weakref.ref(table)
+        for key, own in owned.items():
+            _serving[key] = weakref.ref(own, partial(_gone, key)), weakref.ref(table)
         return table
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, capacity={self.capacity}, sampler={self.sampler!r})"
+
+
+def _gone(key: int, _: object) -> None:
+    _serving.pop(key, None)
+
+
+def _serves(sampler: Sampler) -> bool:
+    """Whether a table of this process has it."""
+    known, table = _serving.get(id(sampler), (None, None))
+    return known is not None and table is not None and known() is sampler and table() is not None
 
 
 def make_sampler(choice: Sampler | str | Mapping[str, Any], host: plugins.PluginHost, capacity: int | None = None) -> Sampler:
