@@ -63,6 +63,7 @@ def test_what_the_table_permits_is_read(kind: Kind, fields: dict[str, int]) -> N
         (Kind.RECEIPT, {"length": 7}, "RECEIPT frame"),
         (Kind.BYE, {"length": 1025}, "BYE frame"),
         (Kind.PING, {"seq": 1 << 63}, "beyond"),
+        (Kind.DATA, {"seq": 1, "count": 1, "length": 20, "flags": 2}, "unknown flags"),
         (Kind.DATA, {"seq": 1, "count": 0}, "DATA frame of 0 samples"),
         (Kind.DATA, {"seq": 0, "count": 1, "length": 20}, "from number 0"),
         (Kind.DATA, {"seq": 1, "count": 65537, "length": 65537 * 20}, "65537 samples"),

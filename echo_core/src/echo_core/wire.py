@@ -20,6 +20,8 @@ in the learner's store. The first frame of a learner is an ACK, the point to res
 ahead of every number the worker has given out, the worker's next sample is number `seq + 1`.
 The `count` of an ACK says how many connections bring samples at this time, 0 if that is not
 known: workers on the learner's machine keep less unacknowledged when they are many.
+A DATA frame with the flag MORE need not be acknowledged for its own sake: the worker has more to
+send, and leaves the flag out while it still has room.
 
 The JSON of a CONTROL request is `{"op": str, "body": object}`, of its answer (flag REPLY)
 `{"body": object}` or `{"error": text, "type": name of a class in echo_core.errors}`.
@@ -48,6 +50,7 @@ __all__ = [
     "HEADER",
     "HEADER_BYTES",
     "LAST",
+    "MORE",
     "MAX_CHUNK_BYTES",
     "MAX_CONTROL_BYTES",
     "MAX_DATA_BYTES",
@@ -112,13 +115,14 @@ class Kind(IntEnum):
 REPLY: Final = 1  # CONTROL, PING
 LAST: Final = 1  # WEIGHTS
 FIRST: Final = 2  # WEIGHTS
+MORE: Final = 1  # DATA
 
 TO_LEARNER: Final = frozenset(
     {Kind.DATA, Kind.CONTROL, Kind.RECEIPT, Kind.SUBSCRIBE, Kind.PING, Kind.BYE}
 )
 TO_WORKER: Final = frozenset({Kind.ACK, Kind.CONTROL, Kind.WEIGHTS, Kind.PING, Kind.BYE})
 
-_FLAGS: Final = {Kind.CONTROL: REPLY, Kind.PING: REPLY, Kind.WEIGHTS: FIRST | LAST}
+_FLAGS: Final = {Kind.DATA: MORE, Kind.CONTROL: REPLY, Kind.PING: REPLY, Kind.WEIGHTS: FIRST | LAST}
 _LENGTHS: Final = {  # least and most bytes of payload; DATA depends on the spec
     Kind.ACK: (0, 0),
     Kind.CONTROL: (U32.size, MAX_CONTROL_BYTES),

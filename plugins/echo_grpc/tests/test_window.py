@@ -32,7 +32,8 @@ def fill(window: MessageWindow, example: Any, first: int, count: int) -> bytes:
 
 def sent(window: MessageWindow) -> tuple[list[Any], bytes]:
     """The next frame, as `encode` gives it and as the learner reads it."""
-    buffers = list(window.encode(window.next_entries()))
+    entries = window.next_entries()
+    buffers = list(window.encode(entries, window.flags(entries)))
     messages = list(pack(buffers))
     assert all(len(message) <= MAX_MESSAGE_BYTES for message in messages)
     return buffers, b"".join(bytes(unpack(message)) for message in messages)

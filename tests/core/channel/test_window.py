@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from echo_core.channel.window import Window
 from echo_core.errors import ProtocolError
 from echo_core.spec import Spec
-from echo_core.wire import Kind, parse_header
+from echo_core.wire import MORE, Kind, parse_header
 
 pytestmark = pytest.mark.needs("echo-samplers")
 
@@ -20,7 +20,7 @@ def test_the_window_resends_exactly_what_is_not_acknowledged(data: st.DataObject
     """Against a learner that commits any part of what was sent, at any time, in order."""
     spec = Spec.from_example({"a": np.zeros(2, np.uint8), "b": np.zeros(0), "c": np.zeros(3, np.uint8)})
     window = Window(spec.flattener, max_bytes=100, most=30, coalesce_bytes=40)
-    taken = committed = delivered = newest = 0  # the newest that was ever sent
+    taken = committed = delivered = newest = asked = 0  # the newest that was ever sent; the last that asked for an acknowledgement
 
     def payload(first: int, count: int) -> bytes:
         numbers = np.arange(first, first + count, dtype=np.uint8)
@@ -43,7 +43,13 @@ def test_the_window_resends_exactly_what_is_not_acknowledged(data: st.DataObject
                 assert bool(answer) == room
                 taken += room
         elif step == "send" and (entries := window.next_entries()):
-            data_frame = b"".join(window.encode(entries))
+            last, flags = entries[-1].last, window.flags(entries)
+            if flags & MORE:  # the learner may keep silent
+                assert last < taken, "nothing follows that would be acknowledged"
+                assert last - asked < 20 // 4, "too much of the window waits for an acknowledgement"
+            else:
+                asked = last
+            data_frame = b"".join(window.encode(entries, flags))
             read = parse_header(data_frame, 5, frozenset({Kind.DATA}))
             assert data_frame[24:] == payload(read.seq, read.count)
             assert read.seq <= delivered + 1, "a gap"
@@ -57,14 +63,16 @@ def test_the_window_resends_exactly_what_is_not_acknowledged(data: st.DataObject
         elif step == "resume":
             committed = data.draw(st.integers(committed, delivered))
             window.resume(committed)
-            delivered = committed
+            delivered = asked = committed
             if again := window.next_entries():
                 assert again[0].first <= committed + 1 <= again[0].last
                 delivered = again[-1].last
                 newest = max(newest, delivered)
         assert (window.taken, window.acknowledged) == (taken, committed)
     window.resume(committed)
-    while window.next_entries():
-        pass
+    flags = 0
+    while entries := window.next_entries():
+        flags = window.flags(entries)
+    assert not flags & MORE, "what was sent last is never acknowledged"
     window.acknowledge(taken)
     assert window.has_room(1) and window.acknowledged == taken

@@ -14,6 +14,7 @@ from ..handshake import ServerHandshake
 from ..transport import Peer
 from ..wire import (
     LAST,
+    MORE,
     REPLY,
     TO_LEARNER,
     U64,
@@ -215,8 +216,9 @@ class ServedClient:
         finally:
             with self.gate.lock:
                 self._committing = False
-                self._ack_due = True
-                self.gate.work.notify_all()
+                if not header.flags & MORE:
+                    self._ack_due = True
+                    self.gate.work.notify_all()
                 self.gate.changed.notify_all()
         self.listener.count("duplicates", min(known, header.count))
         self.listener.count("samples", max(0, header.count - known))

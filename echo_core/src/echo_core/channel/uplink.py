@@ -329,8 +329,9 @@ class Uplink:
             log.info("connected to the %s at %s", what, self.address)
 
     def _work(self) -> Work | None:
-        entries = self.window.next_entries()
-        return (self.window.encode(entries), entries[-1].last) if entries else None
+        window = self.window
+        entries = window.next_entries()
+        return (window.encode(entries, window.flags(entries)), entries[-1].last) if entries else None
 
     def _read(self, link: Link) -> None:
         assembler = WeightsAssembler()

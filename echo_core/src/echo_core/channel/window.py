@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ..errors import ProtocolError
 from ..frames import SMALL, Chunk, Gatherer
-from ..wire import Buffer, Kind, max_count, pack_header
+from ..wire import MORE, Buffer, Kind, max_count, pack_header
 
 if TYPE_CHECKING:
     from ..pytree import Flattener
@@ -61,6 +61,7 @@ class Window:
         self._most = min(most, max_bytes // max(1, self._sample_bytes))  # samples under way
         self._numbered = 0  # of those taken, not counting what the gatherer still has
         self._newest_sent = 0
+        self._asked = 0  # of those sent, the last that asked for an acknowledgement
         self._sent: deque[Entry] = deque()
         self._unsent: deque[Entry] = deque()
         self._over = False
@@ -171,11 +172,23 @@ class Window:
         self._newest_sent = max(self._newest_sent, entries[-1].last)
         return entries
 
-    def encode(self, entries: list[Entry]) -> Iterator[Buffer]:
+    def flags(self, entries: list[Entry]) -> int:
+        """Of their frame: MORE, if the learner may acknowledge them together with what comes after them.
+
+        An acknowledgement wakes threads at both ends, which over some channels takes as long as a megabyte of samples. So it is asked for
+        with each quarter of the window, and with the last sample there is.
+        """
+        last = entries[-1].last
+        if last < self.taken and last - self._asked < self._most // 4:
+            return MORE
+        self._asked = last
+        return 0
+
+    def encode(self, entries: list[Entry], flags: int) -> Iterator[Buffer]:
         """The DATA frame of consecutive entries, as buffers to send in turn."""
         count = entries[-1].last - entries[0].first + 1
         length = count * self._sample_bytes
-        header = pack_header(Kind.DATA, count=count, seq=entries[0].first, length=length)
+        header = pack_header(Kind.DATA, flags=flags, count=count, seq=entries[0].first, length=length)
         if len(entries) == 1:
             whole = entries[0].pieces()
             if len(whole) > 1 and length < PIECE_BYTES * len(whole):
@@ -207,6 +220,7 @@ class Window:
         """A new connection: `number` samples are committed, the rest is to be sent again."""
         self._unsent.extendleft(reversed(self._sent))
         self._sent.clear()
+        self._asked = number
         if number > self.taken and not self._unsent:
             # A session of this id that went on before: its numbers continue.
             self.gatherer.note(number - self.taken)

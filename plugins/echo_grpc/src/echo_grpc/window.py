@@ -25,16 +25,16 @@ class MessageWindow(Window):
     gathered_bytes = PIECE_BYTES - HEADER_BYTES
     head_bytes = ENVELOPE_BYTES + HEADER_BYTES
 
-    def encode(self, entries: list[Entry]) -> Iterator[Any]:
+    def encode(self, entries: list[Entry], flags: int) -> Iterator[Any]:
         entry = entries[0]
         length = HEADER_BYTES + entry.count * self._sample_bytes
         if len(entries) == 1 and length <= PIECE_BYTES and isinstance(entry.data, Chunk):
-            header = pack_header(Kind.DATA, count=entry.count, seq=entry.first, length=length - HEADER_BYTES)
+            header = pack_header(Kind.DATA, flags=flags, count=entry.count, seq=entry.first, length=length - HEADER_BYTES)
             whole = entry.data.framed(envelope(length) + header)
             if whole is not None:
                 yield Message(whole)
                 return
-        yield from super().encode(entries)
+        yield from super().encode(entries, flags)
 
 
 class GrpcUplink(Uplink):

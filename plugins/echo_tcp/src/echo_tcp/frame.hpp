@@ -29,6 +29,7 @@ enum class Kind : std::uint8_t {
 
 // Bits of FrameHeader::flags. What bit 0 means depends on the kind.
 inline constexpr std::uint8_t flag_reply = 1;        // control, ping: answers one of yours
+inline constexpr std::uint8_t flag_more = 1;         // data: another frame of samples follows; need not be acknowledged by itself
 inline constexpr std::uint8_t flag_last_chunk = 1;   // weights: the version is whole with this one
 inline constexpr std::uint8_t flag_first_chunk = 2;  // weights: forget what was begun before
 

@@ -22,7 +22,7 @@ inline std::string breach(const FrameHeader &h, std::uint64_t sample_bytes) {
     const char *name = "";
     switch (static_cast<Kind>(h.kind)) {
         case Kind::data:
-            if (h.flags != 0) return "DATA frame with unknown flags " + std::to_string(h.flags);
+            if (h.flags & ~flag_more) return "DATA frame with unknown flags " + std::to_string(h.flags);
             if (h.count < 1 || h.count > max_data_count || h.seq < 1)
                 return frame("DATA") + ": samples are numbered from 1 and at most " +
                        std::to_string(max_data_count) + " travel in a frame";
