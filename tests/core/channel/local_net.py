@@ -199,9 +199,9 @@ class RawWorker:
         data, self.data = self.data[:n], self.data[n:]
         return data
 
-    def send(self, first: int, count: int, maker: int = 0) -> None:
+    def send(self, first: int, count: int, maker: int = 0, flags: int = 0) -> None:
         _, payload = SPEC.flattener.batch_tobytes(stacked(maker, first - 1, count))
-        self.sock.sendall(pack_header(Kind.DATA, count=count, seq=first, length=len(payload)) + payload)
+        self.sock.sendall(pack_header(Kind.DATA, flags=flags, count=count, seq=first, length=len(payload)) + payload)
 
     def gone(self) -> bool:
         """The learner has hung up on us."""

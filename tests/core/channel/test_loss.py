@@ -10,7 +10,7 @@ from local_net import Consumer, connect, net, raw, serve
 from echo_core.errors import ConnectionClosedError, EchoTimeoutError, SpecError
 from echo_core.testing.processes import returns, until
 from echo_core.testing.samples import Tally, example, sample, stacked
-from echo_core.wire import Kind
+from echo_core.wire import MORE, Kind
 
 pytestmark = pytest.mark.needs("echo-samplers")
 
@@ -55,6 +55,19 @@ def test_acknowledgements_that_were_lost_are_made_up_for() -> None:
         stats = server.stats()
         assert stats["store/samples_inserted_total"] == 15
         assert stats["transport/local/duplicates"] == 10 + 4
+
+
+def test_frames_that_others_follow_are_acknowledged_with_them() -> None:
+    with serve(batch_size=10) as server, raw() as worker:
+        worker.send(1, 3, flags=MORE)
+        worker.send(4, 2, flags=MORE)
+        until(lambda: server.stats()["store/samples_inserted_total"] == 5, "five samples")
+        worker.sock.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            worker.read(Kind.ACK)
+        worker.sock.settimeout(10)
+        worker.send(6, 1)
+        assert worker.read(Kind.ACK).seq == 6
 
 
 def test_a_gap_in_the_numbers_is_refused() -> None:
