@@ -11,8 +11,10 @@ so that writers wait when they are too far ahead of the learner, and the learner
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from numbers import Real
+from typing import Any, ClassVar
 
 from .errors import ConfigError
 
@@ -42,10 +44,10 @@ class RateLimiter:
 
     def __post_init__(self) -> None:
         r, k = self.samples_per_insert, self.min_size_to_sample
+        _check_numbers(self, samples_per_insert=r, min_diff=self.min_diff, max_diff=self.max_diff)
+        _check_count(self, "min_size_to_sample", k)
         if not 0 < r < math.inf:
             raise ConfigError(f"{self}: samples_per_insert must be positive and finite, not {r}")
-        if isinstance(k, bool) or int(k) != k or k < 1:
-            raise ConfigError(f"{self}: min_size_to_sample must be a whole number from 1, not {k}")
         if math.isnan(self.min_diff) or math.isnan(self.max_diff) or not self.min_diff < self.max_diff:
             raise ConfigError(f"{self}: min_diff {self.min_diff} must be below max_diff {self.max_diff}")
         if self.min_diff == math.inf or self.max_diff == -math.inf:
@@ -99,12 +101,15 @@ class SampleToInsertRatio(RateLimiter):
         ConfigError: the buffer is narrower than Reverb allows, 2 * max(1, r) in all, or never lets a sample out.
     """
 
-    def __init__(self, samples_per_insert: float, min_size_to_sample: int, error_buffer: float | tuple[float, float]) -> None:
+    def __init__(self, samples_per_insert: float, min_size_to_sample: int, error_buffer: float | Sequence[float]) -> None:
         r, k = samples_per_insert, min_size_to_sample
-        if isinstance(error_buffer, tuple):
+        _check_numbers(self, samples_per_insert=r)
+        _check_count(self, "min_size_to_sample", k)
+        if isinstance(error_buffer, Sequence) and not isinstance(error_buffer, str) and len(error_buffer) == 2:
             low, high = error_buffer
         else:
-            low, high = k * r - error_buffer, k * r + error_buffer
+            _check_numbers(self, error_buffer=error_buffer)
+            low, high = k * r - error_buffer, k * r + error_buffer  # type: ignore[operator]  # it is a number
         super().__init__(r, k, low, high)
         if high - low < 2 * max(1.0, r):
             needed = 2 * max(1.0, r)
@@ -126,6 +131,7 @@ class Queue(RateLimiter):
     once = True
 
     def __init__(self, size: int) -> None:
+        _check_count(self, "size", size)
         super().__init__(1.0, 1, 0.0, size)
 
     def refusal(self, n: int, capacity: int, replacement: bool) -> str | None:
@@ -139,3 +145,14 @@ class Queue(RateLimiter):
 
 class Stack(Queue):
     """The same, for sampler "lifo"."""
+
+
+def _check_numbers(limiter: RateLimiter, **given: Any) -> None:
+    for what, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise ConfigError(f"{type(limiter).__name__}: {what} must be a number, not {value!r}")
+
+
+def _check_count(limiter: RateLimiter, what: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value).is_integer() or value < 1:
+        raise ConfigError(f"{type(limiter).__name__}: {what} must be a whole number from 1, not {value!r}")

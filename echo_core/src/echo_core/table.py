@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any
 
 from . import plugins
@@ -23,6 +24,7 @@ from .steps import Steps
 __all__ = ["Table", "make_sampler"]
 
 MAX_CAPACITY = (1 << 31) - 1
+MAX_SEED = (1 << 128) - 1
 NAME_LIMIT = 64
 EVENLY = "uniform"  # the sampler whose draws `Slices(by="steps")` makes for it: it has no preferences of its own
 _serving: dict[int, tuple[weakref.ref[Sampler], weakref.ref[ReplayTable]]] = {}  # samplers by id, as they need not be hashable, and their tables
@@ -111,7 +113,7 @@ class Table:
                 f"table {name!r}: Slices(by='steps') makes every slice equally likely, which needs sampler={EVENLY!r} and no "
                 f"max_times_sampled; or take Slices(by='episodes')"
             )
-        if beta is not None and not 0 <= beta <= 1:
+        if beta is not None and (isinstance(beta, bool) or not isinstance(beta, Real) or not 0 <= beta <= 1):
             raise ConfigError(f"table {name!r}: beta must be from 0 to 1, not {beta!r}")
         self.lags: Lags | None = None
         if max_policy_lag is not None:
@@ -133,6 +135,13 @@ class Table:
                     f"table {name!r}: lease_timeout is for items that are sampled once: rate_limiter=Queue(...) or max_times_sampled=1"
                 )
         self.lease_timeout = lease_timeout
+        if seed is not None:
+            seed = _whole(name, "seed", seed, 0, MAX_SEED)
+        if storage is not None and not isinstance(storage, (str, os.PathLike)):
+            raise ConfigError(f"table {name!r}: storage must be the path of a new file, not {storage!r}")
+        for what, choice in (("sampler", sampler), ("remover", remover)):
+            if not isinstance(choice, (Sampler, str, Mapping)):
+                raise ConfigError(f"table {name!r}: {what} must be a name such as 'uniform', a mapping {{'type': name, ...}}, or a Sampler, not {choice!r}")
         self.sampler, self.remover, self.beta, self.seed, self.storage = sampler, remover, beta, seed, storage
 
     @property
@@ -184,6 +193,7 @@ class Table:
             if self.storage is not None:
                 descriptor = os.open(self.storage, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 os.unlink(self.storage)
+                self._reserve(descriptor)
             make: Callable[..., ReplayTable]
             make = partial(ReplayTable, self.name, self.spec) if self.layout is None else partial(StepTable, self.name, self.layout, self.steps)
             table = make(
@@ -205,6 +215,14 @@ class Table:
         for key, own in owned.items():
             _serving[key] = weakref.ref(own, partial(_gone, key)), weakref.ref(table)
         return table
+
+    def _reserve(self, descriptor: int) -> None:
+        size = max(1, (self.steps or self.capacity) * self.spec.sample_bytes)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            text = f"table {self.name!r}: {size / 2**30:.3g} GiB of storage do not fit ({error.strerror}); free space there, or lower capacity or max_bytes"
+            raise OSError(error.errno, text, os.fspath(self.storage or "")) from None
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, capacity={self.capacity}, sampler={self.sampler!r})"
@@ -228,6 +246,8 @@ def make_sampler(choice: Sampler | str | Mapping[str, Any], host: plugins.Plugin
     """
     if isinstance(choice, Sampler):
         return choice
+    if not isinstance(choice, (str, Mapping)):
+        raise ConfigError(f"a sampler is a name such as 'uniform', a mapping {{'type': name, ...}}, or a Sampler, not {choice!r}")
     options: dict[str, Any] = {"type": choice} if isinstance(choice, str) else dict(choice)
     try:
         name = options.pop("type")
