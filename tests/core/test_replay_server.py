@@ -193,6 +193,10 @@ def test_one_batch_out_of_several_tables() -> None:
             server.sample_mixture({"demo": 1, "other": 1})
         with pytest.raises(ConfigError, match="positive share"):
             server.sample_mixture({"demo": 0, "online": 1})
+        with pytest.raises(ConfigError, match="positive share"):
+            server.sample_mixture({"demo": "1", "online": 1})  # type: ignore[dict-item]
+        with pytest.raises(ConfigError, match="shares are a mapping"):
+            server.sample_mixture(["demo", "online"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,8 @@ class Client:
         self, shares: Mapping[str, float], n: int, timeout: float | None = None, *, beta: float | None = None
     ) -> mixture.MixedSample:
         """One batch of n out of several replay tables of the same spec; see `Server.sample_mixture`. The client needs their examples."""
-        mixed = mixture.draw({name: self.table(name) for name in shares}, mixture.shares_of(shares, n), timeout, beta)
+        counts = mixture.shares_of(shares, n)
+        mixed = mixture.draw({name: self.table(name) for name in counts}, counts, timeout, beta)
         assert mixed is not None  # a closed server raises
         return mixed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,9 @@ def shares_of(shares: Mapping[str, float], n: int) -> dict[str, int]:
     """
     if not hasattr(type(n), "__index__"):
         raise ConfigError(f"n must be a whole number, not {n!r}")
-    bad = [name for name, share in shares.items() if not 0 < share < math.inf]
+    if not isinstance(shares, Mapping):
+        raise ConfigError(f"shares are a mapping of tables and how much each gives, such as {{'demonstrations': 0.5, 'online': 0.5}}, not {shares!r}")
+    bad = [name for name, share in shares.items() if isinstance(share, bool) or not isinstance(share, Real) or not 0 < share < math.inf]
     if bad or not shares or len(shares) > n:
         raise ConfigError(f"a batch of {n} needs a positive share of each of its tables, of {n} tables at most, not {dict(shares)}")
     total = sum(shares.values())

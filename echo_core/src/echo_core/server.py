@@ -271,8 +271,8 @@ class Server(Store):
         Raises:
             ConfigError: specs differ, naming the leaf, or a share makes no sense. UnknownTableError: no such table. EchoTimeoutError.
         """
-        tables = {name: self.table(name) for name in shares}
-        return mixture.draw(tables, mixture.shares_of(shares, self.batch_size if n is None else n), timeout, beta)
+        counts = mixture.shares_of(shares, self.batch_size if n is None else n)
+        return mixture.draw({name: self.table(name) for name in counts}, counts, timeout, beta)
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------------
 
