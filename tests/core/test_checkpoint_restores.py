@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import CheckpointError, MinSize, Sequences, Server, Slices, Table
+from echo_core import CheckpointError, ClosedError, MinSize, Sequences, Server, Slices, Table
 
 pytestmark = [pytest.mark.needs("echo-samplers")]
 
@@ -192,3 +192,13 @@ def test_a_table_that_was_written_to_is_refused(written: Callable[[int], Server]
     with pytest.raises(CheckpointError, match="was written to already"):
         other.restore(tmp_path)
     assert [figures(table) for table in other.tables.values()] == before
+
+
+def test_a_closed_server_takes_no_checkpoint(tmp_path: Path) -> None:
+    with one() as server:
+        server.submit({"number": np.int64(1), "filler": np.zeros(5, np.float32)})
+        server.checkpoint(tmp_path)
+    closed = one()
+    closed.close()
+    with pytest.raises(ClosedError, match="restore into a new one"):
+        closed.restore(tmp_path)

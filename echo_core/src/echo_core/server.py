@@ -297,8 +297,11 @@ class Server(Store):
 
         Raises:
             CheckpointError: none there, a damaged file, naming it, or other tables, specs, samplers or limiters than those written.
+            ClosedError: the server is closed.
         """
         self.table()
+        if self.closed:
+            raise ClosedError("this server was closed; restore into a new one")
         with self._checkpointing:
             checkpoint.load(self.tables, path)
         # Items know the versions of before: those that follow are above them.
