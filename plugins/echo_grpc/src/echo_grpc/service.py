@@ -13,6 +13,7 @@ import grpc
 
 from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel
+from echo_core.listening import found_by_trying
 
 from .arrivals import Arrivals
 from .handshakes import Handshakes
@@ -71,10 +72,7 @@ class GrpcAcceptor(Acceptor):
             server.start()
         except RuntimeError as error:
             server.stop(None)
-            raise OSError(
-                errno.EADDRINUSE,
-                f"cannot listen on {place}: {error}; choose another port, or port=0 for any free one",
-            ) from error
+            raise found_by_trying(options.host, options.port, error) from error
         self._server: grpc.Server | None = server
         self.address = Address(scheme, options.host, port)
         self._handshakes.where = str(self.address)

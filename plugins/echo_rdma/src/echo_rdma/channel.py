@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel
 from echo_core.errors import ConfigError
+from echo_core.listening import found_by_trying
 from echo_core.wire import Buffer
 
 from . import _ucx, lanes, library
@@ -147,10 +148,7 @@ class RdmaAcceptor(Acceptor):
             port = self._engine.listen(number, options.port)
         except OSError as error:
             self._engine.stop()
-            raise OSError(
-                errno.EADDRINUSE,
-                f"cannot listen on {options.host}:{options.port}: {error}; choose another port, or port=0 for any free one",
-            ) from error
+            raise found_by_trying(number, options.port, error) from error
         self.address = Address(scheme, options.host, port)
 
     def accept(self) -> RdmaChannel:

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from echo_core.listening import cannot_listen
+
 __all__ = ["free", "left_at_fork", "listen_on", "name_of", "unpaced"]
 
 BACKLOG = 1024
@@ -44,11 +46,7 @@ def listen_on(host: str, port: int, receive_buffer: int) -> tuple[list[socket.so
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise OSError(
-            error.errno or errno.EADDRNOTAVAIL,
-            f"cannot listen on {host!r}: {error.strerror}; give host an address of this machine,"
-            ' such as "127.0.0.1", or "0.0.0.0" for all of them',
-        ) from error
+        raise cannot_listen(host, port, error) from error
     places = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
     for attempt in range(16):
         try:
@@ -57,7 +55,7 @@ def listen_on(host: str, port: int, receive_buffer: int) -> tuple[list[socket.so
             # With port 0 the first address picks the port; another may have it taken.
             if port == 0 and error.errno == errno.EADDRINUSE and attempt < 15:
                 continue
-            raise OSError(error.errno, _explained(error, host, port)) from error
+            raise cannot_listen(host, port, error) from error
     raise AssertionError("unreachable")
 
 
@@ -154,23 +152,3 @@ def _listen(family: int, address: Any, receive_buffer: int) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def _explained(error: OSError, host: str, port: int) -> str:
-    place = name_of((host, port))
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"cannot listen on {place}: the port is in use; choose another with port=..., or port=0"
-            f" for any free one (who has it: ss -ltnp 'sport = :{port}')"
-        )
-    if error.errno == errno.EACCES:
-        return (
-            f"cannot listen on {place}: this user may not take ports below 1024; choose another"
-            " with port=..., or port=0 for any free one"
-        )
-    if error.errno == errno.EADDRNOTAVAIL:
-        return (
-            f"cannot listen on {place}: no interface of this machine has that address; give host"
-            ' one that it has, such as "127.0.0.1", or "0.0.0.0" for all of them'
-        )
-    return f"cannot listen on {place}: {error.strerror}"

@@ -1,0 +1,46 @@
+"""Addresses that cannot be listened on: every transport says why, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import numpy as np
+import pytest
+
+from echo_core import Server
+
+EXAMPLE = {"x": np.zeros(3, np.float32)}
+FOREIGN = "192.0.2.7"  # TEST-NET-1: no machine's
+
+pytestmark = pytest.mark.needs("echo-samplers")
+over = pytest.mark.parametrize("scheme", [pytest.param(name, marks=pytest.mark.needs(f"echo-{name}")) for name in ("tcp", "grpc", "rdma")])
+
+
+def refusal(address: str) -> OSError:
+    with pytest.raises(OSError) as caught:
+        Server(EXAMPLE, 2, f"{address}?token={'0123456789abcdef' * 2}").start()
+    return caught.value
+
+
+@over
+def test_an_address_of_another_machine(scheme: str) -> None:
+    error = refusal(f"{scheme}://{FOREIGN}:0")
+    assert f"cannot listen on {FOREIGN}:0: no interface of this machine has that address; give host one that it has" in str(error)
+    assert error.errno == errno.EADDRNOTAVAIL
+
+
+@over
+def test_a_port_that_others_have(scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        error = refusal(f"{scheme}://127.0.0.1:{port}")
+    assert f"cannot listen on 127.0.0.1:{port}: the port is in use; choose another with port=..., or port=0" in str(error)
+    assert error.errno == errno.EADDRINUSE
+
+
+@over
+def test_a_host_that_nobody_knows(scheme: str) -> None:
+    error = refusal(f"{scheme}://no-such-host.invalid:0")
+    assert "cannot listen on no-such-host.invalid:0: " in str(error) and "of this machine" in str(error)
+    assert error.errno == errno.EADDRNOTAVAIL
