@@ -77,7 +77,7 @@ class TlsContract(ABC):
                 client.request("ping")
                 assert server.peers()[0].address.startswith("worker-3@")
             for wrong in ({}, given(certificates.stranger)):
-                with pytest.raises((SecurityError, EchoTimeoutError)):
+                with pytest.raises((SecurityError, EchoTimeoutError), match="tls_certificate"):  # what to give
                     Client(server.address, EXAMPLE, **self.trust(certificates, timeout=2, **wrong))
             assert server.peers() == []
 

@@ -115,6 +115,7 @@ class GrpcChannel(Channel):
         peer: who is at the other end, for people.
         end: ends the call at once, from any thread; called by `shutdown`.
         release: frees what belongs to the call; called by `close`.
+        hung_up: what it may mean that the other end closes the connection before a call can begin.
     """
 
     def __init__(
@@ -124,12 +125,14 @@ class GrpcChannel(Channel):
         peer: str,
         end: Callable[[], Any],
         release: Callable[[], Any],
+        hung_up: str = "",
     ) -> None:
         self.peer = peer
         self._outbox = outbox
         self._arriving = arriving
         self._end = end
         self._release = release
+        self._hung_up = hung_up
         self._rest = memoryview(b"")
         self._over = False
         self._process = os.getpid()
@@ -141,7 +144,7 @@ class GrpcChannel(Channel):
         except ConnectionAbortedError:
             # A call that failed to begin says why; it may be a certificate.
             if not self._over and isinstance(self._arriving, grpc.RpcError):
-                raise _reason(self._arriving) from None
+                raise self._reason(self._arriving) from None
             raise
 
     def pull(self, produce: Callable[[], Sequence[Buffer] | None], lost: Callable[[Exception], None]) -> bool:
@@ -158,9 +161,16 @@ class GrpcChannel(Channel):
                     return piece
             return memoryview(b"")
         except grpc.RpcError as error:
-            raise _reason(error) from None
+            raise self._reason(error) from None
         except (ValueError, TypeError) as error:  # the call or its channel is closed
             raise ConnectionAbortedError(f"the call is over: {error}") from None
+
+    def _reason(self, error: grpc.RpcError) -> OSError:
+        reason = _reason(error)
+        # grpcio says no more when TLS is refused by the other end, nor when it speaks TLS and we do not.
+        if self._hung_up and "failed to connect" in str(reason) and "Socket closed" in str(reason):
+            return ConnectionResetError(f"{self.peer} hung up before the call began, {self._hung_up}")
+        return reason
 
     def recv_into(self, buffer: memoryview) -> int:
         piece = self.receive()
@@ -194,6 +204,8 @@ def _reason(error: grpc.RpcError) -> OSError:
     details = getattr(error, "details", lambda: None)() or "the call was cancelled"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ConnectionRefusedError(f"busy: the learner takes no more clients ({details})")
+    if "WRONG_VERSION_NUMBER" in details:
+        return SecurityError("the learner answers without TLS: use grpc://, or have it listen at grpcs://")
     if "CERTIFICATE" in details.upper() or "verification check failed" in details:
         return SecurityError(
             f"the learner's certificate and this worker do not agree: {details}; check its dates, the"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import grpc
 
@@ -98,6 +98,7 @@ class GrpcTransport(ChannelTransport):
     scheme = "grpc"
     Options = GrpcListenOptions
     ConnectOptions = GrpcConnectOptions
+    _hung_up: ClassVar[str] = "as a learner with TLS does (grpcs://)"
 
     def listen(self, sink: Sink) -> Listener:
         return GrpcListener(self.bind(), sink, self.options)
@@ -144,7 +145,7 @@ class GrpcTransport(ChannelTransport):
         except BaseException:
             channel.close()
             raise
-        return GrpcChannel(outbox, call, target, call.cancel, channel.close)
+        return GrpcChannel(outbox, call, target, call.cancel, channel.close, cls._hung_up)
 
     @classmethod
     def _channel(cls, target: str, arguments: list[tuple[str, Any]], options: Any) -> grpc.Channel:
@@ -155,6 +156,7 @@ class GrpcsTransport(GrpcTransport):
     """The same with TLS: `grpcs://`."""
 
     scheme = "grpcs"
+    _hung_up = "as a learner does that asks workers for certificates: give tls_certificate and tls_key, of its tls_client_authority and not expired"
 
     def bind(self) -> GrpcAcceptor:
         options = self.options
