@@ -28,6 +28,7 @@ MAX_SEED = (1 << 128) - 1
 NAME_LIMIT = 64
 EVENLY = "uniform"  # the sampler whose draws `Slices(by="steps")` makes for it: it has no preferences of its own
 _serving: dict[int, tuple[weakref.ref[Sampler], weakref.ref[ReplayTable]]] = {}  # samplers by id, as they need not be hashable, and their tables
+A_SAMPLER = "a name such as 'uniform', a mapping {'type': name, ...}, or a Sampler"
 OLDEST = "fifo"  # the remover that tables have themselves: the oldest goes, and no sampler needs to be installed for it
 
 
@@ -141,7 +142,7 @@ class Table:
             raise ConfigError(f"table {name!r}: storage must be the path of a new file, not {storage!r}")
         for what, choice in (("sampler", sampler), ("remover", remover)):
             if not isinstance(choice, (Sampler, str, Mapping)):
-                raise ConfigError(f"table {name!r}: {what} must be a name such as 'uniform', a mapping {{'type': name, ...}}, or a Sampler, not {choice!r}")
+                raise ConfigError(f"table {name!r}: {what} must be {A_SAMPLER}, not {choice!r}")
         self.sampler, self.remover, self.beta, self.seed, self.storage = sampler, remover, beta, seed, storage
 
     @property
@@ -193,7 +194,7 @@ class Table:
             if self.storage is not None:
                 descriptor = os.open(self.storage, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 os.unlink(self.storage)
-                self._reserve(descriptor)
+                self._reserve(descriptor, self.storage)
             make: Callable[..., ReplayTable]
             make = partial(ReplayTable, self.name, self.spec) if self.layout is None else partial(StepTable, self.name, self.layout, self.steps)
             table = make(
@@ -216,13 +217,14 @@ class Table:
             _serving[key] = weakref.ref(own, partial(_gone, key)), weakref.ref(table)
         return table
 
-    def _reserve(self, descriptor: int) -> None:
+    def _reserve(self, descriptor: int, path: str | os.PathLike[str]) -> None:
+        """Here, as native code, which adds what alignment takes, knows neither the table's name nor the path."""
         size = max(1, (self.steps or self.capacity) * self.spec.sample_bytes)
         try:
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
             text = f"table {self.name!r}: {size / 2**30:.3g} GiB of storage do not fit ({error.strerror}); free space there, or lower capacity or max_bytes"
-            raise OSError(error.errno, text, os.fspath(self.storage or "")) from None
+            raise OSError(error.errno, text, os.fspath(path)) from None
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, capacity={self.capacity}, sampler={self.sampler!r})"
@@ -247,7 +249,7 @@ def make_sampler(choice: Sampler | str | Mapping[str, Any], host: plugins.Plugin
     if isinstance(choice, Sampler):
         return choice
     if not isinstance(choice, (str, Mapping)):
-        raise ConfigError(f"a sampler is a name such as 'uniform', a mapping {{'type': name, ...}}, or a Sampler, not {choice!r}")
+        raise ConfigError(f"a sampler is {A_SAMPLER}, not {choice!r}")
     options: dict[str, Any] = {"type": choice} if isinstance(choice, str) else dict(choice)
     try:
         name = options.pop("type")

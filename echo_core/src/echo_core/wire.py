@@ -20,8 +20,8 @@ in the learner's store. The first frame of a learner is an ACK, the point to res
 ahead of every number the worker has given out, the worker's next sample is number `seq + 1`.
 The `count` of an ACK says how many connections bring samples at this time, 0 if that is not
 known: workers on the learner's machine keep less unacknowledged when they are many.
-A DATA frame with the flag MORE need not be acknowledged for its own sake: the worker has more to
-send, and leaves the flag out while it still has room.
+A DATA frame with the flag MORE need not be acknowledged for its own sake: another one follows for
+certain, and one without the flag comes before the worker runs out of room.
 
 The JSON of a CONTROL request is `{"op": str, "body": object}`, of its answer (flag REPLY)
 `{"body": object}` or `{"error": text, "type": name of a class in echo_core.errors}`.

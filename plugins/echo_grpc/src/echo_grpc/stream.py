@@ -144,7 +144,7 @@ class GrpcChannel(Channel):
         except ConnectionAbortedError:
             # A call that failed to begin says why; it may be a certificate.
             if not self._over and isinstance(self._arriving, grpc.RpcError):
-                raise self._reason(self._arriving) from None
+                raise self._ended(self._arriving) from None
             raise
 
     def pull(self, produce: Callable[[], Sequence[Buffer] | None], lost: Callable[[Exception], None]) -> bool:
@@ -161,13 +161,13 @@ class GrpcChannel(Channel):
                     return piece
             return memoryview(b"")
         except grpc.RpcError as error:
-            raise self._reason(error) from None
+            raise self._ended(error) from None
         except (ValueError, TypeError) as error:  # the call or its channel is closed
             raise ConnectionAbortedError(f"the call is over: {error}") from None
 
-    def _reason(self, error: grpc.RpcError) -> OSError:
+    def _ended(self, error: grpc.RpcError) -> OSError:
         reason = _reason(error)
-        # grpcio says no more when TLS is refused by the other end, nor when it speaks TLS and we do not.
+        # grpcio says no more when the other end refuses our TLS, nor when it speaks TLS and we do not.
         if self._hung_up and "failed to connect" in str(reason) and "Socket closed" in str(reason):
             return ConnectionResetError(f"{self.peer} hung up before the call began, {self._hung_up}")
         return reason
