@@ -38,6 +38,7 @@ SYSTEMS: dict[str, Entry] = {
     "grpcio-bytes": Entry("benchmarks.adapters.grpcio:GrpcioBytes", ("grpcio",)),
     "grpcio-full": Entry("benchmarks.adapters.grpcio:GrpcioFull", ("grpcio",)),
     "grpcio-kept": Entry("benchmarks.adapters.grpcio:GrpcioKept", ("grpcio",)),
+    "grpcio-handed": Entry("benchmarks.adapters.grpcio:GrpcioHanded", ("grpcio",)),
     "sockets": Entry("benchmarks.adapters.sockets:Sockets", ()),
     "sockets-kept": Entry("benchmarks.adapters.sockets:SocketsKept", ()),
 }

@@ -152,6 +152,18 @@ class GrpcKeptWorker(GrpcFullWorker):
             yield kept[-1]
 
 
+class GrpcHandedWorker(GrpcKeptWorker):
+    """The same with samples that come from a thread of their own, as from whoever calls send(): it hands messages to grpcio's, which asks for them."""
+
+    def flood(self, samples: list[Tree]) -> NoReturn:
+        outbox: queue.Queue[bytes] = queue.Queue(max(1, WINDOW_BYTES // FULL_BYTES))
+        replies = self._call(iter(outbox.get, None))
+        threading.Thread(target=lambda: list(replies), daemon=True).start()
+        for message in self.messages(samples):
+            outbox.put(message)
+        raise ConnectionError("the learner ended the stream")
+
+
 class Grpcio(System):
     name = "grpcio"
     can = frozenset({"tcp"})
@@ -200,3 +212,12 @@ class GrpcioKept(GrpcioFull):
 
     def worker(self, address: str, payload: Payload) -> Worker:
         return GrpcKeptWorker(address, payload)
+
+
+class GrpcioHanded(GrpcioKept):
+    """The same from a worker whose thread makes samples and leaves sending to grpcio's: what is left for a library with a send()."""
+
+    name = "grpcio-handed"
+
+    def worker(self, address: str, payload: Payload) -> Worker:
+        return GrpcHandedWorker(address, payload)
