@@ -40,6 +40,7 @@ log = logging.getLogger("echo")
 T = TypeVar("T")
 
 LOOK_UP_SECONDS = 0.25  # while waiting for space: how soon an evicted client lets go
+TELL_SECONDS = 0.01  # of waiting for space, until what is stored is acknowledged: the client has use for the room
 TURN_ROWS = 256  # samples of one client before it is another's turn
 STREAMING_SECONDS = 1.0  # how long after its last byte a client still counts as streaming
 
@@ -256,16 +257,18 @@ class ServedClient:
         if got := attempt(0):
             return got
         self._waiting_since = time.monotonic()
-        with self.gate.lock:
-            self._ack_due = True  # of the frame's first samples: the client has use for the room
-            self.gate.work.notify_all()
-        logged = False
+        told = logged = False
         try:
-            while not (got := attempt(LOOK_UP_SECONDS)):
+            while not (got := attempt(LOOK_UP_SECONDS if told else TELL_SECONDS)):
                 if link.error is not None:
                     raise link.error
                 if self._stopping:  # whoever closes the learner takes no more batches
                     raise ConnectionClosedError("the learner is closing")
+                if not told:
+                    told = True
+                    with self.gate.lock:
+                        self._ack_due = True  # of what came before, and of the frame's first samples
+                        self.gate.work.notify_all()
                 waited = time.monotonic() - self._waiting_since
                 if not logged and waited >= LOG_AFTER:
                     logged = True

@@ -50,6 +50,7 @@ class Window:
 
     gathered_bytes: ClassVar[int] = SMALL  # samples of at most so many bytes are the gatherer's
     head_bytes: ClassVar[int] = 0  # kept free in front of what it gathers: see `Chunk.framed`
+    parts: ClassVar[int] = 4  # of the window: with each an acknowledgement is asked for
 
     def __init__(
         self, flattener: Flattener, max_bytes: int, most: int, coalesce_bytes: int = COALESCE_BYTES
@@ -176,10 +177,10 @@ class Window:
         """Of their frame: MORE, if the learner may acknowledge them together with what comes after them.
 
         An acknowledgement wakes threads at both ends, which over some channels takes as long as a megabyte of samples. So it is asked for
-        with each quarter of the window, and with the last sample there is.
+        with each part of the window, and with the last sample there is.
         """
         last = entries[-1].last
-        if last < self.taken and last - self._asked < self._most // 4:
+        if last < self.taken and last - self._asked < self._most // self.parts:
             return MORE
         self._asked = last
         return 0

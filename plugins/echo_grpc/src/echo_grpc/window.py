@@ -24,6 +24,7 @@ class MessageWindow(Window):
 
     gathered_bytes = PIECE_BYTES - HEADER_BYTES
     head_bytes = ENVELOPE_BYTES + HEADER_BYTES
+    parts = 2  # an acknowledgement takes as long as a message
 
     def encode(self, entries: list[Entry], flags: int) -> Iterator[Any]:
         entry = entries[0]
