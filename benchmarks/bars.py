@@ -174,8 +174,8 @@ BARS: dict[str, tuple[Bar, ...]] = {
     "tcp/20B/4w": (AtLeast(20, moonshot=60), _grpc(20, "grpcio"), _shm(50)),
     "tcp/1KB/1w": (_grpc(20, "grpcio"),),
     "tcp/1KB/4w": (_grpc(20, "grpcio"),),
-    "tcp/28KB/1w": (AtLeast(3), _grpc(1, "id-echo"), _grpc(0.9, "grpcio-handed"), _shm(10)),
-    "tcp/28KB/4w": (AtLeast(3), _grpc(1, "id-echo"), _grpc(0.9, "grpcio-handed"), _shm(10)),
+    "tcp/28KB/1w": (AtLeast(3), _grpc(1, "id-echo"), _grpc(0.9, "grpcio-kept"), _grpc(0.9, "grpcio-handed"), _shm(10)),
+    "tcp/28KB/4w": (AtLeast(3), _grpc(1, "id-echo"), _grpc(0.9, "grpcio-kept"), _grpc(0.9, "grpcio-handed"), _shm(10)),
     "tcp/28KB/16w": (AtLeast(3),),
     "tcp/28KB-42/1w": (AtLeast(5),),
     # A message a megabyte is all that grpcio can do: a plain stream of raw bytes is the ceiling.

@@ -70,9 +70,13 @@ class GrpcWorker(Worker):
         # grpcio pulls messages from an iterator in a thread of its own; a queue feeds it.
         if self._outbox is None:
             self._outbox = queue.SimpleQueue()
-            replies = self._call(iter(self._outbox.get, None))
-            threading.Thread(target=lambda: list(replies), daemon=True).start()
+            self._begin(iter(self._outbox.get, None))
         self._outbox.put(self._pack(sample))
+
+    def _begin(self, messages: Iterator[bytes]) -> None:
+        """Send them from grpcio's thread, and read the replies in another."""
+        replies = self._call(messages)
+        threading.Thread(target=lambda: list(replies), daemon=True).start()
 
     def flood(self, samples: list[Tree]) -> NoReturn:
         # The iterator makes the messages itself: no queue, and flow control reaches the loop.
@@ -157,11 +161,10 @@ class GrpcHandedWorker(GrpcKeptWorker):
 
     def flood(self, samples: list[Tree]) -> NoReturn:
         outbox: queue.Queue[bytes] = queue.Queue(max(1, WINDOW_BYTES // FULL_BYTES))
-        replies = self._call(iter(outbox.get, None))
-        threading.Thread(target=lambda: list(replies), daemon=True).start()
-        for message in self.messages(samples):
-            outbox.put(message)
-        raise ConnectionError("the learner ended the stream")
+        self._begin(iter(outbox.get, None))
+        messages = self.messages(samples)
+        while True:
+            outbox.put(next(messages))
 
 
 class Grpcio(System):
