@@ -125,7 +125,7 @@ class Window:
         self.gatherer.note(count)
 
     def _number_gathered(self) -> None:
-        while (chunk := self.gatherer.collect()) is not None:
+        while (chunk := self.gatherer.collect(settled=True)) is not None:
             self._append(chunk.count, chunk)
 
     def _append(self, count: int, data: memoryview | Chunk) -> None:
