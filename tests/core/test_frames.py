@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -100,3 +103,117 @@ def test_a_column_keeps_its_memory() -> None:
         del chunk
     gc.collect()
     assert [np.frombuffer(column)[[0, -1]].tolist() for column in held] == [[n, n] for n in range(20)]
+
+
+LARGE = np.zeros(8 << 20, np.float32)  # long enough to copy that whoever waits for the interpreter is awake before it is done
+
+
+@pytest.mark.parametrize("copy", ["take", "tobytes", "batch_tobytes"])
+def test_others_run_while_a_large_sample_is_copied(copy: str) -> None:
+    spec = Spec.from_example(LARGE)
+    gatherer = Gatherer(spec.flattener, 64 << 20, 8)
+    gatherer.limit = 1 << 30
+    call = gatherer.take if copy == "take" else getattr(spec.flattener, copy)
+    argument = LARGE[None] if copy == "batch_tobytes" else LARGE
+    inside = over = False
+    seen = threading.Event()
+
+    def look() -> None:
+        while not over:
+            if inside:
+                seen.set()
+            time.sleep(0)
+
+    watcher = threading.Thread(target=look)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000.0)  # nobody is interrupted: who runs beside the copy was let
+    watcher.start()
+    try:
+        for _ in range(100):
+            inside = True
+            call(argument)
+            inside = False
+            gatherer.collect()
+            if seen.is_set():
+                break
+    finally:
+        over = True
+        sys.setswitchinterval(interval)
+        watcher.join()
+    assert seen.is_set()
+
+
+def test_threads_that_take_large_samples_together() -> None:
+    """Each sample comes whole and once, those of a thread in their order, and none before it is copied."""
+    example = np.zeros(1 << 20, np.int32)
+    threads, each = 3, 40
+    gatherer = Gatherer(Spec.from_example(example).flattener, 18 << 20, 100)
+    gatherer.limit = 1 << 30
+
+    def flood(thread: int) -> None:
+        for number in range(each):
+            assert gatherer.take(np.full_like(example, 1 + thread * each + number)) in (1, 2)
+
+    workers = [threading.Thread(target=flood, args=(thread,)) for thread in range(threads)]
+    for worker in workers:
+        worker.start()
+    came: list[int] = []
+    while len(came) < threads * each:
+        chunk = gatherer.collect(settled=len(came) % 2 == 0)
+        if chunk is not None:
+            rows = np.frombuffer(chunk.payload(), np.int32).reshape(chunk.count, -1)
+            assert (rows == rows[:, :1]).all() and rows[:, 0].all()
+            came += rows[:, 0].tolist()
+    for worker in workers:
+        worker.join()
+    assert gatherer.taken == len(came) and gatherer.collect(settled=True) is None
+    for thread in range(threads):
+        own = range(1 + thread * each, 1 + (thread + 1) * each)
+        assert [n for n in came if n in own] == list(own)
+
+
+@pytest.mark.parametrize("copy", ["take", "tobytes"])
+def test_arrays_that_are_taken_out_of_a_sample_while_it_is_copied(copy: str) -> None:
+    """They are kept until then: of memory that went back to the kernel not a byte could be read."""
+    sample = {"x": np.ones(1 << 22, np.int32)}
+    spec = Spec.from_example(sample)
+    gatherer = Gatherer(spec.flattener, 18 << 20, 100)
+    gatherer.limit = 1 << 30
+    over = threading.Event()
+
+    def swap() -> None:
+        while not over.is_set():
+            sample["x"] = np.ones(1 << 22, np.int32)
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    try:
+        for _ in range(30):
+            if copy == "tobytes":
+                data = spec.flattener.tobytes(sample)
+            else:
+                gatherer.take(sample)
+                chunk = gatherer.collect()
+                assert chunk is not None
+                data = chunk.payload()
+            assert (np.frombuffer(data, np.int32) == 1).all()
+    finally:
+        over.set()
+        swapper.join()
+
+
+def test_a_sample_that_sends_another_of_its_own() -> None:
+    """What a leaf runs when it is converted may come back here."""
+    example = np.zeros(40_000, np.int32)
+    gatherer = Gatherer(Spec.from_example(example).flattener, 1 << 20, 100)
+    gatherer.limit = 2
+
+    class Leaf:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            assert gatherer.take(example) == 1
+            return example + 1
+
+    assert gatherer.take(Leaf()) == 1
+    chunk = gatherer.collect()
+    assert chunk is not None
+    assert np.frombuffer(chunk.payload(), np.int32).reshape(2, -1)[:, 0].tolist() == [0, 1]

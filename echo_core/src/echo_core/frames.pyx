@@ -13,18 +13,18 @@ from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
 from echo_core.capi cimport ECHO_CAPI_VERSION, ECHO_CLOSED, ECHO_OK, echo_capi, echo_run, echo_store, echo_store_of, echo_table
-from echo_core.pytree cimport Flattener
-
-from threading import Lock
+from echo_core.pytree cimport GIL_BYTES, Flattener
 
 from echo_core.errors import ClosedError
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
 
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int microseconds)
+
 cdef enum:
     FEW = 64                # leaves whose addresses fit on the stack
-    GIL_BYTES = 32768       # copies larger than this are done without the GIL
     SPARE_CHUNKS = 2        # kept for the next samples: fresh memory costs a page fault for every 4 KiB
 
 #: Samples up to so many bytes are gathered; larger ones fill a frame by themselves.
@@ -41,6 +41,7 @@ cdef class Chunk:
     cdef bytes block         # where `data` lies, if there is room in front of it
     cdef Gatherer gatherer   # to give the memory back to; once collected, so that the two are no cycle
     cdef readonly Py_ssize_t count
+    cdef Py_ssize_t copying  # of these, how many are not here yet
 
     def __dealloc__(self):
         if self.data != NULL and self.block is None:
@@ -94,7 +95,7 @@ cdef class Gatherer:
     """Takes small samples over, one call each, until somebody collects them for a frame.
 
     Every method is one step as other threads see it: none gives the GIL away between looking and changing. A large sample is copied
-    without the GIL, by one thread at a time (`turn`); until that is done (`copying`) its chunk is not collected.
+    without the GIL, into a row that is its own by then; its chunk is not handed out before.
 
     Args:
         flattener: of the spec.
@@ -119,8 +120,7 @@ cdef class Gatherer:
     cdef vector[Py_ssize_t] starts      # of each leaf in a chunk
     cdef Py_ssize_t size                # of a chunk
     cdef Py_ssize_t head                # in front of it
-    cdef object turn                    # a lock, if samples are large
-    cdef bint copying
+    cdef bint large                     # samples are copied without the GIL
 
     def __cinit__(self, Flattener flattener, Py_ssize_t chunk_bytes, Py_ssize_t most, Py_ssize_t head=0):
         cdef Py_ssize_t leaf, size
@@ -136,7 +136,7 @@ cdef class Gatherer:
             self.starts.push_back(self.size)
             size = self.room * flattener.leaf[leaf].nbytes
             self.size += size if head else (size + 127) // 64 * 64
-        self.turn = Lock() if flattener.sample_bytes > GIL_BYTES else None
+        self.large = flattener.sample_bytes > GIL_BYTES
 
     def __dealloc__(self):
         cdef size_t i
@@ -147,74 +147,58 @@ cdef class Gatherer:
         """Copy `sample`, checked by leaf: 0 it was declined (no room), 1 taken, 2 taken and somebody waits for it. Raises SpecError."""
         cdef const void* few[FEW]
         cdef const void** out = few
-        cdef list keep = []
-        cdef int answer
-        if self.taken >= self.limit:
-            return 0
+        cdef Py_ssize_t row
+        cdef Chunk chunk
+        cdef list keep
         if self.flattener.count > FEW:
             out = <const void**>PyMem_Calloc(self.flattener.count, sizeof(void*))
             if out == NULL:
                 raise MemoryError()
+        keep = []
         try:
-            if self.turn is None:
-                answer = self.take_small(sample, out, keep)
+            while True:
+                if self.taken >= self.limit:
+                    return 0
+                if self.open_chunk is None:
+                    self.open_chunk = self.new_chunk()
+                if self.large:
+                    self.flattener.pointers_held(sample, out, keep)
+                else:
+                    self.flattener.pointers(sample, out, keep)
+                # Other threads ran meanwhile if a leaf had to be converted. From here on none does, so `out` stays good.
+                chunk = self.open_chunk
+                if chunk is not None and self.taken < self.limit:
+                    break
+            row = chunk.count
+            chunk.count += 1
+            self.taken += 1
+            if chunk.count == self.room:
+                self.full.append(chunk)
+                self.open_chunk = None
+            if self.large:
+                chunk.copying += 1
+                with nogil:
+                    self.copy(chunk, row, out)
+                chunk.copying -= 1
             else:
-                self.flattener.pointers_held(sample, out, keep)  # before its turn: the sample's code may come here again
-                with self.turn:
-                    answer = self.take_large(out)
+                self.copy(chunk, row, out)
         finally:
             if out != few:
                 PyMem_Free(out)
-        if answer and self.open_chunk is None:
-            # A chunk is full. Whoever sends it may wait for this core, which a worker that only makes samples would keep for milliseconds.
+        if row + 1 == self.room:
+            # Whoever sends the chunk may wait for this core, which a worker that only makes samples would keep for milliseconds.
             with nogil:
                 sched_yield()
-        return answer
-
-    cdef inline int take_small(self, sample, const void** out, list keep) except -1:
-        while True:
-            if self.open_chunk is None:
-                self.open_chunk = self.new_chunk()
-            self.flattener.pointers(sample, out, keep)
-            # Other threads ran meanwhile if a leaf had to be converted. From here on none does, so `out` stays good.
-            if self.taken >= self.limit:
-                return 0
-            if self.open_chunk is not None:
-                break
-        self.taken += 1
-        self.copy(self.open_chunk, out)
-        return self.copied()
-
-    cdef int take_large(self, const void** out) except -1:
-        cdef Chunk chunk
-        if self.taken >= self.limit:
-            return 0
-        if self.open_chunk is None:
-            self.open_chunk = self.new_chunk()
-        chunk = self.open_chunk
-        self.taken += 1  # now: while it is copied others look at the limit, and wait for what was taken
-        self.copying = True
-        with nogil:
-            self.copy(chunk, out)
-        self.copying = False
-        return self.copied()
-
-    cdef inline void copy(self, Chunk chunk, const void** out) noexcept nogil:
-        cdef Py_ssize_t i, size
-        for i in range(self.flattener.count):
-            size = self.flattener.leaf[i].nbytes
-            memcpy(chunk.data + self.starts[i] + chunk.count * size, out[i], size)
-
-    cdef inline int copied(self) except -1:
-        """One more lies in the open chunk."""
-        self.open_chunk.count += 1
-        if self.open_chunk.count == self.room:
-            self.full.append(self.open_chunk)
-            self.open_chunk = None
         if self.idle:
             self.idle = False
             return 2
         return 1
+
+    cdef inline void copy(self, Chunk chunk, Py_ssize_t row, const void** out) noexcept nogil:
+        cdef Py_ssize_t i, size
+        for i in range(self.flattener.count):
+            size = self.flattener.leaf[i].nbytes
+            memcpy(chunk.data + self.starts[i] + row * size, out[i], size)
 
     cdef Chunk new_chunk(self):
         cdef Chunk chunk = Chunk.__new__(Chunk)
@@ -231,20 +215,18 @@ cdef class Gatherer:
         return chunk
 
     def collect(self, bint settled=False) -> Chunk | None:
-        """The oldest samples taken over, at most a chunk; None when there are none, or the rest is not `settled`: waited for, if one is being copied."""
-        if settled and self.turn is not None:
-            with self.turn:
-                return self.oldest()
-        return self.oldest()
-
-    cdef Chunk oldest(self):
-        cdef Chunk chunk
-        if self.full:
-            chunk = self.full.pop(0)
-        elif self.open_chunk is not None and self.open_chunk.count and not self.copying:
-            chunk, self.open_chunk = self.open_chunk, None
-        else:
+        """The oldest samples taken over, at most a chunk; None when there are none, or some of them are being copied and it shall not be
+        waited until that is `settled`."""
+        cdef Chunk chunk = self.full[0] if self.full else self.open_chunk
+        if chunk is None or not chunk.count or (chunk.copying and not settled):
             return None
+        if self.full:
+            self.full.pop(0)
+        else:
+            self.open_chunk = None
+        while chunk.copying:  # and nobody begins another in it
+            with nogil:
+                usleep(20)
         chunk.gatherer = self
         return chunk
 

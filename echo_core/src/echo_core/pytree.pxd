@@ -4,6 +4,9 @@ cimport cython
 from cpython.object cimport PyObject
 
 
+cdef enum:
+    GIL_BYTES = 32768  # copies larger than this are done without the GIL
+
 # What leading axis a leaf may have before the shape of its spec (the values of echo_core.leaf).
 cdef enum Lead:
     EXACT = 0         # none: one sample

@@ -297,20 +297,32 @@ cdef class Flattener:
 cdef tuple gather(Flattener self, object sample, bint stacked):
     cdef const void** out = <const void**>PyMem_Calloc(self.count + 1, sizeof(void*))
     cdef list keep = []
-    cdef Py_ssize_t i, n = 1
+    cdef Py_ssize_t n = 1
     cdef char* target
     if out == NULL:
         raise MemoryError()
     try:
         if stacked:
             n = self.batch_pointers(sample, out, keep)
+        elif self.sample_bytes > GIL_BYTES:
+            self.pointers_held(sample, out, keep)
         else:
             self.pointers(sample, out, keep)
         data = PyBytes_FromStringAndSize(NULL, n * self.sample_bytes)
         target = PyBytes_AS_STRING(data)
-        for i in range(self.count):
-            memcpy(target, out[i], n * self.leaf[i].nbytes)
-            target += n * self.leaf[i].nbytes
+        if n * self.sample_bytes > GIL_BYTES:
+            with nogil:
+                lay_out(self, out, n, target)
+        else:
+            lay_out(self, out, n, target)
         return n, data
     finally:
         PyMem_Free(out)
+
+
+cdef void lay_out(Flattener self, const void** out, Py_ssize_t n, char* target) noexcept nogil:
+    """The `n` samples of each leaf, one leaf after another."""
+    cdef Py_ssize_t i
+    for i in range(self.count):
+        memcpy(target, out[i], n * self.leaf[i].nbytes)
+        target += n * self.leaf[i].nbytes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -76,3 +78,35 @@ def test_the_window_resends_exactly_what_is_not_acknowledged(data: st.DataObject
     assert not flags & MORE, "what was sent last is never acknowledged"
     window.acknowledge(taken)
     assert window.has_room(1) and window.acknowledged == taken
+
+
+def test_a_batch_stays_behind_the_samples_of_its_thread() -> None:
+    """Also while another thread's sample is being copied, which keeps theirs from being collected."""
+
+    class Wide(Window):
+        gathered_bytes = 1 << 20
+
+    example = np.zeros(25_000, np.int64)
+    window = Wide(Spec.from_example(example).flattener, max_bytes=1 << 40, most=1 << 20, coalesce_bytes=1 << 20)
+    lock, over = threading.Lock(), threading.Event()
+
+    def flood() -> None:
+        while not over.is_set():
+            window.gatherer.take(example)
+
+    others = threading.Thread(target=flood)
+    others.start()
+    came = [0]
+    try:
+        for number in range(1, 201, 2):
+            window.gatherer.take(np.full_like(example, number))
+            with lock:
+                window.add(1, np.full_like(example, number + 1).tobytes())
+                while came[-1] != number + 1:
+                    entries = window.next_entries()
+                    came += [n for entry in entries for n in np.frombuffer(entry.payload(), np.int64)[:: len(example)].tolist() if n]
+                    window.acknowledge(entries[-1].last)
+    finally:
+        over.set()
+        others.join()
+    assert came == list(range(201))

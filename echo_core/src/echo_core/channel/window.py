@@ -125,7 +125,8 @@ class Window:
         self.gatherer.note(count)
 
     def _number_gathered(self) -> None:
-        while (chunk := self.gatherer.collect(settled=True)) is not None:
+        taken = self.gatherer.taken  # not those that others give it meanwhile, without end
+        while self._numbered < taken and (chunk := self.gatherer.collect(settled=True)) is not None:
             self._append(chunk.count, chunk)
 
     def _append(self, count: int, data: memoryview | Chunk) -> None:
