@@ -59,7 +59,7 @@ class GrpcListenOptions(tls.TlsListenOptions):
 class GrpcConnectOptions(tls.TlsConnectOptions):
     """What a gRPC connection can be told; the options that begin with tls_ count for grpcs:// only."""
 
-    # A message costs both ends some 200 µs, whatever is in it: a busy link fills them.
+    # A message costs both ends some 200 µs, whatever is in it: a busy link fills them. Of large samples it takes fewer: see MessageWindow.
     max_coalesced_bytes: int = PIECE_BYTES - HEADER_BYTES
     keepalive: float = 20.0  # seconds of silence until the learner is asked whether it is still there
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from echo_core.channel.uplink import Uplink
 from echo_core.channel.window import Entry, Window
@@ -12,7 +12,13 @@ from echo_core.wire import HEADER_BYTES, Kind, pack_header
 
 from .message import ENVELOPE_BYTES, PIECE_BYTES, Message, envelope
 
+if TYPE_CHECKING:
+    from echo_core.pytree import Flattener
+
 __all__ = ["GrpcUplink"]
+
+LARGE_BYTES = 256 << 10  # samples of more share a message of at most ...
+CACHED_BYTES = (2 << 20) + (64 << 10)  # ... so much: it passes through several buffers at either end, of which a core's cache keeps some
 
 
 class MessageWindow(Window):
@@ -25,6 +31,11 @@ class MessageWindow(Window):
     gathered_bytes = PIECE_BYTES - HEADER_BYTES
     head_bytes = ENVELOPE_BYTES + HEADER_BYTES
     parts = 2  # an acknowledgement takes as long as a message
+
+    def __init__(self, flattener: Flattener, max_bytes: int, most: int, coalesce_bytes: int) -> None:
+        if flattener.sample_bytes > LARGE_BYTES:
+            coalesce_bytes = min(coalesce_bytes, CACHED_BYTES)
+        super().__init__(flattener, max_bytes, most, coalesce_bytes)
 
     def encode(self, entries: list[Entry], flags: int) -> Iterator[Any]:
         entry = entries[0]
