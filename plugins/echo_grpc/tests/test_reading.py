@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import version
 
 import pytest
+
 from echo_grpc.reading import VARIABLE, experiments
 
 #: 64 messages of a megabyte, on two cores; prints how often threads of grpcio's own pool went to sleep.
