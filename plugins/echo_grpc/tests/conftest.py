@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import echo_grpc.reading  # noqa: F401 - before any test imports grpcio: sets its log, and who reads
+import echo_grpc  # noqa: F401 - before any test imports grpcio: sets its log
 from echo_core.testing.fixtures import no_settings_of_the_user  # noqa: F401
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .reading import grpc
+import grpc
 
 __all__ = ["Handshakes"]
 

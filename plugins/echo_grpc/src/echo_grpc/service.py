@@ -9,6 +9,8 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import grpc
+
 from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel
 from echo_core.listening import found_by_trying
@@ -16,7 +18,6 @@ from echo_core.listening import found_by_trying
 from .arrivals import Arrivals
 from .handshakes import Handshakes
 from .message import MAX_MESSAGE_BYTES, health_request, health_response
-from .reading import grpc
 from .stream import LINGER_SECONDS, GrpcChannel, Outbox, in_this_process
 
 if TYPE_CHECKING:

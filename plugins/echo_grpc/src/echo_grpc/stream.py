@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import grpc
+
 from echo_core.channel import Channel
 from echo_core.errors import ForkError, SecurityError
 from echo_core.wire import Buffer
 
 from .memory import keep_freed_memory
 from .message import pack, unpack
-from .reading import grpc
 
 __all__ = ["GrpcChannel", "Outbox", "in_this_process"]
 

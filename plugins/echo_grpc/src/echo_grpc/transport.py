@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import grpc
+
 from echo_core import tls
 from echo_core.address import Address
 from echo_core.channel import ChannelTransport
@@ -19,7 +21,6 @@ from echo_core.wire import HEADER_BYTES
 
 from . import talkative
 from .message import MAX_MESSAGE_BYTES, PIECE_BYTES
-from .reading import grpc
 from .service import METHOD, GrpcAcceptor
 from .stream import GrpcChannel, Outbox, in_this_process
 from .window import GrpcUplink
