@@ -148,7 +148,7 @@ cdef class Gatherer:
         cdef const void* few[FEW]
         cdef const void** out = few
         cdef Py_ssize_t row
-        cdef Chunk chunk
+        cdef Chunk chunk, fresh
         cdef list keep
         if self.flattener.count > FEW:
             out = <const void**>PyMem_Calloc(self.flattener.count, sizeof(void*))
@@ -160,7 +160,9 @@ cdef class Gatherer:
                 if self.taken >= self.limit:
                     return 0
                 if self.open_chunk is None:
-                    self.open_chunk = self.new_chunk()
+                    fresh = self.new_chunk()
+                    if self.open_chunk is None:  # up to Python 3.11 making it may run the garbage collector, and with it another thread
+                        self.open_chunk = fresh
                 if self.large:
                     self.flattener.pointers_held(sample, out, keep)
                 else:
@@ -170,11 +172,11 @@ cdef class Gatherer:
                 if chunk is not None and self.taken < self.limit:
                     break
             row = chunk.count
-            chunk.count += 1
-            self.taken += 1
-            if chunk.count == self.room:
+            if row + 1 == self.room:
                 self.full.append(chunk)
                 self.open_chunk = None
+            chunk.count += 1
+            self.taken += 1
             if self.large:
                 chunk.copying += 1
                 with nogil:
