@@ -24,6 +24,7 @@ SYSTEMS: dict[str, Entry] = {
     "echo-grpc": Entry(
         "benchmarks.adapters.echo_core:EchoGrpc", ("echo-grpc", "echo-core", "echo-samplers")
     ),
+    "echo-grpc-inplace": Entry("benchmarks.adapters.echo_core:EchoGrpcInPlace", ("echo-grpc", "echo-core", "echo-samplers")),
     "echo-tcps": Entry("benchmarks.adapters.echo_core:EchoTcps", ("echo-tcp", "echo-core", "echo-samplers")),
     "echo-rdma": Entry("benchmarks.adapters.echo_core:EchoRdma", ("echo-rdma", "echo-core", "echo-samplers")),
     "echo-rdma-each": Entry("benchmarks.adapters.echo_core:EchoRdmaEach", ("echo-rdma", "echo-core", "echo-samplers")),

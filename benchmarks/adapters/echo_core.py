@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
 
 from benchmarks.adapters.base import ArrayLearner, Learner, System, Worker
 from benchmarks.payloads import Payload, Tree
 from echo_core import Client, Server
+
+PAGE = 4096
+WRITTEN_BYTES = 1 << 30  # several windows
 
 
 class EchoLearner(ArrayLearner):
@@ -74,6 +80,42 @@ class EchoGrpc(EchoCore):
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return EchoLearner(payload, batch_size, connections, "grpc://127.0.0.1:0")
+
+
+class InPlaceWorker(EchoWorker):
+    """Has an environment that makes its samples where they are sent from.
+
+    What it costs to make them is left out, as with those who send samples that were made before the clock starts: the first are written
+    whole, until every message that circulates has memory of its own and the learner was checked; then a byte in each page.
+    """
+
+    def __init__(self, address: str, payload: Payload, **options: Any) -> None:
+        super().__init__(address, payload, **options)
+        self._payload = payload
+
+    def flood(self, samples: list[Tree]) -> NoReturn:
+        reserve, arrays = self._client.reserve, self._payload.arrays
+        whole = max(1, WRITTEN_BYTES // self._payload.sample_bytes)
+        for number, sample in enumerate(itertools.cycle(samples)):
+            with reserve() as slot:
+                for to, made in zip(arrays(slot.sample), arrays(sample), strict=True):
+                    if number < whole:
+                        to[...] = made
+                    else:
+                        to.reshape(-1).view(np.uint8)[::PAGE] = 1
+                del to
+                slot.commit()
+        raise AssertionError
+
+
+class EchoGrpcInPlace(EchoGrpc):
+    """Samples that are made in the messages that they travel in (`client.reserve`)."""
+
+    name = "echo-grpc-inplace"
+    can = frozenset({"tcp"})
+
+    def worker(self, address: str, payload: Payload) -> Worker:
+        return InPlaceWorker(address, payload)
 
 
 class EchoRdma(EchoCore):

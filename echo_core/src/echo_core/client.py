@@ -14,6 +14,7 @@ from .other_tables import OtherTables
 from .plain_sender import PlainSender
 from .remote_steps import remote_table
 from .remote_table import RemoteSample
+from .reservation import CopiedReservation, Reservation
 from .spec import Spec
 from .steps import Steps, StepStreams, new_client_id
 from .weights import Weights
@@ -229,22 +230,24 @@ class Client:
             self._labelled[name] = sender
             return sender
 
-    def reserve(self, timeout: float | None = None) -> Any:
-        """A slot of the learner's store to be filled in place, without any copy; for transports that share its memory.
+    def reserve(self, timeout: float | None = None) -> Reservation:
+        """Memory for one sample, to be filled in place: without any copy on this side, where the transport has memory to lend.
 
             with client.reserve() as slot:
-                slot.sample["obs"][...] = ...    # the example's pytree of arrays over the learner's memory
+                slot.sample["obs"][...] = ...    # the example's pytree of arrays
                 slot.commit()                    # leaving the block without it gives the slot back
 
-        Reserved slots have no order among the samples of `send`. Commit, or abort, after dropping every array of the slot.
+        Over shared memory it is the learner's store itself, over gRPC the message. Reserved slots have no order among the samples of `send`.
+        Commit, or abort, after dropping every array of the slot.
 
         Raises:
-            EchoError: this transport shares no memory (naming those that do), or too many slots are reserved.
-            EchoTimeoutError: the store stayed full. ConnectionClosedError, ClosedError: as `send`.
+            EchoError: too many slots are reserved.
+            EchoTimeoutError: the store, or the window, stayed full. ConnectionClosedError, ClosedError: as `send`.
         """
         if self._streams is not None:
             raise ConfigError("reserved slots have no order, and steps need one: use send()")
-        return self._connection.reserve(timeout)
+        slot = None if self._labelled else self._connection.reserve(timeout)  # whose rows would have labels as well
+        return CopiedReservation(self.spec, self.send, timeout) if slot is None else slot
 
     def flush(self, timeout: float | None = None) -> None:
         """Hand everything taken over to the network now."""

@@ -56,7 +56,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from .errors import ConfigError, EchoError
+from .errors import ConfigError
 from .fields import Text, build_options
 from .options import ConnectOptions, ListenOptions
 from .security import EVERYTHING
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from .address import Address
+    from .reservation import Reservation
     from .sink import Sink
     from .spec import Spec
     from .weights import PackedWeights, Weights
@@ -105,20 +106,6 @@ class StoreMemory:
     huge_pages: bool = False  # pages of 2 MiB; as many must be free
 
 
-def _sharing() -> str:
-    """Names of the installed transports that can share the store with their workers."""
-    from . import plugins
-
-    names = []
-    for record in plugins.installed(plugins.TRANSPORTS):
-        try:
-            if not record.disabled and plugins.transport_class(record.name).shares_store:
-                names.append(record.name)
-        except EchoError:
-            pass  # broken: it cannot be used anyway
-    return f"installed here: {', '.join(names)}" if names else "none is installed"
-
-
 def _texts(address: Address) -> dict[str, Any]:
     return {name: Text(value) for name, value in address.options.items()}
 
@@ -142,7 +129,6 @@ class Transport(ABC):
     scheme: ClassVar[str]
     Options: ClassVar[type] = ListenOptions
     ConnectOptions: ClassVar[type] = ConnectOptions
-    shares_store: ClassVar[bool] = False  # whether its workers may have `reserve`
     store_memory: StoreMemory | None = None  # None: the store may lie in private memory
 
     def __init__(self, **options: Any) -> None:
@@ -253,13 +239,10 @@ class Connection(ABC):
         All or nothing: waits for room for the whole batch (one larger than the window waits for
         an empty window). N = 0 does nothing."""
 
-    def reserve(self, timeout: float | None = None) -> Any:
-        """A slot in the learner's own memory, to be filled in place: see `Client.reserve`. Only
-        transports that share memory with the learner have it; they say so by overriding this."""
-        raise EchoError(
-            "reserve() needs a transport that shares the learner's memory with its workers"
-            f" ({_sharing()}); connect by one of those, or use send()"
-        )
+    def reserve(self, timeout: float | None = None) -> Reservation | None:
+        """Memory for one sample, to be filled in place and sent without a copy: see `Client.reserve`. None: there is none to lend, and
+        what the client lends instead is copied by `send`."""
+        return None
 
     @abstractmethod
     def flush(self, timeout: float | None = None) -> None:

@@ -22,7 +22,6 @@ from echo_core.errors import EchoError, EchoTimeoutError, ProtocolError
 from echo_core.testing import workers
 from echo_core.testing.processes import forked, until
 from echo_core.testing.samples import Tally, example, sample, stacked
-from echo_core.transport import Connection
 from echo_core.weights import PackedWeights, aligned_bytes, pack, unpack
 from echo_shm._board import PAGE, PLACES, Places
 from echo_shm.board import Board, Reader
@@ -103,15 +102,15 @@ def test_reservations_are_bounded_and_wait_for_space() -> None:
         drain(server, 4)
 
 
-def test_reserve_says_which_transports_have_it() -> None:
-    with pytest.raises(EchoError, match=r"installed here: .*shm"):
-        Connection.reserve(object())  # type: ignore[arg-type]
-    for options, connect in (({"mode": "private"}, {}), ({}, {"mode": "private"})):
-        with Server(example(), 2, ShmTransport(**options)) as server, Client(server.address, example(), **connect) as client:
-            with pytest.raises(EchoError, match="private"):
-                client.reserve()
-            client.send_batch(stacked(1, 0, 2))
-            drain(server, 2).check({1: 2})
+@pytest.mark.parametrize(("listening", "connecting"), [({"mode": "private"}, {}), ({}, {"mode": "private"})])
+def test_who_does_not_share_the_store_copies_a_reserved_sample(listening: dict[str, Any], connecting: dict[str, Any]) -> None:
+    with Server(example(), 2, ShmTransport(**listening)) as server, Client(server.address, example(), **connecting) as client:
+        for number in range(2):
+            with client.reserve() as slot:
+                fill(slot, number)
+                slot.commit()
+        drain(server, 2).check({7: 2})
+        assert server.stats()["store/samples_aborted_total"] == 0
 
 
 # ---- samples ---------------------------------------------------------------------------------------------------

@@ -110,3 +110,18 @@ def test_a_batch_stays_behind_the_samples_of_its_thread() -> None:
         over.set()
         others.join()
     assert came == list(range(201))
+
+
+def test_a_session_that_went_on_before_counts_what_is_gathered_already() -> None:
+    """The worker of a client_id that was used before has taken samples over before it met the learner, which has some of that id."""
+    spec = Spec.from_example(np.zeros(2, np.uint8))
+    for number in (1, 2, 3, 7):
+        window = Window(spec.flattener, max_bytes=100, most=30)
+        for _ in range(3):
+            window.gatherer.take(np.ones(2, np.uint8))
+        window.resume(number)
+        assert (window.acknowledged, window.taken) == (number, number + 3)
+        (entry,) = window.next_entries()
+        assert (entry.first, entry.count, window.flags([entry])) == (number + 1, 3, 0)
+        window.acknowledge(number + 3)
+        assert window.taken == window.acknowledged

@@ -23,7 +23,9 @@ from ..errors import (
     HandshakeRefused,
     SecurityError,
 )
+from ..gatherer import Row
 from ..options import ConnectOptions
+from ..reservation import Reservation
 from ..spec import Spec
 from ..transport import Connection
 from ..weights import Weights, unpack
@@ -111,14 +113,42 @@ class ChannelConnection(Connection):
             up.window.add(count, data)
             up.gate.work.notify_all()
 
-    def _wait_for_room(self, count: int, seconds: float) -> None:
+    def reserve(self, timeout: float | None = None) -> Reservation | None:
+        """A sample's place in the window, in the message that it will be sent in."""
+        self._check()
+        self._check_role()
+        with self._lock:
+            self._wait_for_room(1, self._seconds(timeout), "reserve")
+            return self._uplink.window.gatherer.reserve(self.spec, self)
+
+    def commit_row(self, row: Row) -> None:
+        """For `Row`: its sample is whole."""
+        up = self._uplink
+        try:
+            self._check()  # without the lock first, which in a forked child may be held for ever
+            with self._lock:
+                self._check()
+                if row.keep():
+                    up.gate.work.notify_all()
+        finally:
+            row.give_back()  # unless it was kept
+
+    def abort_row(self, row: Row) -> None:
+        """For `Row`: there is no sample."""
+        if self._forked:
+            return  # it is the parent's
+        with self._lock:
+            row.give_back()
+            self._uplink.gate.changed.notify_all()
+
+    def _wait_for_room(self, count: int, seconds: float, who: str = "send") -> None:
         up = self._uplink
         if not up.window.has_room(count):
             self._blocked += 1
             up.wait(
                 lambda: up.closing or up.window.has_room(count),
                 seconds,
-                lambda: f"send() waits for {up.learner()} to take the samples under way",
+                lambda: f"{who}() waits for {up.learner()} to take the samples under way{up.window.lent()}",
             )
         self._check()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ..errors import ProtocolError
-from ..frames import SMALL, Chunk, Gatherer
+from ..gatherer import SMALL, Chunk, Gatherer
 from ..wire import MORE, Buffer, Kind, max_count, pack_header
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 class Window:
     """Unacknowledged samples in order, and how far they have been sent.
 
-    `gatherer` takes small samples one by one, from any thread and without a lock. The owner's lock
+    `gatherer` takes small samples one by one, from any thread and without a lock, and lends rows. The owner's lock
     is held for every call here; what `next_entries` returned may be encoded without it.
 
     `acknowledged` counts the samples that are committed for good, `taken` all of them.
@@ -92,8 +92,13 @@ class Window:
     def has_room(self, count: int, apart: int = 0) -> bool:
         """True if `count` more samples fit; any number fits into an empty window. `apart` are under
         way as well, and not in here."""
-        under_way = self.taken - self.acknowledged + apart
+        under_way = self.taken - self.acknowledged + self.gatherer.held + apart
         return not under_way or under_way + count <= self._most
+
+    def lent(self) -> str:
+        """A word on rows that are reserved, for whoever waits for room."""
+        held = self.gatherer.held
+        return f" (reserved and not committed: {held})" if held else ""
 
     def stop(self) -> None:
         """The gatherer takes no more."""
@@ -125,8 +130,7 @@ class Window:
         self.gatherer.note(count)
 
     def _number_gathered(self) -> None:
-        taken = self.gatherer.taken  # not those that others give it meanwhile, without end
-        while self._numbered < taken and (chunk := self.gatherer.collect(settled=True)) is not None:
+        for chunk in self.gatherer.settle():
             self._append(chunk.count, chunk)
 
     def _append(self, count: int, data: memoryview | Chunk) -> None:
@@ -223,9 +227,9 @@ class Window:
         self._unsent.extendleft(reversed(self._sent))
         self._sent.clear()
         self._asked = number
-        if number > self.taken and not self._unsent:
-            # A session of this id that went on before: its numbers continue.
-            self.gatherer.note(number - self.taken)
+        if number > self._numbered and not self._unsent:
+            # A session of this id that went on before: its numbers continue, and what is gathered comes after them.
+            self.gatherer.note(number - self._numbered)
             self._numbered = self.acknowledged = self._newest_sent = number
         if not self.acknowledged <= number <= self._newest_sent:
             raise ProtocolError(

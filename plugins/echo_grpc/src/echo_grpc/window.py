@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from echo_core.channel.uplink import Uplink
 from echo_core.channel.window import Entry, Window
-from echo_core.frames import Chunk
+from echo_core.gatherer import Chunk
 from echo_core.wire import HEADER_BYTES, Kind, pack_header
 
 from .message import ENVELOPE_BYTES, PIECE_BYTES, Message, envelope

@@ -114,6 +114,9 @@ class RdmaConnection(ChannelConnection):
     def _send_batch_slowly(self, samples: Any, timeout: float | None) -> None:
         super().send_batch(samples, timeout)
 
+    def reserve(self, timeout: float | None = None) -> None:
+        """The native window has no memory to lend: it keeps samples as they are given to it."""
+
     def flush(self, timeout: float | None = None) -> None:
         self._check()
         up, seconds, start = self._uplink, self._seconds(timeout), time.monotonic()

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from echo_core.channel.connection import ChannelConnection
-from echo_core.errors import EchoError, EchoTimeoutError
+from echo_core.errors import EchoTimeoutError
 
 from ._reserve import Reserved, idle, reserve
 from .sockets import dial
@@ -85,11 +85,11 @@ class ShmConnection(ChannelConnection):
                 up.direct.open(False)
                 up.start_pump()
 
-    def _wait_for_room(self, count: int, seconds: float) -> None:
+    def _wait_for_room(self, count: int, seconds: float, who: str = "send") -> None:
         up = self._uplink
         if not up.has_room(count):
             self._blocked += 1
-            waiting = lambda: f"send() waits for {up.learner()} to take the samples under way"  # noqa: E731
+            waiting = lambda: f"{who}() waits for {up.learner()} to take the samples under way"  # noqa: E731
             up.wait_for_lane(lambda: up.closing or up.has_room(count), seconds, waiting)
         self._check()
 
@@ -109,12 +109,12 @@ class ShmConnection(ChannelConnection):
         with self._lock:
             up.wait_delivered(self._seconds(timeout), lambda: f"wait() waits for {up.learner()} to acknowledge", up.taken())
 
-    def reserve(self, timeout: float | None = None) -> Reserved:
-        """A slot in the learner's store, to be filled in place; see `Reserved`.
+    def reserve(self, timeout: float | None = None) -> Reserved | None:
+        """A slot in the learner's store, to be filled in place; see `Reserved`. None: the learner does not share its store with this worker.
 
         Raises:
             EchoTimeoutError: the store stayed full. ConnectionClosedError, ClosedError: the learner or this connection is gone.
-            EchoError: the learner shares no memory, or all reservations are in use.
+            EchoError: all reservations are in use.
         """
         self._check()
         up, seconds, start = self._uplink, self._seconds(timeout), time.monotonic()
@@ -124,10 +124,7 @@ class ShmConnection(ChannelConnection):
             left = start + seconds - time.monotonic()
             with self._lock:
                 if up.settled and up.mode != "direct" and up.link is not None:
-                    why = 'does not share its store with this worker (mode="private")'
-                    if up.mode == "socket":
-                        why = "shares no store with this worker: what a replay table or an observer sends and asks goes over the socket"
-                    raise EchoError(f"{self.address} {why}; use send()")
+                    return None
                 given_up = self._direct.ready and not idle(self._direct)
                 if left <= 0:
                     what = "back a slot that was given up" if given_up else "samples out of its full store"

@@ -77,7 +77,6 @@ class ShmTransport(Transport):
     """
 
     scheme = "shm"
-    shares_store = True
     Options = ShmListenOptions
     ConnectOptions = ShmConnectOptions
 

@@ -239,6 +239,32 @@ class ExperienceClauses:
         for batch, copy in zip(held, copies):
             assert_same(batch, copy)
 
+    def test_samples_are_made_in_place(self, rig: Rig) -> None:
+        server = rig.server(batch_size=1, num_buffers=16)
+        client = rig.client(server)
+        for number in range(8):
+            with client.reserve() as slot:
+                for name, value in sample(1, number // 2).items():
+                    slot.sample[name][...] = value
+                if number % 2:
+                    slot.commit()
+                    with pytest.raises(ValueError, match="already"):
+                        slot.commit()
+        drain(server, 4).check({1: 4}, in_order=False)
+
+    def test_a_slot_is_not_committed_while_its_arrays_live(self, rig: Rig) -> None:
+        server = rig.server(batch_size=1)
+        client = rig.client(server)
+        slot = client.reserve()
+        for name, value in sample(1, 0).items():
+            slot.sample[name][...] = value
+        kept = slot.sample["number"]
+        with pytest.raises(BufferError, match="alive"):
+            slot.commit()
+        del kept
+        slot.commit()
+        drain(server, 1).check({1: 1})
+
     def test_learners_beside_each_other_are_apart(self, rig: Rig) -> None:
         first, second = rig.server(), rig.server()
         assert first.address != second.address

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from echo_core import Spec
-from echo_core.frames import Gatherer
+from echo_core.gatherer import Gatherer
 
 EXAMPLES: dict[str, Any] = {
     "one leaf": np.zeros(3, np.float32),
@@ -159,14 +159,15 @@ def test_threads_that_take_large_samples_together() -> None:
         worker.start()
     came: list[int] = []
     while len(came) < threads * each:
-        chunk = gatherer.collect(settled=len(came) % 2 == 0)
-        if chunk is not None:
-            rows = np.frombuffer(chunk.payload(), np.int32).reshape(chunk.count, -1)
+        oldest = gatherer.collect() if len(came) % 2 else None
+        for chunk in gatherer.settle() if oldest is None else [oldest]:
+            rows = np.frombuffer(chunk.columns()[0], np.int32).reshape(chunk.count, -1)
+            assert rows[-1, -1]  # which is copied last
             assert (rows == rows[:, :1]).all() and rows[:, 0].all()
             came += rows[:, 0].tolist()
     for worker in workers:
         worker.join()
-    assert gatherer.taken == len(came) and gatherer.collect(settled=True) is None
+    assert gatherer.taken == len(came) and gatherer.collect() is None
     for thread in range(threads):
         own = range(1 + thread * each, 1 + (thread + 1) * each)
         assert [n for n in came if n in own] == list(own)
