@@ -222,6 +222,26 @@ def test_absolute_bars_are_judged_in_their_own_figure() -> None:
     assert judged(8e9) == bars.Verdict(False, "echo-rdma **missed** ≥ 10 GB/s by 20 %")
 
 
+def test_a_floor_holds_unless_another_does_not_reach_it_either() -> None:
+    bar = bars.Reaches(3e9, "3 GB/s", "bytes_per_s", "echo-grpc", unless="grpcio-bytes")
+    case = "tcp/1MB/1w"
+
+    def judged(**rates: float) -> bars.Verdict:
+        names = {name.replace("_", "-"): "1" for name in rates}
+        results = [
+            {"case": case, "system": name, "runs": [{"status": "ok", "figures": {"bytes_per_s": rate}}]}
+            for name, rate in zip(names, rates.values(), strict=True)
+        ]
+        content = {"format": "echo-benchmarks", "cases": [CASES[case].describe()], "systems": names, "results": results}
+        return bar.check(Results(content), case)
+
+    assert judged(echo_grpc=2.8e9, grpcio_bytes=4e9) == bars.Verdict(False, "echo-grpc **missed** ≥ 3 GB/s or grpcio-bytes by 7 %")
+    assert judged(echo_grpc=2.8e9, grpcio_bytes=2.5e9) == bars.Verdict(True, "echo-grpc ok ≥ 3 GB/s or grpcio-bytes (1.12×)")
+    assert judged(echo_grpc=3.3e9) == bars.Verdict(True, "echo-grpc ok ≥ 3 GB/s or grpcio-bytes (1.1×)")
+    assert judged(echo_grpc=2.8e9).ok is None  # it may be the ceiling
+    assert judged(grpcio_bytes=2.5e9).ok is None
+
+
 def test_a_bar_of_shared_memory_shows_what_the_machine_does_itself() -> None:
     case = "shm/1MB/1w"
 

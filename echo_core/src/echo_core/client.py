@@ -129,6 +129,9 @@ class Client:
     ) -> None:
         """Take over one sample; its arrays may be changed at once. It is sent now if the link is idle, with others if it is busy.
 
+        Other threads run while a large one is copied: they may write to its arrays, and some of what they write is sent; taking the memory
+        away (`ndarray.resize(refcheck=False)`, closing what is mapped) is as fatal there as anywhere in numpy.
+
         Args:
             sample: a pytree like the example.
             timeout: seconds to wait while too much is unacknowledged; None is the client's default.
