@@ -78,6 +78,7 @@ def test_core_brings_what_native_plugins_compile_against(wheels: Path) -> None:
     assert shipped == {
         "echo_core/__init__.pxd",
         "echo_core/capi.pxd",
+        "echo_core/reservation.pxd",
         "echo_core/shared.pxd",
         "echo_core/include/echo_capi.h",
         "echo_core/include/echo_pages.h",
