@@ -118,21 +118,26 @@ def test_reserved_rows_count_as_taken_for_the_limit() -> None:
     assert gatherer.take(EXAMPLE) == 1
 
 
-def test_a_committed_sample_is_not_kept_back_by_others_that_come_without_end() -> None:
+@pytest.mark.parametrize("held", [False, True])
+def test_a_committed_sample_is_not_kept_back_by_others_that_come_without_end(held: bool) -> None:
     gatherer, owner = gatherer_of(2), Owner()
     row = gatherer.reserve(SPEC, owner)
     fill(row, 77)
     row.commit()
+    other = gatherer.reserve(SPEC, owner) if held else None  # behind it
     for _ in range(20):
         for _ in range(2):
             gatherer.take(EXAMPLE)
         chunk = gatherer.collect()
         assert chunk is not None
         if 77 in numbers(chunk):
-            return
+            break
         gatherer.take(EXAMPLE)  # there is always a full one
         gatherer.take(EXAMPLE)
-    pytest.fail("twenty chunks went before it")
+    else:
+        pytest.fail("twenty chunks went before it")
+    if other is not None:
+        other.commit()
 
 
 def test_arrays_that_live_forbid_the_end_of_a_row() -> None:

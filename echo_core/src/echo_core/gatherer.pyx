@@ -123,7 +123,7 @@ cdef class Gatherer:
     cdef list full
     cdef list spare_rows                # chunks whose next row anybody may reserve
     cdef list lent                      # chunks whose next row somebody has reserved
-    cdef int passed                     # full chunks that were collected while another waited for its rows to be reserved
+    cdef int passed                     # full chunks that were collected while committed rows waited for their chunk to be full
     cdef vector[char*] spares
     cdef vector[Py_ssize_t] starts      # of each leaf in a chunk
     cdef Py_ssize_t size                # of a chunk
@@ -241,26 +241,24 @@ cdef class Gatherer:
 
     def collect(self) -> Chunk | None:
         """Samples taken over, at most a chunk; None when there are none, or the oldest are still being copied."""
-        cdef Chunk chunk, other = self.begun()
-        if self.full and not (other is not None and self.passed >= PATIENCE):
+        cdef Chunk chunk
+        cdef bint others = holds_any(self.spare_rows) or holds_any(self.lent)
+        if self.full and not (others and self.passed >= PATIENCE):
             chunk = self.full[0]
             if chunk.copying:
                 return None
             self.full.pop(0)
-            self.passed = 0 if other is None else self.passed + 1
-        elif other is not None:
-            chunk = other
-            self.spare_rows.remove(chunk)
+            self.passed = self.passed + 1 if others else 0
+        elif others:
             self.passed = 0
-        elif self.open_chunk is not None and self.open_chunk.count:
-            chunk = self.open_chunk
-            if chunk.copying:
-                return None
-            self.open_chunk = None
-        else:
-            chunk = self.beside_the_lent()
+            chunk = self.begun()
             if chunk is None:
                 return None
+        else:
+            chunk = self.open_chunk
+            if chunk is None or not chunk.count or chunk.copying:
+                return None
+            self.open_chunk = None
         chunk.gatherer = self
         return chunk
 
@@ -281,22 +279,16 @@ cdef class Gatherer:
         return out
 
     cdef Chunk begun(self):
-        """One whose next row is nobody's, and which has some."""
-        cdef Chunk chunk
-        for chunk in self.spare_rows:
-            if chunk.count:
-                return chunk
-        return None
-
-    cdef Chunk beside_the_lent(self):
-        """What was committed in a chunk of which somebody holds the next row, in a chunk of its own."""
+        """One that has rows to be reserved and some that were committed. If its next row is lent, they go without it, in a chunk of their own."""
         cdef Chunk chunk, fresh = None
+        if not holds_any(self.spare_rows):
+            fresh = self.new_chunk()
+        for chunk in self.spare_rows:  # some of which may be there by now, should that have run another thread
+            if chunk.count:
+                self.spare_rows.remove(chunk)
+                return chunk
         for chunk in self.lent:
             if chunk.count:
-                fresh = self.new_chunk()
-                break
-        for chunk in self.lent if fresh is not None else ():
-            if chunk.count:  # still, should making the other have run another thread
                 self.move(chunk, 0, fresh, 0, chunk.count)
                 fresh.count, chunk.count = chunk.count, 0
                 return fresh
@@ -312,6 +304,14 @@ cdef class Gatherer:
     def note(self, int64_t count) -> None:
         """`count` more samples were taken over, by the caller."""
         self.taken += count
+
+
+cdef bint holds_any(list chunks) noexcept:
+    cdef Chunk chunk
+    for chunk in chunks:
+        if chunk.count:
+            return True
+    return False
 
 
 @cython.final
