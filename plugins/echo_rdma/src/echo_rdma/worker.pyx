@@ -149,6 +149,10 @@ cdef class Window:
 
     # ---- what the uplink asks of a window
 
+    def lent(self) -> str:
+        """It lends no rows: see `RdmaConnection.reserve`."""
+        return ""
+
     @property
     def gatherer(self):
         return self
