@@ -38,6 +38,7 @@ MODES: dict[str, Mode] = {
     for mode in (
         Mode("tcp", "TCP, plain send() in a loop", "tcp", RATE),
         Mode("tcp-batch", "TCP, send_batch() of 64", "tcp-batch", RATE),
+        Mode("busy", "TCP, plain send() in a loop, beside a learner's thread that computes in Python", "tcp", RATE),
         Mode("inproc", "in-process submit() → sample(), one thread", "inprocess", RATE),
         Mode("inproc-2t", "in-process submit() → sample(), two threads", "inprocess", RATE),
         Mode(
@@ -124,6 +125,8 @@ def _all() -> Iterable[Case]:
     for payload in ("20B", "1KB"):
         for workers in (1, 4, 16):
             yield Case("tcp-batch", payload, workers, quick=payload == "20B" and workers < 16)
+    for payload in ("28KB", "1MB"):
+        yield Case("busy", payload, 1)
     for payload in ("20B", "1KB", "28KB", "28KB-42"):
         yield Case("inproc", payload, quick=payload in ("20B", "28KB-42"))
         yield Case("inproc-2t", payload, quick=payload in ("20B", "28KB-42"))

@@ -26,6 +26,7 @@ SYSTEMS: dict[str, Entry] = {
     ),
     "echo-grpc-inplace": Entry("benchmarks.adapters.echo_core:EchoGrpcInPlace", ("echo-grpc", "echo-core", "echo-samplers")),
     "echo-tcps": Entry("benchmarks.adapters.echo_core:EchoTcps", ("echo-tcp", "echo-core", "echo-samplers")),
+    "echo-grpcs": Entry("benchmarks.adapters.echo_core:EchoGrpcs", ("echo-grpc", "echo-core", "echo-samplers")),
     "echo-rdma": Entry("benchmarks.adapters.echo_core:EchoRdma", ("echo-rdma", "echo-core", "echo-samplers")),
     "echo-rdma-each": Entry("benchmarks.adapters.echo_core:EchoRdmaEach", ("echo-rdma", "echo-core", "echo-samplers")),
     "memcpy": Entry("benchmarks.adapters.memcpy:Memcpy", ()),

@@ -145,3 +145,13 @@ class EchoTcps(EchoCore):
 
     def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
         return EchoLearner(payload, batch_size, connections, "tcps://127.0.0.1:0")
+
+
+class EchoGrpcs(EchoCore):
+    """gRPC with TLS, likewise."""
+
+    name = "echo-grpcs"
+    can = frozenset({"tcp", "tcp-batch"})
+
+    def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
+        return EchoLearner(payload, batch_size, connections, "grpcs://127.0.0.1:0")

@@ -11,6 +11,7 @@ from benchmarks.pace import Figures, Pace, Reporter
 MODULES = {
     "tcp": "throughput",
     "tcp-batch": "throughput",
+    "busy": "busy",
     "shm": "throughput",
     "shm-batch": "throughput",
     "inproc": "inprocess",

@@ -1,4 +1,4 @@
-"""Builds the two native modules; everything else is in pyproject.toml."""
+"""Builds the three native modules; everything else is in pyproject.toml."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ extensions = [
         extra_link_args=["-pthread"],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
     )
-    for name in ("_learner", "_worker")
+    for name in ("_learner", "_tls", "_worker")
 ]
 # The folder above the package echo_core is where its .pxd files are found, installed or not.
 setup(ext_modules=cythonize(extensions, include_path=["src", str(capi.parent.parent)], build_dir="build/cython"), options={"build_ext": {"parallel": True}})

@@ -1,4 +1,4 @@
-"""TCP with TLS, for `echo_core.channel`: sockets of the ssl module, one thread sending while another receives."""
+"""TCP with TLS, for `echo_core.channel`: sockets and handshakes of the ssl module, records by `_tls` where it reaches them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from echo_core.channel import Acceptor, Channel
 from echo_core.errors import SecurityError
 from echo_core.wire import Buffer
 
+from ._tls import Records
 from .dial import KEEPALIVE
 from .sockets import free, left_at_fork, listen_on, name_of
 
@@ -35,17 +36,21 @@ T = TypeVar("T")
 class TlsChannel(Channel):
     """A TLS socket that two threads may use: OpenSSL's state is under a lock, waiting is not.
 
+    Once hands are shaken `records` do all, if the libssl of this Python can be reached; the ssl module else, which is slower.
+
     The TLS handshake is part of the first call, so that nobody who accepts connections waits for it, or is disturbed when it fails.
 
     Args:
         sock: does not block. Closed with this.
         peer: for people.
         context: with which a learner's end is made of a plain `sock`; None: it is one of the ssl module already.
+        records: of such a one.
     """
 
-    def __init__(self, sock: socket.socket, peer: str, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, sock: socket.socket, peer: str, context: ssl.SSLContext | None = None, records: Records | None = None) -> None:
         self.peer = peer
         self._context = context
+        self._records = records
         self._raw = sock  # what owns the descriptor
         if context is None:
             assert isinstance(sock, ssl.SSLSocket)
@@ -57,8 +62,17 @@ class TlsChannel(Channel):
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         self.shake_hands()
-        joined = b"".join(buffers) if sum(map(len, buffers)) <= PIECE_BYTES else None
-        for buffer in buffers if joined is None else [joined]:
+        if sum(map(len, buffers)) <= PIECE_BYTES:
+            buffers = [b"".join(buffers)]
+        if self._records is not None:
+            try:
+                for buffer in buffers:
+                    self._records.send(buffer)
+                self._records.flush()
+            except ssl.SSLError as error:
+                raise _explained(error) from None
+            return
+        for buffer in buffers:
             view = memoryview(buffer)
             for start in range(0, len(view), PIECE_BYTES):
                 piece = view[start : start + PIECE_BYTES]
@@ -69,23 +83,13 @@ class TlsChannel(Channel):
     def recv_into(self, buffer: memoryview) -> int:
         self.shake_hands()
         try:
-            return self._patiently(lambda: self._records(buffer))
+            if self._records is not None:
+                return self._records.recv_into(buffer)
+            return self._patiently(lambda: self._sock.recv_into(buffer))
         except ssl.SSLZeroReturnError:
             return 0
-
-    def _records(self, buffer: memoryview) -> int:
-        """As many records as have come: OpenSSL gives one, of 16 KiB, at a time, and our callers have more to do for each."""
-        taken = self._sock.recv_into(buffer)
-        most = min(len(buffer), PIECE_BYTES)
-        while 0 < taken < most:
-            try:
-                more = self._sock.recv_into(buffer[taken:most])
-            except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):  # the end is told again
-                break
-            if not more:
-                break
-            taken += more
-        return taken
+        except ssl.SSLError as error:
+            raise _explained(error) from None
 
     def shake_hands(self) -> None:
         """The TLS handshake, unless it is done. Raises SecurityError or OSError."""
@@ -95,33 +99,42 @@ class TlsChannel(Channel):
             if not self._shaken:
                 self._wrap()
                 self._patiently(self._sock.do_handshake)
-                self._shaken = True
                 certificate: dict[str, Any] = dict(self._sock.getpeercert() or {})
                 common = dict(item for part in certificate.get("subject", ()) for item in part)
                 if "commonName" in common and self._sock.server_side:
                     self.peer = f"{common['commonName']}@{self.peer}"
+                with self._lock:
+                    self._alive()
+                    if self._records is not None:
+                        self._records.begin()
+                self._shaken = True
 
     def _wrap(self) -> None:
         if self._context is None:
             return
         with self._lock:
-            if self._over:
-                raise ConnectionAbortedError("the connection is closed")
-            self._raw = self._sock = _wrapped(self._context, self._raw, server_side=True)
+            self._alive()
+            self._sock, self._records = _wrapped(self._context, self._raw, server_side=True)
+            self._raw = self._sock
             self._context = None
+
+    def _alive(self) -> None:
+        if self._over:
+            raise ConnectionAbortedError("the connection is closed")
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         while True:
             with self._lock:
-                if self._over:
-                    raise ConnectionAbortedError("the connection is closed")
+                self._alive()
                 try:
                     return attempt()
                 except ssl.SSLWantReadError:
                     event = select.POLLIN
                 except ssl.SSLWantWriteError:
                     event = select.POLLOUT
-                except (ssl.SSLCertVerificationError, ssl.SSLError) as error:
+                except ssl.SSLZeroReturnError:
+                    raise
+                except ssl.SSLError as error:
                     raise _explained(error) from None
             poll = select.poll()
             poll.register(self._sock, event)
@@ -130,6 +143,8 @@ class TlsChannel(Channel):
     def shutdown(self) -> None:
         with self._lock:
             self._over = True
+            if self._records is not None:
+                self._records.end()
             with suppress(OSError):  # SSLSocket.shutdown() would go on in plain text
                 socket.socket.shutdown(self._raw, socket.SHUT_RDWR)
 
@@ -137,12 +152,12 @@ class TlsChannel(Channel):
         self._raw.close()
 
 
-def _wrapped(context: ssl.SSLContext, plain: socket.socket, **options: Any) -> ssl.SSLSocket:
-    """`plain` as a socket of the ssl module, before the handshake. OSError, with nothing left open, if its other end has reset it already."""
+def _wrapped(context: ssl.SSLContext, plain: socket.socket, **options: Any) -> tuple[ssl.SSLSocket, Records | None]:
+    """`plain` as a socket of the ssl module, before the handshake, and its records. OSError, with nothing left open, if its other end has reset it already."""
     try:
-        sock = context.wrap_socket(plain, do_handshake_on_connect=False, **options)
+        sock, records = Records.of(partial(context.wrap_socket, plain, do_handshake_on_connect=False, **options))
         left_at_fork(sock)
-        return sock
+        return sock, records
     except BaseException as error:
         plain.close()
         # The ssl module has taken the descriptor out of it by then, and does not close what it was going to return.
@@ -173,12 +188,12 @@ def dial_tls(address: Address, context: ssl.SSLContext, server_name: str, timeou
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in KEEPALIVE:
             plain.setsockopt(socket.IPPROTO_TCP, option, value)
-        sock = _wrapped(context, plain, server_hostname=server_name or host)
+        sock, records = _wrapped(context, plain, server_hostname=server_name or host)
     except BaseException:
         plain.close()
         raise
     sock.setblocking(False)
-    return TlsChannel(sock, name_of((host, port)))
+    return TlsChannel(sock, name_of((host, port)), records=records)
 
 
 class TlsAcceptor(Acceptor):

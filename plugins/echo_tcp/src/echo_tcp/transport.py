@@ -131,7 +131,7 @@ class TcpsConnectOptions(tls.TlsConnectOptions):
 
 
 class TcpsTransport(ChannelTransport):
-    """TCP with TLS 1.3: `tcps://`. Served by Python threads, not by the native loops; see docs/security.md for what it costs.
+    """TCP with TLS 1.3: `tcps://`. Frames are read and written by Python threads, records natively; see docs/security.md for what it costs.
 
     Args:
         **options: see `TcpsListenOptions`.

@@ -1,0 +1,132 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""Records of a TLS socket whose handshake the ssl module has made: see tls/session.hpp."""
+import os
+import ssl
+
+from cpython.buffer cimport PyBUF_CONTIG_RO, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stddef cimport size_t
+
+cdef extern from "tls/session.hpp" namespace "echo_tcp" nogil:
+    cppclass Ssl:
+        pass
+    cppclass Libssl:
+        int (*up_ref)(Ssl*)
+        void (*release)(Ssl*)
+        int (*descriptor)(const Ssl*)
+        @staticmethod
+        const Libssl* found()
+    Ssl* latest_ssl
+    enum class Outcome:
+        done
+        ended
+        interrupted
+        over
+        failed
+        refused
+    cppclass TlsSession:
+        TlsSession(const Libssl&, Ssl*, int) except +
+        Outcome send(const char*, size_t, size_t&)
+        Outcome flush()
+        Outcome receive(char*, size_t, size_t&)
+        void end()
+        int error_number()
+        const char* reason()
+
+
+cdef class Records:
+    """One thread sends while another receives."""
+    cdef const Libssl* lib
+    cdef Ssl* ssl
+    cdef TlsSession* session
+    cdef object sock
+
+    @staticmethod
+    def of(make):
+        """Call `make`, which makes a socket of the ssl module; return it, and its records: None if its SSL is out of reach."""
+        global latest_ssl
+        cdef const Libssl* lib = Libssl.found()
+        latest_ssl = NULL
+        sock = make()
+        if lib == NULL or latest_ssl == NULL or lib.descriptor(latest_ssl) != sock.fileno():
+            return sock, None
+        cdef Records records = Records.__new__(Records)
+        records.lib, records.ssl, records.sock = lib, latest_ssl, sock
+        lib.up_ref(records.ssl)
+        return sock, records
+
+    def begin(self):
+        """The handshake is done: from here on the socket's own `send` and `recv` may not be called."""
+        if self.session == NULL:
+            self.session = new TlsSession(self.lib[0], self.ssl, self.sock.fileno())
+
+    def send(self, data):
+        """Encrypt all of `data`; it has gone, all of it, when `flush` returns. Raises ssl.SSLError, OSError."""
+        cdef Py_buffer view
+        cdef size_t done = 0
+        cdef Outcome outcome
+        PyObject_GetBuffer(data, &view, PyBUF_CONTIG_RO)
+        try:
+            while True:
+                with nogil:
+                    outcome = self.session.send(<const char*>view.buf, view.len, done)
+                if outcome != Outcome.interrupted:
+                    break
+                PyErr_CheckSignals()
+        finally:
+            PyBuffer_Release(&view)
+        if outcome != Outcome.done:
+            raise self.error(outcome)
+
+    def flush(self):
+        """Raises OSError."""
+        cdef Outcome outcome
+        while True:
+            with nogil:
+                outcome = self.session.flush()
+            if outcome == Outcome.done:
+                return
+            if outcome != Outcome.interrupted:
+                raise self.error(outcome)
+            PyErr_CheckSignals()
+
+    def recv_into(self, buffer):
+        """Wait for bytes, then take all that have come and for which there is room: how many; 0 at the end. Raises ssl.SSLError, OSError."""
+        cdef Py_buffer view
+        cdef size_t taken = 0
+        cdef Outcome outcome
+        PyObject_GetBuffer(buffer, &view, PyBUF_CONTIG_RO | PyBUF_WRITABLE)
+        try:
+            while True:
+                with nogil:
+                    outcome = self.session.receive(<char*>view.buf, view.len, taken)
+                if outcome != Outcome.interrupted:
+                    break
+                PyErr_CheckSignals()
+        finally:
+            PyBuffer_Release(&view)
+        if outcome == Outcome.ended:
+            return 0
+        if outcome != Outcome.done:
+            raise self.error(outcome)
+        return taken
+
+    def end(self):
+        """Whoever sends or receives later is told that the connection is closed; to be followed by a shutdown of the socket."""
+        if self.session != NULL:
+            with nogil:
+                self.session.end()
+
+    cdef object error(self, Outcome outcome):
+        if outcome == Outcome.refused:
+            error = ssl.SSLError(1, (<bytes>self.session.reason()).decode())
+            error.reason = error.args[1].upper().replace(" ", "_")  # as the ssl module spells them
+            return error
+        if outcome == Outcome.failed and self.session.error_number():
+            return OSError(self.session.error_number(), os.strerror(self.session.error_number()))
+        return ConnectionAbortedError("the connection is closed")
+
+    def __dealloc__(self):
+        del self.session
+        if self.ssl != NULL:
+            self.lib.release(self.ssl)

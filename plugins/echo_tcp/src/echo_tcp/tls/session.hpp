@@ -1,0 +1,173 @@
+// What a TLS socket sends and receives after its handshake: two threads, one of each, without Python between the records.
+//
+// OpenSSL makes two system calls for each record of 16 KiB it receives and one for each it sends. A buffering BIO between
+// it and the socket makes them one for `buffered` bytes, at the price of a copy within the caches.
+#pragma once
+
+#include <poll.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <mutex>
+#include <new>
+#include <string>
+
+#include "libssl.hpp"
+
+namespace echo_tcp {
+
+enum class Outcome { done, ended, interrupted, over, failed, refused };
+
+class TlsSession {
+public:
+    // Of a handshake that is done and a socket that does not block. Holds `ssl` until it is destroyed itself.
+    TlsSession(const Libssl& lib, Ssl* ssl, int fd) : lib_(lib), ssl_(ssl), fd_(fd) {
+        Bio* const buffer = lib_.bio_new(lib_.buffering());
+        if (buffer == nullptr) throw std::bad_alloc();
+        constexpr int set_size = 117, reading = 0, writing = 1;  // BIO_C_SET_BUFF_SIZE
+        for (int way : {reading, writing})
+            if (lib_.bio_int_ctrl(buffer, set_size, buffered, way) != 1) throw std::bad_alloc();
+        Bio* const socket = lib_.rbio(ssl_);
+        lib_.bio_up_ref(socket);  // set_bio drops those that `ssl` had
+        lib_.bio_push(buffer, socket);
+        lib_.set_bio(ssl_, buffer, buffer);
+        lib_.up_ref(ssl_);
+        buffer_ = buffer;
+    }
+    ~TlsSession() { lib_.release(ssl_); }
+    TlsSession(const TlsSession&) = delete;
+    TlsSession& operator=(const TlsSession&) = delete;
+
+    // Encrypts `size` bytes; `done` says how far it came when it was interrupted. What is in the buffer at the end goes with `flush`.
+    Outcome send(const char* data, std::size_t size, std::size_t& done) {
+        while (done < size) {
+            const std::size_t piece = std::min(size - done, held);  // until it is taken OpenSSL must be given the same again
+            std::size_t taken = 0;
+            const Outcome outcome = patiently([&] { return lib_.write(ssl_, data + done, piece, &taken); });
+            if (outcome != Outcome::done) return outcome;
+            done += taken;
+        }
+        return Outcome::done;
+    }
+
+    Outcome flush() {
+        constexpr int flush_now = 11, retry = 0x08;  // BIO_CTRL_FLUSH, BIO_FLAGS_SHOULD_RETRY
+        for (;;) {
+            {
+                const Turn turn(*this);
+                if (over_) return Outcome::over;
+                if (lib_.bio_ctrl(buffer_, flush_now, 0, nullptr) > 0) return Outcome::done;
+                errno_ = errno;
+                if (!lib_.bio_flags(buffer_, retry)) return Outcome::failed;
+            }
+            if (const Outcome outcome = wait(POLLOUT); outcome != Outcome::done) return outcome;
+        }
+    }
+
+    // Waits for a record, then takes what has come, up to `room` bytes.
+    Outcome receive(char* into, std::size_t room, std::size_t& taken) {
+        if (behind_ != Outcome::done) return behind_;
+        const Outcome outcome = patiently([&] { return lib_.read(ssl_, into, room, &taken); });
+        for (bool more = outcome == Outcome::done; more && taken < room;) {
+            const Turn turn(*this);  // given back now and then: the other thread has records to send
+            for (const std::size_t until = std::min(room, taken + held); more && taken < until;) {
+                std::size_t read = 0;
+                short event = 0;
+                const Outcome next = once([&] { return lib_.read(ssl_, into + taken, until - taken, &read); }, event);
+                taken += read;
+                more = next == Outcome::done && event == 0;
+                if (!more && event == 0) behind_ = next;  // OpenSSL tells of an error once only
+            }
+        }
+        return outcome;
+    }
+
+    // From any thread, before the descriptor is closed. Returns once neither thread is inside OpenSSL.
+    void end() {
+        const Turn turn(*this);
+        over_ = true;
+    }
+
+    int error_number() const { return errno_; }
+    const char* reason() const { return reason_.load(); }
+
+private:
+    static constexpr std::size_t held = 64 << 10;     // for so many bytes the lock is held at a time
+    static constexpr long buffered = 64 << 10;        // each way: bytes of a system call, and of memory for each connection
+
+    // The lock of OpenSSL's state, handed over fairly: a mutex alone would be the sender's again and again.
+    class Turn {
+    public:
+        explicit Turn(TlsSession& session) : session_(session) {
+            session_.next_.lock();
+            session_.inside_.lock();
+            session_.next_.unlock();
+        }
+        ~Turn() { session_.inside_.unlock(); }
+
+    private:
+        TlsSession& session_;
+    };
+
+    template <class Attempt>
+    Outcome patiently(Attempt attempt) {
+        for (;;) {
+            short event = 0;
+            {
+                const Turn turn(*this);
+                if (const Outcome outcome = once(attempt, event); outcome != Outcome::done || event == 0) return outcome;
+            }
+            if (const Outcome outcome = wait(event); outcome != Outcome::done) return outcome;
+        }
+    }
+
+    // `event`, if set: what to wait for, then to try again.
+    template <class Attempt>
+    Outcome once(Attempt attempt, short& event) {
+        constexpr int ssl_error = 1, want_read = 2, want_write = 3, system_call = 5, zero_return = 6;  // SSL_ERROR_...
+        if (over_) return Outcome::over;
+        lib_.forget_errors();
+        errno = 0;
+        const int result = attempt();
+        if (result > 0) return Outcome::done;
+        errno_ = errno;
+        switch (lib_.error_of(ssl_, result)) {
+            case want_read: event = POLLIN; return Outcome::done;
+            case want_write: event = POLLOUT; return Outcome::done;
+            case zero_return: return Outcome::ended;
+            case system_call: return errno_ == 0 ? Outcome::ended : Outcome::failed;  // 1.1.1: an end without a farewell
+            case ssl_error: return refusal();
+            default: return Outcome::failed;
+        }
+    }
+
+    Outcome refusal() {
+        const unsigned long code = lib_.next_error();
+        lib_.forget_errors();  // the ssl module would take them for its own
+        constexpr unsigned long end_without_farewell = 294, reasons = 0x7FFFFF;
+        if ((code & reasons) == end_without_farewell) return Outcome::ended;
+        const char* const reason = lib_.reason_of(code);
+        reason_ = reason != nullptr ? reason : "unknown";
+        return Outcome::refused;
+    }
+
+    Outcome wait(short event) {
+        pollfd waiting{fd_, event, 0};
+        if (::poll(&waiting, 1, -1) >= 0) return Outcome::done;
+        errno_ = errno;
+        return errno_ == EINTR ? Outcome::interrupted : Outcome::failed;
+    }
+
+    const Libssl& lib_;
+    Ssl* const ssl_;
+    const int fd_;
+    Bio* buffer_ = nullptr;
+    std::mutex next_, inside_;
+    bool over_ = false;
+    Outcome behind_ = Outcome::done;  // what followed the records that were received last
+    std::atomic<int> errno_{0};
+    std::atomic<const char*> reason_{""};  // a constant of libcrypto
+};
+
+}  // namespace echo_tcp
