@@ -74,6 +74,27 @@ def test_waiting_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: p
             server.sample(10)
 
 
+def test_who_waits_for_room_is_not_woken_by_what_is_written() -> None:
+    with serve(batch_size=2, num_buffers=2) as server, connect(max_inflight_msgs=3) as connection:
+        taken = fill(connection)
+        up, looks = connection._uplink, []
+        has_room = up.window.has_room
+        up.window.has_room = lambda count: bool(looks.append(count)) or has_room(count)  # type: ignore[method-assign]
+        sending = threading.Thread(target=connection.send, args=(sample(0, taken),))
+        sending.start()
+        until(lambda: len(looks) == 2, "it looks before it sleeps")
+        link = up.link
+        assert link is not None
+        for _ in range(20):
+            with up.gate.lock:
+                link.post(frame(Kind.PING))
+            until(link.idle, "it is written")
+        assert len(looks) == 2
+        for _ in range((taken + 1) // 2):
+            server.sample(10)
+        sending.join()
+
+
 def test_a_worker_that_stops_in_the_middle_of_a_sample_holds_up_nobody() -> None:
     with serve(batch_size=10) as server, raw() as slow:
         _, payload = SPEC.flattener.batch_tobytes(stacked(9, 0, 5))

@@ -155,7 +155,7 @@ class ChannelConnection(Connection):
     def flush(self, timeout: float | None = None) -> None:
         self._check()
         up = self._uplink
-        with self._lock:
+        with self._lock, up.gate.watching():
             target = up.window.taken
 
             def flushed() -> bool:

@@ -110,8 +110,19 @@ class Gate:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)  # callers: something has moved
+        self.changed = threading.Condition(self.lock)  # callers: something has moved; that a frame was written, only while one is `watching`
         self.work = threading.Condition(self.lock)  # the link's thread: there may be work
+        self.watchers = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While the caller, who has the lock, sleeps until something is written. Whoever sleeps for another reason, as a `send` for room
+        does, would be woken by every frame for nothing."""
+        self.watchers += 1
+        try:
+            yield
+        finally:
+            self.watchers -= 1
 
 
 def _no_work() -> None:
@@ -269,7 +280,8 @@ class Link:
                 self.sent += self._writing[0]
                 self.written = max(self.written, self._writing[1])
                 self._writing = None
-                self._gate.changed.notify_all()
+                if self._gate.watchers:
+                    self._gate.changed.notify_all()
             while self.error is None:
                 if self._posted:
                     self._writing = NOTHING

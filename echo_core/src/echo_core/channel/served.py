@@ -193,7 +193,7 @@ class ServedClient:
         is killed for its memory. Only this end holds back: a worker goes on reading whatever it has to write, so that two ends never
         wait for each other.
         """
-        with self.gate.lock:
+        with self.gate.lock, self.gate.watching():
             self.gate.changed.wait_for(lambda: link.error is not None or not link.crowded())
         if link.error is not None:
             raise link.error
@@ -372,6 +372,7 @@ class ServedClient:
                     self.gate.changed, lambda: link.error is not None or not self._committing, left(), lambda: ""
                 )
                 link.post(frame(Kind.BYE, b"the learner is closing"))
-                wait_until(self.gate.changed, lambda: link.error is not None or link.idle(), left(), lambda: "")
+                with self.gate.watching():
+                    wait_until(self.gate.changed, lambda: link.error is not None or link.idle(), left(), lambda: "")
             link.fail(ConnectionClosedError("the learner is closing"))
         self.thread.join(left() + 2 * LOOK_UP_SECONDS)
