@@ -135,3 +135,28 @@ def test_mistakes_end_in_what_to_do(tmp_path: Path) -> None:
         build_options(TlsListenOptions, {"tls_certificate": "x.pem"}, "grpcs")
     assert "learner.key" not in repr(TlsListenOptions(tls_certificate=learner.certificate, tls_key=learner.key))
     assert "PRIVATE" not in repr(authority)
+
+
+@pytest.mark.parametrize("opened", ["echo", "echo/authority", "echo/authority/authority.pem"])
+def test_an_authority_that_others_can_change_is_not_trusted(tmp_path: Path, opened: str) -> None:
+    authority = Authority.of_the_user()
+    tls.trusted(TlsConnectOptions())
+    place = tmp_path / "config" / opened
+    was = mode(place)
+    place.chmod(was | 0o020)
+    with pytest.raises(SecurityError, match=f"by other users .*run: chmod {was:o} {place}"):
+        tls.client_context(TlsConnectOptions())
+    if opened != "echo":
+        with pytest.raises(SecurityError, match="chmod"):
+            Authority(authority.directory)
+    place.chmod(was)
+    tls.client_context(TlsConnectOptions())
+
+
+def test_no_authority_is_made_where_others_could_replace_it(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(SecurityError, match=f"chmod 700 {folder}"):
+        Authority.create(folder)
+    assert not any(folder.iterdir())

@@ -31,7 +31,9 @@ __all__ = [
     "ROLES",
     "Token",
     "TokenSource",
+    "check_directory",
     "check_exposure",
+    "check_genuine",
     "check_private",
     "default_token_path",
     "find_token",
@@ -127,7 +129,7 @@ def find_tokens(explicit: Explicit = None, env: Mapping[str, str] = os.environ) 
     path = default_token_path(env)
     if not os.path.exists(path):
         _create(path)
-    _check_directory(path.parent)
+    check_directory(path.parent)
     return _read(path, "the token file")
 
 
@@ -215,6 +217,34 @@ def check_private(path: Path, status: os.stat_result) -> None:
             f"{path} holds a secret and belongs to another user (uid {status.st_uid}); "
             f"copy it to a file of your own, or run: chown {me} {path}"
         )
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse a folder into which other users can put a token or an authority of theirs.
+
+    Raises:
+        SecurityError: names the mode and the chmod to run.
+    """
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & 0o022:
+        raise SecurityError(
+            f"{directory} can be written by other users (mode {mode:04o}); "
+            f"run: chmod 700 {directory}"
+        )
+
+
+def check_genuine(path: Path) -> None:
+    """Refuse a file that other users can change, such as an authority in which this user is to trust; they may read it.
+
+    Raises:
+        SecurityError: names the mode and the chmod or chown to run. OSError: there is none.
+    """
+    status = path.stat()
+    mode, me = stat.S_IMODE(status.st_mode), os.geteuid()
+    if mode & 0o022:
+        raise SecurityError(f"{path} can be changed by other users (mode {mode:04o}); run: chmod 644 {path}")
+    if me != 0 and status.st_uid not in (me, 0):
+        raise SecurityError(f"{path} belongs to another user (uid {status.st_uid}); remove it, or run: chown {me} {path}")
 
 
 def check_exposure(
@@ -335,13 +365,3 @@ def _create(path: Path) -> None:
             f"cannot create a token file at {path}: {error.strerror}; "
             "set ECHO_TOKEN, or ECHO_TOKEN_FILE"
         ) from error
-
-
-def _check_directory(directory: Path) -> None:
-    mode = stat.S_IMODE(directory.stat().st_mode)
-    if mode & 0o022:  # somebody else could put a token of theirs into it
-        raise SecurityError(
-            f"{directory} can be written by other users (mode {mode:04o}); "
-            f"run: chmod 700 {directory}"
-        )
-

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from .address import is_ip
 from .errors import SecurityError
 from .options import ConnectOptions, ListenOptions
-from .security import check_private, default_token_path
+from .security import check_directory, check_genuine, check_private, default_token_path
 
 __all__ = ["Authority", "Identity", "TlsConnectOptions", "TlsListenOptions", "client_context", "server_context", "trusted"]
 
@@ -82,13 +82,14 @@ class Authority:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """The authority that lies in `directory`. Raises SecurityError if there is none, or its key is open to other users."""
+        """The authority that lies in `directory`. Raises SecurityError if there is none, its key is open to other users, or they can change the rest."""
         self.directory = Path(directory).expanduser()
         self.certificate = self.directory / "authority.pem"
         self._key = self.directory / "authority.key"
         try:
+            check_directory(self.directory)
             check_private(self._key, self._key.stat())
-            self.certificate.stat()
+            check_genuine(self.certificate)
         except OSError as error:
             if isinstance(error, SecurityError):
                 raise
@@ -103,6 +104,7 @@ class Authority:
         if (directory / "authority.key").exists():
             raise SecurityError(f"{directory} holds an authority already; open it with Authority(...), or choose another folder")
         directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+        check_directory(directory)
         _make("Echo authority", [], days, directory / "authority.pem", directory / "authority.key", None)
         return cls(directory)
 
@@ -182,6 +184,10 @@ def trusted(options: TlsConnectOptions) -> bytes:
         return _read(options.tls_authority)
     paths = ssl.get_default_verify_paths()
     own = default_token_path().with_name("authority") / "authority.pem"
+    if os.path.exists(own):
+        check_directory(own.parent.parent)
+        check_directory(own.parent)
+        check_genuine(own)
     return b"\n".join(_read(Path(path)) for path in (paths.cafile, own) if path and os.path.exists(path))
 
 
@@ -189,6 +195,7 @@ def server_context(options: TlsListenOptions, host: str) -> ssl.SSLContext:
     """For the learner's sockets: TLS 1.3, and clients' certificates where they are asked for."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0  # with one of a session before, a client's certificate is not looked at again, expired or not
     with server_identity(options, host) as identity, _explained(identity.certificate):
         context.load_cert_chain(*identity)
     if options.tls_client_authority is not None:

@@ -52,7 +52,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -106,6 +106,11 @@ class StoreMemory:
     huge_pages: bool = False  # pages of 2 MiB; as many must be free
 
 
+def _shown(address: Address) -> Address:
+    """For people: without what a token in it says."""
+    return replace(address, options={name: "..." if name == "token" else value for name, value in address.options.items()})
+
+
 def _texts(address: Address) -> dict[str, Any]:
     return {name: Text(value) for name, value in address.options.items()}
 
@@ -146,12 +151,18 @@ class Transport(ABC):
         place = {"host": address.host, "port": address.port, "path": address.path}
         given = {name: value for name, value in place.items() if value not in ("", None)}
         if twice := given.keys() & address.options.keys():
-            raise ConfigError(f"option {min(twice)!r} of {address} is given twice: before the '?' and behind it; leave one out")
+            raise ConfigError(f"option {min(twice)!r} of {_shown(address)} is given twice: before the '?' and behind it; leave one out")
         return cls(**given | _texts(address) | options)
 
     @classmethod
     def connect_options(cls, address: Address, options: dict[str, Any]) -> Any:
-        """The `ConnectOptions` of `connect`'s arguments; keywords win over what follows the `?`."""
+        """The `ConnectOptions` of `connect`'s arguments; keywords win over what follows the `?`.
+
+        Raises:
+            ConfigError: an option is unknown or unusable, or a token follows the `?`.
+        """
+        if "token" in address.options:
+            raise ConfigError(f"the token in {_shown(address)} would be shown wherever the address is; set ECHO_TOKEN or ECHO_TOKEN_FILE, or give token=")
         return build_options(cls.ConnectOptions, _texts(address) | options, cls.scheme)
 
     @abstractmethod

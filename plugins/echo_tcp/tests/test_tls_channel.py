@@ -6,6 +6,7 @@ import hashlib
 import signal
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -147,6 +148,22 @@ def test_records_are_of_the_socket_that_was_made(contexts: tuple[ssl.SSLContext,
     sock, records = Records.of(make)
     with sock, peer:
         assert records is None
+
+
+@pytest.mark.skipif(not libssl_is_shared(), reason="this Python has its libssl inside")
+@pytest.mark.parametrize("way", ["records"], indirect=True)
+def test_each_thread_is_told_its_own_error(pair: Pair) -> None:
+    """The receiver finds the end of the connection behind a record that it is given first; meanwhile the sender fails in another way."""
+    learner, worker = pair
+    worker.send([b"the last"])
+    worker._raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    worker.close()  # a reset
+    room = memoryview(bytearray(64))
+    assert bytes(room[: learner.recv_into(room)]) == b"the last"
+    with pytest.raises(BrokenPipeError):
+        learner.send([b"to nobody"])
+    with pytest.raises(ConnectionResetError):
+        learner.recv_into(room)
 
 
 def test_both_ends_send_and_receive_at_once(pair: Pair) -> None:

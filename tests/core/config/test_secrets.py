@@ -8,8 +8,10 @@ from pathlib import Path
 
 from config_errors import fails
 
+from echo_core.address import Address
 from echo_core.config import load, server_arguments
 from echo_core.errors import ConfigError, SecurityError
+from echo_core.plugins import transport_class
 from echo_core.security import EVERYTHING, TokenSource, find_tokens
 
 
@@ -35,6 +37,15 @@ def test_a_token_of_one_transport_is_a_secret_too(write: Callable[[str, str], st
     os.chmod(path, 0o600)
     for config in (load(path, env={}), load({"server": {"transport": "way://h:1?token=horse"}})):
         assert "horse" not in repr(config) + repr(config.server) + str(config.explain())
+
+
+def test_a_token_in_an_address_never_shows(fakes: None) -> None:
+    """A worker's address is in everything that a worker says."""
+    way = transport_class("way")
+    said = fails(ConfigError, lambda: way.connect_options(Address.parse("way://h:1?token=correct-horse-battery"), {}))
+    assert "way://h:1?token=... would be shown" in said and "set ECHO_TOKEN" in said
+    said += fails(ConfigError, lambda: way.at(Address.parse("way://h:1?host=i&token=correct-horse-battery")))
+    assert "horse" not in said
 
 
 def test_lines_and_roles_count_as_in_a_token_file(fakes: None) -> None:

@@ -32,6 +32,7 @@ due: 4 KiB until its sender has had to prove itself, 1 MiB after. A deadline is 
 from __future__ import annotations
 
 from .learner import CONNECTION_ROLES, ServerHandshake
+from .messages import printable
 from .worker import ClientHandshake
 
-__all__ = ["CONNECTION_ROLES", "ClientHandshake", "ServerHandshake"]
+__all__ = ["CONNECTION_ROLES", "ClientHandshake", "ServerHandshake", "printable"]

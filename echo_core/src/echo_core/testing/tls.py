@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -16,7 +17,7 @@ import pytest
 from echo_core import Client, Server
 from echo_core.errors import EchoTimeoutError, SecurityError
 from echo_core.testing.processes import until
-from echo_core.tls import Authority, Identity
+from echo_core.tls import Authority, Identity, _make
 from echo_core.transport import Transport
 
 __all__ = ["Certificates", "TlsContract"]
@@ -100,6 +101,37 @@ class TlsContract(ABC):
             assert len(server.peers()) == 1
             client.send_batch({"x": np.zeros((2, 4), np.float32), "n": np.arange(2)})
             assert server.sample(20) is not None
+
+    def test_a_session_of_before_stands_for_no_certificate(self, certificates: Certificates) -> None:
+        """Who takes one up again shows none, so that one which has expired since, or whose issuer is trusted no more, would never be seen."""
+        asking = self.transport(tls_client_authority=certificates.authority.certificate, **given(certificates.learner))
+        for newest in (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2):
+            context = ssl.create_default_context(cafile=certificates.authority.certificate)
+            context.maximum_version = newest
+            context.set_alpn_protocols(["h2"])
+            context.load_cert_chain(*certificates.worker)
+            with Server(EXAMPLE, 2, asking, token=TOKEN) as server, suppress(ssl.SSLError):  # of who speaks no older TLS
+                session = None
+                for _ in range(3):
+                    with (
+                        socket.create_connection(server.address.endpoint, timeout=20) as plain,
+                        context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as sock,
+                    ):
+                        assert not sock.session_reused
+                        sock.settimeout(0.5)
+                        with suppress(OSError):  # what comes first may be another session to take up
+                            sock.recv(1 << 14)
+                        session = sock.session
+
+    def test_the_name_in_a_certificate_is_text(self, certificates: Certificates, tmp_path: Path) -> None:
+        """Whoever had it issued chose it, and people read it in logs and terminals."""
+        pytest.importorskip("cryptography")  # openssl's command has another way of writing names
+        odd = Identity(tmp_path / "odd.pem", tmp_path / "odd.key")
+        _make("x\nCRITICAL disk full\x1b[31m", ["odd"], 1, *odd, certificates.authority)
+        asking = self.transport(tls_client_authority=certificates.authority.certificate, **given(certificates.learner))
+        with Server(EXAMPLE, 2, asking, token=TOKEN) as server, Client(server.address, EXAMPLE, **self.trust(certificates, **given(odd))) as client:
+            client.request("ping")
+            assert server.peers()[0].address.startswith("x?CRITICAL disk full?[31m@")
 
     @pytest.mark.parametrize("wrong", ["no certificate", "a foreign certificate", "an expired certificate", "no TLS", "nothing at all"])
     def test_handshakes_that_fail_are_counted_and_logged(

@@ -13,6 +13,7 @@ import grpc
 
 from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel
+from echo_core.handshake import printable
 from echo_core.listening import found_by_trying
 
 from .arrivals import Arrivals
@@ -246,4 +247,4 @@ def _peer(context: grpc.ServicerContext) -> str:
     """`127.0.0.1:5555`, `[::1]:5555`; with mutual TLS after the name in the certificate."""
     where = unquote(context.peer()).removeprefix("ipv4:").removeprefix("ipv6:")
     names = context.auth_context().get("x509_common_name", [])
-    return f"{names[0].decode('utf-8', 'replace')}@{where}" if names else where
+    return f"{printable(names[0].decode('utf-8', 'replace'))}@{where}" if names else where

@@ -17,21 +17,23 @@ cdef extern from "tls/session.hpp" namespace "echo_tcp" nogil:
         @staticmethod
         const Libssl* found()
     Ssl* latest_ssl
-    enum class Outcome:
+    enum class How:
         done
         ended
         interrupted
         over
         failed
         refused
+    struct Outcome:
+        How how
+        int number
+        const char* reason
     cppclass TlsSession:
         TlsSession(const Libssl&, Ssl*, int) except +
         Outcome send(const char*, size_t, size_t&)
         Outcome flush()
         Outcome receive(char*, size_t, size_t&)
         void end()
-        int error_number()
-        const char* reason()
 
 
 cdef class Records:
@@ -70,12 +72,12 @@ cdef class Records:
             while True:
                 with nogil:
                     outcome = self.session.send(<const char*>view.buf, view.len, done)
-                if outcome != Outcome.interrupted:
+                if outcome.how != How.interrupted:
                     break
                 PyErr_CheckSignals()
         finally:
             PyBuffer_Release(&view)
-        if outcome != Outcome.done:
+        if outcome.how != How.done:
             raise self.error(outcome)
 
     def flush(self):
@@ -84,9 +86,9 @@ cdef class Records:
         while True:
             with nogil:
                 outcome = self.session.flush()
-            if outcome == Outcome.done:
+            if outcome.how == How.done:
                 return
-            if outcome != Outcome.interrupted:
+            if outcome.how != How.interrupted:
                 raise self.error(outcome)
             PyErr_CheckSignals()
 
@@ -100,14 +102,14 @@ cdef class Records:
             while True:
                 with nogil:
                     outcome = self.session.receive(<char*>view.buf, view.len, taken)
-                if outcome != Outcome.interrupted:
+                if outcome.how != How.interrupted:
                     break
                 PyErr_CheckSignals()
         finally:
             PyBuffer_Release(&view)
-        if outcome == Outcome.ended:
+        if outcome.how == How.ended:
             return 0
-        if outcome != Outcome.done:
+        if outcome.how != How.done:
             raise self.error(outcome)
         return taken
 
@@ -118,12 +120,12 @@ cdef class Records:
                 self.session.end()
 
     cdef object error(self, Outcome outcome):
-        if outcome == Outcome.refused:
-            error = ssl.SSLError(1, (<bytes>self.session.reason()).decode())
+        if outcome.how == How.refused:
+            error = ssl.SSLError(1, (<bytes>outcome.reason).decode())
             error.reason = error.args[1].upper().replace(" ", "_")  # as the ssl module spells them
             return error
-        if outcome == Outcome.failed and self.session.error_number():
-            return OSError(self.session.error_number(), os.strerror(self.session.error_number()))
+        if outcome.how == How.failed and outcome.number:
+            return OSError(outcome.number, os.strerror(outcome.number))
         return ConnectionAbortedError("the connection is closed")
 
     def __dealloc__(self):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel
 from echo_core.errors import SecurityError
+from echo_core.handshake import printable
 from echo_core.wire import Buffer
 
 from ._tls import Records
@@ -102,7 +103,7 @@ class TlsChannel(Channel):
                 certificate: dict[str, Any] = dict(self._sock.getpeercert() or {})
                 common = dict(item for part in certificate.get("subject", ()) for item in part)
                 if "commonName" in common and self._sock.server_side:
-                    self.peer = f"{common['commonName']}@{self.peer}"
+                    self.peer = f"{printable(common['commonName'])}@{self.peer}"
                 with self._lock:
                     self._alive()
                     if self._records is not None:

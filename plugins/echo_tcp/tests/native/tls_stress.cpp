@@ -149,7 +149,7 @@ std::uint64_t send_all(End& end, unsigned seed, const std::atomic<bool>& enough)
         data.resize(1 + random() % (random() % 4 == 0 ? 300'000 : 300));
         for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<char>(plain(flushed + i));
         std::size_t done = 0;
-        if (end.session->send(data.data(), data.size(), done) != Outcome::done || end.session->flush() != Outcome::done) break;
+        if (end.session->send(data.data(), data.size(), done).how != How::done || end.session->flush().how != How::done) break;
         flushed += data.size();
     }
     return flushed;
@@ -161,7 +161,7 @@ std::uint64_t receive_all(End& end, unsigned seed) {
     for (std::uint64_t received = 0;;) {
         std::size_t taken = 0;
         const Outcome outcome = end.session->receive(data.data(), 1 + random() % data.size(), taken);
-        if (outcome != Outcome::done) return received;
+        if (outcome.how != How::done) return received;
         for (std::size_t i = 0; i < taken; ++i)
             if (static_cast<unsigned char>(data[i]) != plain(received + i)) forbidden("TORN");
         received += taken;

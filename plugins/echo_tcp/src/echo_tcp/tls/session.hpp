@@ -7,7 +7,6 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <mutex>
 #include <new>
@@ -17,7 +16,14 @@
 
 namespace echo_tcp {
 
-enum class Outcome { done, ended, interrupted, over, failed, refused };
+enum class How { done, ended, interrupted, over, failed, refused };
+
+// What came of an attempt. The two threads fail for reasons of their own, so each is given its reason, not a place to look it up.
+struct Outcome {
+    How how = How::done;
+    int number = 0;           // errno, of `failed`
+    const char* reason = "";  // of `refused`: a constant of libcrypto
+};
 
 class TlsSession {
 public:
@@ -45,10 +51,10 @@ public:
             const std::size_t piece = std::min(size - done, held);  // until it is taken OpenSSL must be given the same again
             std::size_t taken = 0;
             const Outcome outcome = patiently([&] { return lib_.write(ssl_, data + done, piece, &taken); });
-            if (outcome != Outcome::done) return outcome;
+            if (outcome.how != How::done) return outcome;
             done += taken;
         }
-        return Outcome::done;
+        return {};
     }
 
     Outcome flush() {
@@ -56,27 +62,26 @@ public:
         for (;;) {
             {
                 const Turn turn(*this);
-                if (over_) return Outcome::over;
-                if (lib_.bio_ctrl(buffer_, flush_now, 0, nullptr) > 0) return Outcome::done;
-                errno_ = errno;
-                if (!lib_.bio_flags(buffer_, retry)) return Outcome::failed;
+                if (over_) return {How::over};
+                if (lib_.bio_ctrl(buffer_, flush_now, 0, nullptr) > 0) return {};
+                if (const int number = errno; !lib_.bio_flags(buffer_, retry)) return {How::failed, number};
             }
-            if (const Outcome outcome = wait(POLLOUT); outcome != Outcome::done) return outcome;
+            if (const Outcome outcome = wait(POLLOUT); outcome.how != How::done) return outcome;
         }
     }
 
     // Waits for a record, then takes what has come, up to `room` bytes.
     Outcome receive(char* into, std::size_t room, std::size_t& taken) {
-        if (behind_ != Outcome::done) return behind_;
+        if (behind_.how != How::done) return behind_;
         const Outcome outcome = patiently([&] { return lib_.read(ssl_, into, room, &taken); });
-        for (bool more = outcome == Outcome::done; more && taken < room;) {
+        for (bool more = outcome.how == How::done; more && taken < room;) {
             const Turn turn(*this);  // given back now and then: the other thread has records to send
             for (const std::size_t until = std::min(room, taken + held); more && taken < until;) {
                 std::size_t read = 0;
                 short event = 0;
                 const Outcome next = once([&] { return lib_.read(ssl_, into + taken, until - taken, &read); }, event);
                 taken += read;
-                more = next == Outcome::done && event == 0;
+                more = next.how == How::done && event == 0;
                 if (!more && event == 0) behind_ = next;  // OpenSSL tells of an error once only
             }
         }
@@ -88,9 +93,6 @@ public:
         const Turn turn(*this);
         over_ = true;
     }
-
-    int error_number() const { return errno_; }
-    const char* reason() const { return reason_.load(); }
 
 private:
     static constexpr std::size_t held = 64 << 10;     // for so many bytes the lock is held at a time
@@ -116,9 +118,9 @@ private:
             short event = 0;
             {
                 const Turn turn(*this);
-                if (const Outcome outcome = once(attempt, event); outcome != Outcome::done || event == 0) return outcome;
+                if (const Outcome outcome = once(attempt, event); outcome.how != How::done || event == 0) return outcome;
             }
-            if (const Outcome outcome = wait(event); outcome != Outcome::done) return outcome;
+            if (const Outcome outcome = wait(event); outcome.how != How::done) return outcome;
         }
     }
 
@@ -126,19 +128,19 @@ private:
     template <class Attempt>
     Outcome once(Attempt attempt, short& event) {
         constexpr int ssl_error = 1, want_read = 2, want_write = 3, system_call = 5, zero_return = 6;  // SSL_ERROR_...
-        if (over_) return Outcome::over;
+        if (over_) return {How::over};
         lib_.forget_errors();
         errno = 0;
         const int result = attempt();
-        if (result > 0) return Outcome::done;
-        errno_ = errno;
+        if (result > 0) return {};
+        const int number = errno;
         switch (lib_.error_of(ssl_, result)) {
-            case want_read: event = POLLIN; return Outcome::done;
-            case want_write: event = POLLOUT; return Outcome::done;
-            case zero_return: return Outcome::ended;
-            case system_call: return errno_ == 0 ? Outcome::ended : Outcome::failed;  // 1.1.1: an end without a farewell
+            case want_read: event = POLLIN; return {};
+            case want_write: event = POLLOUT; return {};
+            case zero_return: return {How::ended};
+            case system_call: return {number == 0 ? How::ended : How::failed, number};  // 1.1.1: an end without a farewell
             case ssl_error: return refusal();
-            default: return Outcome::failed;
+            default: return {How::failed, number};
         }
     }
 
@@ -146,17 +148,15 @@ private:
         const unsigned long code = lib_.next_error();
         lib_.forget_errors();  // the ssl module would take them for its own
         constexpr unsigned long end_without_farewell = 294, reasons = 0x7FFFFF;
-        if ((code & reasons) == end_without_farewell) return Outcome::ended;
+        if ((code & reasons) == end_without_farewell) return {How::ended};
         const char* const reason = lib_.reason_of(code);
-        reason_ = reason != nullptr ? reason : "unknown";
-        return Outcome::refused;
+        return {How::refused, 0, reason != nullptr ? reason : "unknown"};
     }
 
     Outcome wait(short event) {
         pollfd waiting{fd_, event, 0};
-        if (::poll(&waiting, 1, -1) >= 0) return Outcome::done;
-        errno_ = errno;
-        return errno_ == EINTR ? Outcome::interrupted : Outcome::failed;
+        if (::poll(&waiting, 1, -1) >= 0) return {};
+        return {errno == EINTR ? How::interrupted : How::failed, errno};
     }
 
     const Libssl& lib_;
@@ -165,9 +165,7 @@ private:
     Bio* buffer_ = nullptr;
     std::mutex next_, inside_;
     bool over_ = false;
-    Outcome behind_ = Outcome::done;  // what followed the records that were received last
-    std::atomic<int> errno_{0};
-    std::atomic<const char*> reason_{""};  // a constant of libcrypto
+    Outcome behind_;  // what followed the records that were received last
 };
 
 }  // namespace echo_tcp
