@@ -9,6 +9,8 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Server
+from echo_core.channel.listener import ChannelListener
 from echo_core.errors import SecurityError
 from echo_core.testing.processes import until
 from echo_core.tls import Authority
@@ -61,6 +64,78 @@ def test_health_as_load_balancers_ask_for_it() -> None:
         server.close()
         thread.join(20)
         assert seen == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
+
+
+def silent(channel: grpc.Channel, method: str, call: threading.Event) -> grpc.Call:
+    """A call that never says anything."""
+
+    def nothing() -> Iterator[bytes]:
+        call.wait(60)
+        yield from ()
+
+    return channel.stream_stream(f"/grpc.health.v1.Health/{method}")(nothing())
+
+
+def test_calls_of_the_health_service_that_say_nothing_keep_nobody_out() -> None:
+    pytest.importorskip("grpc_health")
+    transport = GrpcTransport(port=0, max_connections=4, max_pending=2, handshake_timeout=120)
+    alone = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+    over = threading.Event()
+    with Server(EXAMPLE, 2, transport, token=TOKEN) as server:
+        where = "{}:{}".format(*server.address.endpoint)
+        with grpc.insecure_channel(where, alone) as strangers, grpc.insecure_channel(where, alone) as balancer:
+            calls = [silent(strangers, method, over) for method in ("Check", "Watch") * 100]  # many times what is served at once
+
+            def served() -> bool:
+                with suppress(grpc.RpcError):  # while they come
+                    return check(balancer) == 1
+                return False
+
+            until(served, "the oldest are sent away")
+            with Client(server.address, EXAMPLE, token=TOKEN, timeout=20) as client:
+                client.request("ping")
+            over.set()
+            for call in calls:
+                call.cancel()
+
+
+def test_a_call_of_the_health_service_that_says_nothing_ends_in_time() -> None:
+    over = threading.Event()
+    transport = GrpcTransport(port=0, handshake_timeout=0.5)
+    with Server(EXAMPLE, 2, transport, token=TOKEN) as server, grpc.insecure_channel("{}:{}".format(*server.address.endpoint)) as strangers:
+        calls = [silent(strangers, method, over) for method in ("Check", "Watch") * 5]
+        until(lambda: all(call.done() for call in calls), "they are sent away")
+        over.set()
+
+
+def test_a_health_check_that_is_none_is_refused_without_a_word_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with Server(EXAMPLE, 2, "grpc://127.0.0.1:0", token=TOKEN) as server, grpc.insecure_channel("{}:{}".format(*server.address.endpoint)) as channel:
+        once = channel.unary_unary("/grpc.health.v1.Health/Check")
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        empty = channel.stream_unary("/grpc.health.v1.Health/Check")
+        for call in (lambda: once(b"\xff", timeout=20), lambda: next(watch(b"\xff", timeout=20)), lambda: empty(iter(()), timeout=20)):
+            with pytest.raises(grpc.RpcError) as refused:
+                call()
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not caplog.records
+
+
+def test_an_interrupted_close_leaves_no_thread_that_keeps_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """grpcio waits for calls in a thread that Python joins at its end."""
+    server = Server(EXAMPLE, 2, "grpc://127.0.0.1:0", token=TOKEN).start()
+    (listener,) = server._listeners
+    close = ChannelListener.close
+
+    def interrupted(self: ChannelListener, timeout: float | None = None) -> None:
+        close(self, timeout)
+        raise KeyboardInterrupt
+
+    with Client(server.address, EXAMPLE, token=TOKEN, timeout=20):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(ChannelListener, "close", interrupted)
+            listener.close(0)
+        until(lambda: all(thread.daemon or thread is threading.main_thread() for thread in threading.enumerate()), "nothing to be joined")
+    server.close()
 
 
 def test_weights_of_a_hundred_megabytes() -> None:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from local_net import SPEC, Consumer, connect, serve
 
+from echo_core.channel.connection import ChannelConnection
 from echo_core.channel.served import TURN_ROWS
 from echo_core.channel.turn import Turn
 from echo_core.errors import SpecError
+from echo_core.server import Server
 from echo_core.spec import Spec
 from echo_core.testing.processes import until
 from echo_core.testing.samples import Tally, assert_same, example, random_like, rich_example, sample, stacked
@@ -196,3 +198,39 @@ def test_a_sample_that_does_not_fit_is_refused_and_nothing_of_it_is_sent() -> No
             connection.send_batch(ragged)
         connection.send_batch(stacked(0, 0, 2))
         assert server.sample(10).batch["number"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("size", [48, 600_000])
+def test_a_learner_that_closes_leaves_nothing_to_be_sent_twice(size: int) -> None:
+    """What it has stored it acknowledges before it says goodbye, and behind that it stores nothing: the next learner gets the rest."""
+    spec, tally, stop, sent = Spec.from_example(example(size)), Tally(), threading.Event(), [0]
+
+    def drain(server: Server) -> None:
+        while (batch := server.sample(20)) is not None:
+            tally.add(batch.batch)
+
+    def work(connection: ChannelConnection) -> None:
+        while not stop.is_set():
+            connection.send(sample(0, sent[0], size))
+            sent[0] += 1
+        connection.wait()
+
+    servers = [serve(example(size), batch_size=1, num_buffers=64)]
+    with connect(spec, timeout=20) as connection:
+        worker = threading.Thread(target=work, args=(connection,))
+        worker.start()
+        for _ in range(8):
+            drainer = threading.Thread(target=drain, args=(servers[-1],))
+            drainer.start()
+            seen = tally.count
+            until(lambda seen=seen: tally.count > seen + 20, "samples")  # type: ignore[misc]
+            servers[-1].close()
+            drainer.join()
+            servers.append(serve(example(size), batch_size=1, num_buffers=64))
+        drainer = threading.Thread(target=drain, args=(servers[-1],))
+        drainer.start()
+        stop.set()
+        worker.join()
+    servers[-1].close()
+    drainer.join()
+    tally.check({0: sent[0]})

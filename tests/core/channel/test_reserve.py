@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 from typing import Any
 
 import pytest
 from local_net import Consumer, connect, net, serve
 
+from echo_core.channel import link as link_module
 from echo_core.channel.connection import ChannelConnection
 from echo_core.errors import ClosedError, EchoTimeoutError, ForkError, SecurityError
 from echo_core.gatherer import Row
@@ -136,3 +138,21 @@ def test_a_forked_child_cannot_end_a_slot_of_its_parent() -> None:
 def test_who_may_not_write_cannot_reserve() -> None:
     with serve(), connect(role="observer") as connection, pytest.raises(SecurityError, match="sends no experience"):
         connection.reserve()
+
+
+def test_room_that_the_garbage_collector_gives_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can wake nobody."""
+    monkeypatch.setattr(link_module, "LOG_AFTER", 3600.0)  # when a sleeper would look by itself
+    with serve(batch_size=1, num_buffers=16) as server, connect(max_inflight_msgs=1) as connection:
+        held = [reserved(connection, 9, 9)]
+        looks: list[int] = []
+        up = connection._uplink
+        has_room = up.window.has_room
+        up.window.has_room = lambda count: bool(looks.append(count)) or has_room(count)  # type: ignore[method-assign]
+        sending = threading.Thread(target=connection.send, args=(sample(1, 0), math.inf))
+        sending.start()
+        until(lambda: len(looks) >= 2, "it sleeps")
+        held.clear()
+        sending.join(20)
+        assert not sending.is_alive()
+        assert server.sample(10) is not None

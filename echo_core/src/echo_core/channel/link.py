@@ -42,8 +42,10 @@ def wait_until(
     timeout: float,
     waiting: Callable[[], str],
     advice: Callable[[], str] = lambda: "wait longer (timeout=)",
+    nap: Callable[[], float] = lambda: math.inf,
 ) -> None:
-    """Sleep on `condition` (held) until `ready()`. `waiting()` says who waits for whom, `advice()` what to do about it.
+    """Sleep on `condition` (held) until `ready()`. `waiting()` says who waits for whom, `advice()` what to do about it,
+    `nap()` after how many seconds to look again unasked.
 
     Raises EchoTimeoutError after `timeout` seconds (math.inf: never); logs once after a few.
     """
@@ -56,7 +58,7 @@ def wait_until(
         if not logged and waited >= LOG_AFTER:
             logged = True
             log.warning("%s (for %.0f s so far)", waiting(), waited)
-        until = min(timeout, math.inf if logged else LOG_AFTER) - waited
+        until = min(min(timeout, math.inf if logged else LOG_AFTER) - waited, nap())
         condition.wait(None if until == math.inf else min(until, threading.TIMEOUT_MAX))
 
 
@@ -224,6 +226,12 @@ class Link:
             self._start += take
             done += take
         self.half_since = 0.0
+
+    def drain(self) -> None:
+        """Read on, and forget it, until the other end hangs up or the link fails: hanging up on unread bytes may destroy what was written last."""
+        with suppress(OSError):
+            while self._more(None):
+                pass
 
     def _more(self, view: memoryview | None) -> int:
         """Wait for bytes: into `view` if given, else into the buffer, or as one. How many came."""

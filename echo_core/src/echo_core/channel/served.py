@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 LOOK_UP_SECONDS = 0.25  # while waiting for space: how soon an evicted client lets go
 TELL_SECONDS = 0.01  # of waiting for space, until what is stored is acknowledged: the client has use for the room
+FAREWELL_SECONDS = 1.0  # for a client to read the learner's goodbye and hang up
 TURN_ROWS = 256  # samples of one client before it is another's turn
 STREAMING_SECONDS = 1.0  # how long after its last byte a client still counts as streaming
 
@@ -64,10 +65,13 @@ class ServedClient:
         self._channel = channel
         self._session: Session
         self._waiting_since = 0.0  # for space
+        self._parted = threading.Event()  # `stop` has said what it had to say
         # Under the gate's lock.
+        self._begun = False  # the client is told where to go on, before which it understands nothing else
         self._committing = False
         self._stopping = False
         self._ack_due = False
+        self._acknowledged = 0  # the newest number that was acknowledged, or is about to be
         self._subscribed = False
         self._held = 0  # version the client holds
         self._on_the_way = 0  # version sent, or being sent, and not confirmed
@@ -143,8 +147,11 @@ class ServedClient:
         self._sink.connected(self.peer)
         try:
             with self.gate.lock:
-                self.link.post(frame(Kind.ACK, seq=self._session.committed))
+                if self._stopping:
+                    raise ConnectionClosedError("the learner is closing")
+                self.link.post(self._acknowledgement())
                 self.link.start()
+                self._begun = True
             self._read(self.link)
         except ClosedError:
             pass  # the store takes no more: the learner is closing
@@ -153,10 +160,16 @@ class ServedClient:
             self.listener.count("protocol_errors")
         except (EchoError, OSError) as error:
             reason = str(error)
+            if not self._stopping:
+                self.link.fail(error)  # whoever stops this now has nothing to wait for
         finally:
             with self.gate.lock:
                 self.calls.fail(ConnectionClosedError(reason or "the worker left"))
-                reason = "" if self._stopping else reason
+                stopping = self._stopping
+                reason = "" if stopping else reason
+            if stopping:
+                self._parted.wait()
+                self.link.drain()
             self.link.finish()
             self.listener.sessions.release(self._session, self)
             self._sink.lost(self.peer, reason)
@@ -211,6 +224,8 @@ class ServedClient:
                 f"samples {self._session.committed + 1} to {header.seq - 1} were never sent"
             )
         with self.gate.lock:
+            if self._stopping:  # what is stored behind the goodbye is never acknowledged, and goes to the next learner as well
+                raise ConnectionClosedError("the learner is closing")
             self._committing = True
         try:
             self._store(link, payload, min(known, header.count), header.count)
@@ -302,6 +317,10 @@ class ServedClient:
     def _answer(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
         return self._sink.control(self.peer, op, body, blob)
 
+    def _acknowledgement(self) -> bytes:
+        self._acknowledged = self._session.committed
+        return frame(Kind.ACK, seq=self._acknowledged)
+
     def _post(self, data: bytes) -> None:
         assert self.link is not None
         with self.gate.lock:
@@ -311,7 +330,7 @@ class ServedClient:
         """An acknowledgement if one is due, else the next chunk of weights."""
         if self._ack_due:
             self._ack_due = False
-            return [frame(Kind.ACK, seq=self._session.committed)], 0
+            return [self._acknowledgement()], 0
         newest = self.listener.newest
         if self._subscribed and not self._on_the_way and newest and newest.version > self._held:
             self._on_the_way = newest.version
@@ -363,16 +382,26 @@ class ServedClient:
             return max(0.0, until - time.monotonic())
 
         link = self.link
-        if link is None:
-            self._channel.shutdown()
-        else:
+        try:
             with self.gate.lock, suppress(EchoTimeoutError):
                 self._stopping = True
-                wait_until(
-                    self.gate.changed, lambda: link.error is not None or not self._committing, left(), lambda: ""
-                )
-                link.post(frame(Kind.BYE, b"the learner is closing"))
-                with self.gate.watching():
-                    wait_until(self.gate.changed, lambda: link.error is not None or link.idle(), left(), lambda: "")
+                begun = self._begun
+                if begun:
+                    assert link is not None
+                    wait_until(
+                        self.gate.changed, lambda: link.error is not None or not self._committing, left(), lambda: ""
+                    )
+                    if self._session.committed > self._acknowledged:  # or its client would send it to the next learner as well
+                        link.post(self._acknowledgement())
+                    link.post(frame(Kind.BYE, b"the learner is closing"))
+                    with self.gate.watching():
+                        wait_until(self.gate.changed, lambda: link.error is not None or link.idle(), left(), lambda: "")
+        finally:
+            self._parted.set()
+        if begun:
+            assert link is not None
+            self.thread.join(min(left(), FAREWELL_SECONDS))
             link.fail(ConnectionClosedError("the learner is closing"))
+        else:
+            self._channel.shutdown()
         self.thread.join(left() + 2 * LOOK_UP_SECONDS)

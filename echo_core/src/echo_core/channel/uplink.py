@@ -45,6 +45,7 @@ log = logging.getLogger("echo")
 
 ATTEMPT_SECONDS = 10.0  # for one attempt to dial, and again for its handshake
 FAREWELL_SECONDS = 1.0  # for the learner to read BYE and hang up
+NAP_SECONDS = 0.25  # of who waits while rows are lent
 BACKOFF = (0.05, 1.6, 1.0)  # seconds between attempts: first, factor, longest
 
 
@@ -119,9 +120,13 @@ class Uplink:
     def wait(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
         """Sleep until `ready()`; raises why the session is over, or as `wait_until`."""
         over = self.over.is_set
-        wait_until(self.gate.changed, lambda: ready() or over(), seconds, waiting, self.advice)
+        wait_until(self.gate.changed, lambda: ready() or over(), seconds, waiting, self.advice, self._nap)
         if not ready():
             self.check()
+
+    def _nap(self) -> float:
+        """How long to sleep at most: a row that the garbage collector gives back makes room, and can take no lock to say so."""
+        return NAP_SECONDS if self.window.lent() else math.inf
 
     def check(self) -> None:
         """Raise why the session is over, if it is."""

@@ -13,6 +13,7 @@ import grpc
 
 from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel
+from echo_core.errors import ProtocolError
 from echo_core.handshake import printable
 from echo_core.listening import found_by_trying
 
@@ -29,7 +30,8 @@ __all__ = ["METHOD", "GrpcAcceptor"]
 SERVICE = "echo.v2.Experience"
 METHOD = f"/{SERVICE}/Session"
 HEALTH = "grpc.health.v1.Health"
-SPARE_CALLS = 64  # beyond the clients and those who want to be: health checks
+SPARE_CALLS = 64  # beyond the clients and those who want to be: health checks ...
+MOST_SILENT, MOST_WATCHING = 24, 32  # ... of which so many have not said yet what they ask, and so many watch
 IDLE_SECONDS = 60  # a connection without a call is ended
 
 
@@ -42,7 +44,7 @@ class GrpcAcceptor(Acceptor):
 
     def __init__(self, options: GrpcListenOptions, scheme: str, certificates: Callable[[Callable[[], None]], grpc.ServerCredentials] | None) -> None:
         in_this_process()
-        self.health = Health()
+        self.health = Health(options.handshake_timeout)
         self._arrivals: Arrivals[GrpcChannel] = Arrivals(options.max_pending)
         self._closing = False
         self._handshakes = Handshakes(options.handshake_timeout, IDLE_SECONDS, _connections(options), self._arrivals.look)
@@ -166,17 +168,25 @@ class Threads(Executor):
 
 
 class Health:
-    """grpc.health.v1: SERVING until the learner closes."""
+    """grpc.health.v1: SERVING until the learner closes.
 
-    def __init__(self) -> None:
+    Anybody may ask. Requests are taken as streams of one: grpcio would wait for that one by itself, for ever, and each call has a thread.
+
+    Args:
+        timeout: seconds for a caller to say what he asks.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
         self._changed = threading.Condition()
         self._draining = False
         self._watching = 0
+        self._silent: dict[grpc.ServicerContext, None] = {}  # calls without a request yet, oldest first
 
     def methods(self) -> dict[str, grpc.RpcMethodHandler]:
         return {
-            "Check": grpc.unary_unary_rpc_method_handler(self._check),
-            "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
+            "Check": grpc.stream_unary_rpc_method_handler(self._check),
+            "Watch": grpc.stream_stream_rpc_method_handler(self._watch),
         }
 
     def drain(self) -> None:
@@ -184,22 +194,48 @@ class Health:
             self._draining = True
             self._changed.notify_all()
 
-    def _check(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        if health_request(request) not in ("", SERVICE):
+    def _service(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> str:
+        """What is asked for. Of too many who do not say, the oldest is sent away."""
+        with self._changed:
+            self._silent[context] = None
+            oldest = next(iter(self._silent)) if len(self._silent) > MOST_SILENT else None
+            if oldest is not None:
+                del self._silent[oldest]
+        if oldest is not None:
+            oldest.cancel()
+        try:
+            timer = threading.Timer(self._timeout, context.cancel)
+            timer.daemon = True
+            timer.start()
+            try:
+                for request in requests:
+                    return health_request(request)
+            finally:
+                timer.cancel()
+        except ProtocolError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except RuntimeError:  # no more threads
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the learner is out of threads")
+        finally:
+            with self._changed:
+                self._silent.pop(context, None)
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+        raise AssertionError  # abort does
+
+    def _check(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        if self._service(requests, context) not in ("", SERVICE):
             context.abort(grpc.StatusCode.NOT_FOUND, f"no such service here; ask for {SERVICE}")
         return health_response(2 if self._draining else 1)
 
-    def _watch(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        if health_request(request) not in ("", SERVICE):
+    def _watch(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        if self._service(requests, context) not in ("", SERVICE):
             yield health_response(3)
             return
         with self._changed:
-            if self._watching >= SPARE_CALLS // 2:  # each keeps a thread from those who wait to be served
+            if self._watching >= MOST_WATCHING:  # each keeps a thread from those who wait to be served
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch; use Check")
             self._watching += 1
         try:
-            if not self._draining:
-                yield health_response(1)
             over = threading.Event()
 
             def gone() -> None:
@@ -207,7 +243,10 @@ class Health:
                 with self._changed:
                     self._changed.notify_all()
 
-            context.add_callback(gone)
+            if not context.add_callback(gone):
+                return
+            if not self._draining:
+                yield health_response(1)
             with self._changed:
                 while not self._draining and not over.is_set():
                     self._changed.wait(10)

@@ -80,8 +80,10 @@ class GrpcListener(ChannelListener):
         return counts
 
     def close(self, timeout: float | None = None) -> None:
-        super().close(timeout)
-        self._acceptor.finish()
+        try:
+            super().close(timeout)
+        finally:  # interrupted too: a thread of grpcio's would keep the process until the last call ends
+            self._acceptor.finish()
 
 
 class GrpcTransport(ChannelTransport):
