@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 
-from ..errors import ConnectionClosedError, EchoTimeoutError
+from ..errors import ConnectionClosedError, EchoError, EchoTimeoutError
 from ..handshake import ClientHandshake, ServerHandshake
 from ..wire import HEADER_BYTES, Buffer, Header, Kind, frame, parse_header
 from .base import Channel
@@ -229,7 +229,7 @@ class Link:
 
     def drain(self) -> None:
         """Read on, and forget it, until the other end hangs up or the link fails: hanging up on unread bytes may destroy what was written last."""
-        with suppress(OSError):
+        with suppress(OSError, EchoError):
             while self._more(None):
                 pass
 
