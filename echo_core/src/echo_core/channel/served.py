@@ -161,7 +161,9 @@ class ServedClient:
         except (EchoError, OSError) as error:
             reason = str(error)
             if not self._stopping:
-                self.link.fail(error)  # whoever stops this now has nothing to wait for
+                # Whoever stops this now has nothing to wait for. Not the error itself: its frames lead back here, and what they hold would be
+                # left to the garbage collector, gRPC's objects too, which must not go in a forked child.
+                self.link.fail(ConnectionClosedError(reason))
         finally:
             with self.gate.lock:
                 self.calls.fail(ConnectionClosedError(reason or "the worker left"))
