@@ -26,6 +26,8 @@ class TestGrpcs(TestGrpc):
 
 
 class TestCertificates(TlsContract):
+    plain_scheme = "grpc"
+
     def transport(self, **options: Any) -> GrpcsTransport:
         return GrpcsTransport(port=0, **options)
 

@@ -17,6 +17,8 @@ from echo_tcp.transport import TcpsTransport
 
 
 class TestCertificates(TlsContract):
+    plain_scheme = "tcp"
+
     def transport(self, **options: Any) -> TcpsTransport:
         return TcpsTransport(port=0, **options)
 

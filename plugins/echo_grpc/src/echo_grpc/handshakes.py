@@ -12,6 +12,8 @@ from typing import Any
 
 import grpc
 
+from .resumption import resumed_in_vain
+
 __all__ = ["Handshakes"]
 
 log = logging.getLogger("echo")
@@ -60,6 +62,7 @@ class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
             first = not self._open and not self._untold
             self._open.append(time.monotonic())
             if len(self._open) > self._most:
+                self._open.popleft()
                 self._fail()
         if first:
             self._wake()
@@ -73,6 +76,11 @@ class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
 
         def called(request: Any, context: grpc.ServicerContext) -> Any:
             self._called(context)
+            if reason := resumed_in_vain(context.auth_context()):
+                with self._lock:
+                    self._fail()
+                self._wake()
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
             return behavior(request, context)
 
         wrap = getattr(grpc, f"{kind}_rpc_method_handler")
@@ -99,6 +107,7 @@ class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
         now = time.monotonic()
         with self._lock:
             while self._open and self._open[0] <= now - self._patience:
+                self._open.popleft()
                 self._fail()
             while self._quiet and next(iter(self._quiet.values())) <= now - self._idle:
                 self._quiet.popitem(last=False)
@@ -117,6 +126,5 @@ class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
         return max(min(due) - now, LOOK_PAUSE) if due else None
 
     def _fail(self) -> None:
-        self._open.popleft()
         self.failed += 1
         self._untold += 1

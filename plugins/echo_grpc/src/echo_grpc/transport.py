@@ -26,7 +26,7 @@ from .stream import GrpcChannel, Outbox, in_this_process
 from .window import GrpcUplink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from echo_core.sink import Sink
     from echo_core.spec import Spec
@@ -174,16 +174,7 @@ class GrpcsTransport(GrpcTransport):
         roots = None if authority is None else authority.read_bytes()
         shown = grpc.ssl_server_certificate_configuration([pair], roots)
         asks = authority is not None
-
-        def credentials(begun: Callable[[], None]) -> grpc.ServerCredentials:
-            def fetch() -> grpc.ServerCertificateConfiguration | None:
-                begun()
-                # Anew for each connection: a session of another one that is taken up again would stand for a certificate that nobody looks at any more.
-                return shown if asks else None
-
-            return grpc.dynamic_ssl_server_credentials(shown, fetch, asks)
-
-        return GrpcAcceptor(options, self.scheme, credentials)
+        return GrpcAcceptor(options, self.scheme, lambda begun: grpc.dynamic_ssl_server_credentials(shown, begun, asks))
 
     @classmethod
     def _channel(cls, target: str, arguments: list[tuple[str, Any]], options: Any) -> grpc.Channel:

@@ -1,0 +1,71 @@
+"""A proxy that speaks TLS for workers that do not, and takes up sessions of before: `TlsRelay`."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+from contextlib import closing, suppress
+from typing import Self
+
+__all__ = ["TlsRelay"]
+
+
+class TlsRelay:
+    """Listens on a free port of 127.0.0.1 and passes what comes there on to a learner with TLS, as proxies do: with each connection it takes
+    up the TLS session of the last one, for which it shows no certificate again. One connection at a time.
+
+    Args:
+        learner: host and port.
+        context: with the certificate that it shows.
+
+    Attributes:
+        port: where it listens.
+        resumed: connections so far for which the learner took up a session of before.
+    """
+
+    def __init__(self, learner: tuple[str, int], context: ssl.SSLContext) -> None:
+        self.resumed = 0
+        self._learner = learner
+        self._context = context
+        self._session: ssl.SSLSession | None = None
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, name="tls-relay", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(20)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                worker, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            with closing(worker), suppress(OSError):
+                self._pass_on(worker)
+
+    def _pass_on(self, worker: socket.socket) -> None:
+        host, _ = self._learner
+        with (
+            socket.create_connection(self._learner, timeout=20) as plain,
+            self._context.wrap_socket(plain, server_hostname=host, session=self._session) as learner,
+        ):
+            self.resumed += bool(learner.session_reused)
+            while True:
+                # One thread for both directions, which may wait for the one while the other has more: Echo's handshakes and small samples do
+                # not fill a socket.
+                ready = [learner] if learner.pending() else select.select([worker, learner], [], [], 20)[0]
+                for end, other in ((worker, learner), (learner, worker)):
+                    if end in ready:
+                        if not (data := end.recv(1 << 16)):
+                            return
+                        other.sendall(data)
+                self._session = learner.session or self._session
