@@ -13,6 +13,7 @@ import pytest
 from echo_core import Server
 from echo_core.testing import TlsContract
 from echo_core.testing.tls import EXAMPLE, TOKEN, Certificates, given
+from echo_tcp.secure import LOOKS, TRICKLE_SECONDS
 from echo_tcp.transport import TcpsTransport
 
 
@@ -48,3 +49,36 @@ class TestCertificates(TlsContract):
                     assert last.recv(64) is not None  # an alert, or the end: it was looked after
             assert time.monotonic() - began < 2.0
             assert "cannot accept" not in caplog.text
+
+    def test_a_handshake_in_crumbs_is_one_all_the_same(self, certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And is not looked at for every byte, or 200 such strangers would keep a core busy."""
+        looks = 0
+        do_handshake = ssl.SSLSocket.do_handshake
+
+        def counted(sock: ssl.SSLSocket, block: bool = False) -> None:
+            nonlocal looks
+            looks += 1
+            do_handshake(sock, block)
+
+        monkeypatch.setattr(ssl.SSLSocket, "do_handshake", counted)
+        context = ssl.create_default_context(cafile=certificates.authority.certificate)
+        heard, said = ssl.MemoryBIO(), ssl.MemoryBIO()
+        worker = context.wrap_bio(heard, said, server_hostname="127.0.0.1")
+        patient = self.transport(**given(certificates.learner), handshake_timeout=60.0)
+        with (
+            Server(EXAMPLE, 2, patient, token=TOKEN) as server,
+            socket.create_connection(server.address.endpoint, timeout=50) as sock,
+        ):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            start = time.monotonic()
+            while True:
+                with suppress(ssl.SSLWantReadError):
+                    worker.do_handshake()
+                    break
+                for byte in said.read():
+                    sock.sendall(bytes([byte]))
+                    time.sleep(0.005)
+                heard.write(sock.recv(1 << 14))
+            sock.sendall(said.read())
+            assert worker.version() == "TLSv1.3"
+            assert 0 < looks <= LOOKS + 2 + (time.monotonic() - start) / TRICKLE_SECONDS

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import selectors
 import socket
 import ssl
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["TlsAcceptor", "TlsChannel", "dial_tls"]
 
 PIECE_BYTES = 64 << 10  # encrypted or decrypted at a time, so that the other thread never waits long for the lock
+LOOKS, TRICKLE_SECONDS = 8, 0.2  # a handshake comes in fewer pieces; who sends it byte by byte is looked at so seldom from then on
 
 T = TypeVar("T")
 
@@ -99,7 +102,7 @@ class TlsChannel(Channel):
         with self._shaking:
             if not self._shaken:
                 self._wrap()
-                self._patiently(self._sock.do_handshake)
+                self._patiently(self._sock.do_handshake, LOOKS)
                 certificate: dict[str, Any] = dict(self._sock.getpeercert() or {})
                 common = dict(item for part in certificate.get("subject", ()) for item in part)
                 if "commonName" in common and self._sock.server_side:
@@ -123,7 +126,8 @@ class TlsChannel(Channel):
         if self._over:
             raise ConnectionAbortedError("the connection is closed")
 
-    def _patiently(self, attempt: Callable[[], T]) -> T:
+    def _patiently(self, attempt: Callable[[], T], looks: float = math.inf) -> T:
+        """Try as often as it takes; in a hurry for the first `looks` times."""
         while True:
             with self._lock:
                 self._alive()
@@ -140,6 +144,8 @@ class TlsChannel(Channel):
             poll = select.poll()
             poll.register(self._sock, event)
             poll.poll()
+            if (looks := looks - 1) < 0:
+                time.sleep(TRICKLE_SECONDS)
 
     def shutdown(self) -> None:
         with self._lock:
