@@ -11,6 +11,7 @@ cdef extern from "ucx/intake.hpp" namespace "echo_rdma" nogil:
         cbool idle()
 
     void stop_intake(CEngine&, CIntake&)
+    void conclude_intake(CEngine&, CIntake&, Peer&)
 
 
 cdef class Intake:
@@ -42,6 +43,11 @@ cdef class Intake:
         """Commit nothing more: `figures` are final."""
         with nogil:
             stop_intake(self.wire.engine.engine.get()[0], self.intake.get()[0])
+
+    def conclude(self) -> None:
+        """The same, and acknowledge what was committed."""
+        with nogil:
+            conclude_intake(self.wire.engine.engine.get()[0], self.intake.get()[0], self.wire.peer.get()[0])
 
     @property
     def idle(self) -> bool:

@@ -93,6 +93,8 @@ class RdmaServed(ServedClient):
         end = min(until, time.monotonic() + FAREWELL_SECONDS)
         while intake is not None and not intake.idle and not intake.figures()["waiting_since"] and time.monotonic() < end:
             time.sleep(PAUSE)
+        if intake is not None:
+            intake.conclude()  # before the goodbye, behind which the worker hears nothing
         super().stop(until)
 
 

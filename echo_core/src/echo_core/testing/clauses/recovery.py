@@ -14,16 +14,16 @@ from ...errors import EchoError, EchoTimeoutError
 from .. import workers
 from ..processes import returns, until
 from ..rig import PATIENCE, Rig, drain, hear
-from ..samples import Tally, sample, stacked
+from ..samples import FILLER, Tally, example, sample, stacked
 
 Needs = Callable[[str], None]
 
 
 class Sender:
-    """Sends samples 0, 1, 2, ... of `maker` until stopped."""
+    """Sends samples 0, 1, 2, ... of `maker`, with `filler` bytes each, until stopped."""
 
-    def __init__(self, client: Any, maker: int) -> None:
-        self.client, self.maker, self.sent = client, maker, 0
+    def __init__(self, client: Any, maker: int, filler: int = FILLER) -> None:
+        self.client, self.maker, self.filler, self.sent = client, maker, filler, 0
         self.error: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -33,10 +33,10 @@ class Sender:
         try:
             while not self._stop.is_set():
                 if self.sent % 10 == 0:
-                    self.client.send_batch(stacked(self.maker, self.sent, 5))
+                    self.client.send_batch(stacked(self.maker, self.sent, 5, self.filler))
                     self.sent += 5
                 else:
-                    self.client.send(sample(self.maker, self.sent))
+                    self.client.send(sample(self.maker, self.sent, self.filler))
                     self.sent += 1
         except BaseException as error:
             self.error = error
@@ -48,7 +48,7 @@ class Sender:
         assert self.error is None, repr(self.error)
         assert not self._thread.is_alive(), "send() hangs"
         if rest := -self.sent % whole:
-            self.client.send_batch(stacked(self.maker, self.sent, rest))
+            self.client.send_batch(stacked(self.maker, self.sent, rest, self.filler))
             self.sent += rest
         self.client.wait()
         return self.sent
@@ -159,6 +159,24 @@ class RecoveryClauses:
         weights = client.weights(newer_than=1)
         assert weights.params["w"][0] == weights.version + 1
         assert client.request("ping", blob=b"you?")[1] == b"you?"
+
+    @pytest.mark.parametrize("filler", [FILLER, 1 << 16])
+    def test_a_learner_that_closes_leaves_nothing_to_be_sent_twice(self, rig: Rig, needs: Needs, filler: int) -> None:
+        """What it has stored it acknowledges before it says goodbye, and behind that it stores nothing: the next learner gets the rest."""
+        needs("restarts")
+        tree = example(filler)
+        server = rig.server(tree, batch_size=1, num_buffers=64)
+        address = server.address
+        sender = Sender(rig.client(server, tree), 1, filler)
+        tally = Tally()
+        for _ in range(4):
+            drainer = Drainer(server)
+            until(lambda drainer=drainer: drainer.tally.count > 20, "samples arrive")
+            tally.merge([drainer.finish()])
+            server = rig.server(tree, batch_size=1, num_buffers=64, at=address)
+        drainer = Drainer(server)
+        sent = sender.stop(1)
+        tally.merge([drainer.finish()]).check({1: sent})
 
     def test_a_killed_learner_is_replaced(self, rig: Rig, needs: Needs) -> None:
         needs("processes")

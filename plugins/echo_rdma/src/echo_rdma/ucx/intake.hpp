@@ -48,6 +48,12 @@ class Intake final : public Flow {
         give_back();
     }
 
+    // The same, and the worker hears at once what it must not send to the next learner as well.
+    void conclude(Peer &peer) {
+        stop();
+        if (committed_ > acknowledged_ && !peer.failed && peer.stage == Stage::OPEN) acknowledge(peer);
+    }
+
     // ------------------------------------------------------------------------------------------------------- the engine
 
     ucp::status message(Peer &peer, const Head &head, void *data, size_t length, uint64_t attributes, std::string &broken) override {
@@ -161,10 +167,7 @@ class Intake final : public Flow {
             if (!full_ || parked_.empty()) line_.leave(this); // what is still on its way must not hold up the others
         }
         if (ack_due_ && !peer.failed && (peer.engine->quiet() || (committed_ - acknowledged_) * sample_bytes_ >= ACK_BYTES)) {
-            ack_due_ = false;
-            acknowledged_ = committed_;
-            limit_ = committed_ + credit_;
-            peer.engine->post(peer, Head{.kind = ACK, .flags = sight_.opened() ? READS : uint8_t(0), .number = committed_, .limit = limit_});
+            acknowledge(peer);
             worked = true;
         }
         waiting_since_ = full_ && !parked_.empty() ? (waiting_since_ ? waiting_since_.load() : peer.engine->now()) : 0;
@@ -359,6 +362,13 @@ class Intake final : public Flow {
         return !full_;
     }
 
+    void acknowledge(Peer &peer) {
+        ack_due_ = false;
+        acknowledged_ = committed_;
+        limit_ = committed_ + credit_;
+        peer.engine->post(peer, Head{.kind = ACK, .flags = sight_.opened() ? READS : uint8_t(0), .number = committed_, .limit = limit_});
+    }
+
     void count_in(uint64_t count) {
         committed_ += count;
         inserted_ += count;
@@ -393,6 +403,11 @@ class Intake final : public Flow {
 inline void stop_intake(Engine &engine, Intake &intake) {
     Engine::Visit visit(engine);
     intake.stop();
+}
+
+inline void conclude_intake(Engine &engine, Intake &intake, Peer &peer) {
+    Engine::Visit visit(engine);
+    intake.conclude(peer);
 }
 
 } // namespace echo_rdma
