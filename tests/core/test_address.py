@@ -144,6 +144,18 @@ def test_errors_say_what_is_wrong(text: str, said: str) -> None:
     assert isinstance(error.value, ValueError)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["tcp://h:1x?token=s3cret", "h:1?token=s3cret", "tcp://h:1?token=s3cret=&", "tcp://h:1?a=1&a=2&token=s3cret", "tcp://me:s3cret@h:1", "me:s3cret@h:1"],
+)
+def test_errors_show_no_secret(text: str) -> None:
+    """People put tokens and passwords there, and an error ends in a log."""
+    with pytest.raises(AddressError) as error:
+        Address.parse(text)
+    assert "s3cret" not in str(error.value)
+    assert error.value.__cause__ is None and error.value.__suppress_context__
+
+
 def test_text_only() -> None:
     with pytest.raises(AddressError, match="an address is text, not int"):
         Address.parse(5555)  # type: ignore[arg-type]

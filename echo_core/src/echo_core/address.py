@@ -86,7 +86,13 @@ class Address:
             return text
         if not isinstance(text, str):
             raise AddressError(f"an address is text, not {type(text).__name__}; {_EXAMPLES}")
-        text = text.strip()
+        try:
+            return cls._read(text.strip())
+        except AddressError as error:
+            raise AddressError(_without_secrets(str(error))) from None
+
+    @classmethod
+    def _read(cls, text: str) -> Address:
         scheme, separator, rest = text.partition("://")
         if not separator or not _SCHEME.fullmatch(scheme.lower()):
             raise AddressError(_no_scheme(text))
@@ -151,6 +157,11 @@ def is_loopback_host(host: str) -> bool:
         return False
     mapped = getattr(ip, "ipv4_mapped", None)
     return (mapped or ip).is_loopback
+
+
+def _without_secrets(text: str) -> str:
+    """An error's text without the tokens and passwords of the address that it shows: neither belongs there, but people try."""
+    return re.sub(r"(token=)[^&\s\"']+|[^/@\s\"']+:[^/@\s\"']*(@)", r"\1...\2", text)
 
 
 def _bracketed(host: str) -> str:

@@ -23,13 +23,15 @@ class TlsRelay:
     Attributes:
         port: where it listens.
         resumed: connections so far for which the learner took up a session of before.
+        resumes: whether it tries; True at first.
     """
 
     def __init__(self, learner: tuple[str, int], context: ssl.SSLContext) -> None:
-        self.resumed = 0
+        self.resumed, self.resumes = 0, True
         self._learner = learner
         self._context = context
         self._session: ssl.SSLSession | None = None
+        self._worker: socket.socket | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, name="tls-relay", daemon=True)
@@ -43,12 +45,19 @@ class TlsRelay:
         self._thread.join(20)
         self._listener.close()
 
+    def cut(self) -> None:
+        """End the connection that there is."""
+        if (worker := self._worker) is not None:
+            with suppress(OSError):  # it is over by itself
+                worker.shutdown(socket.SHUT_RDWR)
+
     def _serve(self) -> None:
         while True:
             try:
                 worker, _ = self._listener.accept()
             except OSError:  # closed
                 return
+            self._worker = worker
             with closing(worker), suppress(OSError):
                 self._pass_on(worker)
 
@@ -56,7 +65,7 @@ class TlsRelay:
         host, _ = self._learner
         with (
             socket.create_connection(self._learner, timeout=20) as plain,
-            self._context.wrap_socket(plain, server_hostname=host, session=self._session) as learner,
+            self._context.wrap_socket(plain, server_hostname=host, session=self._session if self.resumes else None) as learner,
         ):
             self.resumed += bool(learner.session_reused)
             while True:

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from .resumption import resumed_in_vain
+from .expiry import expired
 
 __all__ = ["Handshakes"]
 
@@ -76,7 +76,7 @@ class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
 
         def called(request: Any, context: grpc.ServicerContext) -> Any:
             self._called(context)
-            if reason := resumed_in_vain(context.auth_context()):
+            if reason := expired(context.auth_context()):
                 with self._lock:
                     self._fail()
                 self._wake()
@@ -118,8 +118,9 @@ class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
             due += [self._told_at + COMPLAINT_PAUSE] if self._untold else []
         if tell:
             log.warning(
-                "%s: TLS handshakes that failed, or that no call followed: %d (a certificate that has expired or that an unknown authority issued, none"
-                " where one is asked for, a worker that does not trust this learner's, no TLS, nobody who spoke; grpcio's reasons: GRPC_VERBOSITY=INFO)",
+                "%s: TLS handshakes that failed, or that no call followed, and calls of clients whose certificate has expired since: %d (a certificate that has"
+                " expired or that an unknown authority issued, none where one is asked for, a worker that does not trust this learner's, no TLS, nobody"
+                " who spoke; grpcio's reasons: GRPC_VERBOSITY=INFO)",
                 self.where,
                 tell,
             )

@@ -204,6 +204,8 @@ def _reason(error: grpc.RpcError) -> OSError:
     details = getattr(error, "details", lambda: None)() or "the call was cancelled"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ConnectionRefusedError(f"busy: the learner takes no more clients ({details})")
+    if code is grpc.StatusCode.UNAUTHENTICATED:  # not for good: whoever shows the certificate, a proxy perhaps, may renew it
+        return ConnectionRefusedError(f"the learner refuses the call: {details}")
     if "WRONG_VERSION_NUMBER" in details:
         return SecurityError("the learner answers without TLS: use grpc://, or have it listen at grpcs://")
     if "CERTIFICATE" in details.upper() or "verification check failed" in details:

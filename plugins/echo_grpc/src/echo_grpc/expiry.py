@@ -1,0 +1,65 @@
+"""Clients' certificates that have expired since they were shown: `expired`."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+
+__all__ = ["expired"]
+
+VERSION, UTC_TIME = 0xA0, 0x17  # tags of DER
+
+
+def expired(shown: Mapping[str, Collection[bytes]]) -> str:
+    """Why a call is refused whose client showed a certificate; "" while that holds, or where none was asked for.
+
+    gRPC looks at a certificate in a full handshake only, and its servers always offer sessions to take up again, as nginx and Envoy do: one that
+    has expired since would be good for as long as the learner lives. To change gRPC's certificate configuration for each connection would end
+    that, and the process: it frees the old one while another handshake uses it (grpc/grpc#36693). An issuer that has expired since is not seen
+    here: gRPC hands on the first certificate of the chain alone.
+
+    Args:
+        shown: what gRPC knows of the client: `grpc.ServicerContext.auth_context()`.
+    """
+    for certificate in shown.get("x509_pem_cert", ()):
+        try:
+            date = _not_after(certificate)
+        except (ValueError, IndexError):
+            return "the date of the certificate that this TLS session began with cannot be read"
+        if datetime.now(UTC) > date:
+            return (
+                f"what this TLS session began with has expired ({date:%Y-%m-%d %H:%M:%S} UTC): renew the certificate, and if a proxy shows it, have that"
+                " forget its sessions of before (nginx: grpc_ssl_session_reuse off)"
+            )
+    return ""
+
+
+def _not_after(pem: bytes) -> datetime:
+    """Until when a certificate holds. ValueError, IndexError: it is none."""
+    # RFC 5280, 4.1: the first part of the certificate has [version,] serial number, algorithm, issuer, validity: (not before, not after), ...
+    certificate = _parts(ssl.PEM_cert_to_DER_cert(pem.decode("ascii")))[0][1]
+    fields = _parts(_parts(certificate)[0][1])
+    validity = fields[4 if fields[0][0] == VERSION else 3][1]
+    tag, text = _parts(validity)[1]
+    date = text.decode("ascii")
+    if tag == UTC_TIME:  # has two digits for the year, and ends with 2049
+        date = ("20" if date < "50" else "19") + date
+    return datetime.strptime(date, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+
+
+def _parts(data: bytes) -> list[tuple[int, bytes]]:
+    """The values that stand one behind the other in DER: each a tag, a length, its content."""
+    parts, at = [], 0
+    while at < len(data):
+        tag, length = data[at], data[at + 1]
+        at += 2
+        if length & 0x80:  # the length of the length
+            size = length & 0x7F
+            length = int.from_bytes(data[at : at + size])
+            at += size
+        if at + length > len(data):
+            raise ValueError("cut off")
+        parts.append((tag, data[at : at + length]))
+        at += length
+    return parts
