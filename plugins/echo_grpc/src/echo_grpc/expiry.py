@@ -1,4 +1,4 @@
-"""Clients' certificates that have expired since they were shown: `expired`."""
+"""Clients that take up a TLS session of before, whose certificate has expired since: `expired`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ VERSION, UTC_TIME = 0xA0, 0x17  # tags of DER
 
 
 def expired(shown: Mapping[str, Collection[bytes]]) -> str:
-    """Why a call is refused whose client showed a certificate; "" while that holds, or where none was asked for.
+    """Why a call over a resumed TLS session is refused; "" where the certificate with which that began still holds, or none was asked for.
 
     gRPC looks at a certificate in a full handshake only, and its servers always offer sessions to take up again, as nginx and Envoy do: one that
     has expired since would be good for as long as the learner lives. To change gRPC's certificate configuration for each connection would end
     that, and the process: it frees the old one while another handshake uses it (grpc/grpc#36693). An issuer that has expired since is not seen
-    here: gRPC hands on the first certificate of the chain alone.
+    here: gRPC hands on the first certificate of the chain alone. A connection that stands is not looked at again, as everywhere in TLS: a proxy
+    may carry new workers on one that began with its certificate of before.
 
     Args:
         shown: what gRPC knows of the client: `grpc.ServicerContext.auth_context()`.
     """
+    if b"true" not in shown.get("ssl_session_reused", ()):
+        return ""
     for certificate in shown.get("x509_pem_cert", ()):
         try:
             date = _not_after(certificate)

@@ -32,6 +32,7 @@ class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
     grpcio asks for a certificate each time it accepts a connection, which is how the first are known (`begun`), and every call says from which
     connection it is. What is missing when its time is over has failed, or was nobody's who has anything to say: which of the two, whose it was
     and why grpcio keeps to itself. One that calls takes back the youngest that is open, because a handshake that goes well takes milliseconds.
+    Calls over a session that was resumed after its certificate had expired are refused here, and count too.
 
     Nothing here may lead to the server: grpcio's C core holds `begun`, where no garbage collector sees it.
 
@@ -118,9 +119,9 @@ class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
             due += [self._told_at + COMPLAINT_PAUSE] if self._untold else []
         if tell:
             log.warning(
-                "%s: TLS handshakes that failed, or that no call followed, and calls of clients whose certificate has expired since: %d (a certificate that has"
-                " expired or that an unknown authority issued, none where one is asked for, a worker that does not trust this learner's, no TLS, nobody"
-                " who spoke; grpcio's reasons: GRPC_VERBOSITY=INFO)",
+                "%s: TLS handshakes that failed, or that no call followed, and calls over resumed sessions whose certificate has expired: %d (a"
+                " certificate that has expired or that an unknown authority issued, none where one is asked for, a worker that does not trust this"
+                " learner's, no TLS, nobody who spoke; grpcio's reasons: GRPC_VERBOSITY=INFO)",
                 self.where,
                 tell,
             )

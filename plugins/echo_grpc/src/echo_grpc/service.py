@@ -82,7 +82,7 @@ class GrpcAcceptor(Acceptor):
 
     @property
     def refused(self) -> int:
-        """Connections that failed before there was a channel, and calls refused for a certificate that has expired since."""
+        """Connections that failed before there was a channel, and calls refused because the session was resumed after its certificate had expired."""
         return self._handshakes.failed
 
     def _session(self, arriving: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
