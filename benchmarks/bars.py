@@ -24,6 +24,10 @@ class Verdict:
 CEILING = "memcpy"
 
 
+def _percent(share: float) -> str:
+    return f"{share:.1f}" if share < 1 else f"{share:.0f}"  # what is missed is never missed by nothing
+
+
 def _beside(results: Results, case: str, key: str, ceiling: bool) -> str:
     """What the machine itself does, without us: for a bar that nobody can pass."""
     figure = results.figure(case, CEILING, key) if ceiling else None
@@ -54,7 +58,7 @@ class AtLeast:
             times = "" if self.baseline == BASELINE else f" ({factor:.3g}×)"  # the columns show ratios to id-echo only
             return Verdict(True, f"{who}ok ≥ {self.factor:g}×{than}{times}")
         short = 100 * (1 - factor / self.factor)
-        return Verdict(False, f"{who}**missed** ≥ {self.factor:g}×{than} by {short:.0f} %")
+        return Verdict(False, f"{who}**missed** ≥ {self.factor:g}×{than} by {_percent(short)} %")
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class AtMost:
         if figure.median <= self.limit:
             return Verdict(True, f"{who}ok ≤ {self.limit:g} {self.unit}{beside}")
         over = 100 * (figure.median / self.limit - 1)
-        return Verdict(False, f"{who}**missed** ≤ {self.limit:g} {self.unit} by {over:.0f} %{beside}")
+        return Verdict(False, f"{who}**missed** ≤ {self.limit:g} {self.unit} by {_percent(over)} %{beside}")
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ class Reaches:
         if figure.median >= limit:
             return Verdict(True, f"{self.ours} ok ≥ {title} ({figure.median / limit:.3g}×){beside}")
         short = 100 * (1 - figure.median / limit)
-        return Verdict(False, f"{self.ours} **missed** ≥ {title} by {short:.0f} %{beside}")
+        return Verdict(False, f"{self.ours} **missed** ≥ {title} by {_percent(short)} %{beside}")
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class Below:
         if ours.median <= limit:
             return Verdict(True, f"ok {self.title}")
         over = 100 * (ours.median / limit - 1)
-        return Verdict(False, f"**missed** {self.title} by {over:.0f} %")
+        return Verdict(False, f"**missed** {self.title} by {_percent(over)} %")
 
 
 Bar = AtLeast | AtMost | Below | Reaches

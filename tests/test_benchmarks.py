@@ -236,6 +236,7 @@ def test_a_floor_holds_unless_another_does_not_reach_it_either() -> None:
         return bar.check(Results(content), case)
 
     assert judged(echo_grpc=2.8e9, grpcio_bytes=4e9) == bars.Verdict(False, "echo-grpc **missed** ≥ 3 GB/s or grpcio-bytes by 7 %")
+    assert judged(echo_grpc=2.493e9, grpcio_bytes=2.5e9) == bars.Verdict(False, "echo-grpc **missed** ≥ 3 GB/s or grpcio-bytes by 0.3 %")
     assert judged(echo_grpc=2.8e9, grpcio_bytes=2.5e9) == bars.Verdict(True, "echo-grpc ok ≥ 3 GB/s or grpcio-bytes (1.12×)")
     assert judged(echo_grpc=3.3e9) == bars.Verdict(True, "echo-grpc ok ≥ 3 GB/s or grpcio-bytes (1.1×)")
     assert judged(echo_grpc=2.8e9).ok is None  # it may be the ceiling
