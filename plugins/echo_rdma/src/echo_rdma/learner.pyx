@@ -10,8 +10,7 @@ cdef extern from "ucx/intake.hpp" namespace "echo_rdma" nogil:
         IntakeFigures figures()
         cbool idle()
 
-    void stop_intake(CEngine&, CIntake&)
-    void conclude_intake(CEngine&, CIntake&, Peer&)
+    void stop_intake(CEngine&, CIntake&, Peer&)
 
 
 cdef class Intake:
@@ -40,14 +39,9 @@ cdef class Intake:
             leak(self.intake)
 
     def stop(self) -> None:
-        """Commit nothing more: `figures` are final."""
+        """Commit nothing more, so that `figures` are final, and acknowledge what was committed."""
         with nogil:
-            stop_intake(self.wire.engine.engine.get()[0], self.intake.get()[0])
-
-    def conclude(self) -> None:
-        """The same, and acknowledge what was committed."""
-        with nogil:
-            conclude_intake(self.wire.engine.engine.get()[0], self.intake.get()[0], self.wire.peer.get()[0])
+            stop_intake(self.wire.engine.engine.get()[0], self.intake.get()[0], self.wire.peer.get()[0])
 
     @property
     def idle(self) -> bool:

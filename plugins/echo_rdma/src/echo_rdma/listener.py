@@ -94,7 +94,7 @@ class RdmaServed(ServedClient):
         while intake is not None and not intake.idle and not intake.figures()["waiting_since"] and time.monotonic() < end:
             time.sleep(PAUSE)
         if intake is not None:
-            intake.conclude()  # before the goodbye, behind which the worker hears nothing
+            intake.stop()  # before the goodbye, behind which the worker hears nothing
         super().stop(until)
 
 

@@ -103,7 +103,7 @@ class Learner {
             memcpy(reply.get(), &session.committed, 8);
             engine_->send(*peer, std::move(reply), 8, true, why);
             while (peer->inbox.take(why).data) {} // until it is over
-            stop_intake(*engine_, *intake);
+            stop_intake(*engine_, *intake, *peer);
             auto figures = intake->figures();
             session.committed = figures.committed;
             shown_ += figures.shown;

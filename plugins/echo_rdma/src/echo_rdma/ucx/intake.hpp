@@ -400,12 +400,7 @@ class Intake final : public Flow {
     std::atomic<int64_t> waiting_since_{0};
 };
 
-inline void stop_intake(Engine &engine, Intake &intake) {
-    Engine::Visit visit(engine);
-    intake.stop();
-}
-
-inline void conclude_intake(Engine &engine, Intake &intake, Peer &peer) {
+inline void stop_intake(Engine &engine, Intake &intake, Peer &peer) {
     Engine::Visit visit(engine);
     intake.conclude(peer);
 }
