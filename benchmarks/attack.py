@@ -146,7 +146,7 @@ def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: 
                     beside = looked_at(pid)
                 bare = None
                 if attack in UNHEARING:
-                    where = f"{SYSTEMS[name]}://127.0.0.1:{brief if attack == 'garbage' else patient}"
+                    where = f"{SYSTEMS[name]}://127.0.0.1:{patient if attack in ('half-open', 'slow-loris') else brief}"
                     with playing("--play", attack, "--address", where) as (pid, _):
                         bare = looked_at(pid)
                 done.append((under, beside, bare))

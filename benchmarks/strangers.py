@@ -32,6 +32,14 @@ def garbage(address: Any) -> NoReturn:
                 sock.sendall(said)
 
 
+def attempts(address: Any) -> NoReturn:
+    """Connect and give up, without waiting for anything: the most attempts that this machine makes."""
+    while True:
+        with socket.socket() as sock:
+            sock.setblocking(False)
+            sock.connect_ex(address.endpoint)
+
+
 def half_open(address: Any) -> NoReturn:
     """Connections that say nothing; each that is ended is made anew."""
     _hold(address, lambda sock: sock.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) != b"", 0.05)
@@ -115,6 +123,7 @@ READER = "read:"  # in front of the second token of ECHO_TOKEN
 
 ATTACKS: dict[str, Callable[[Any], NoReturn]] = {
     "garbage": garbage,
+    "attempts": attempts,
     "half-open": half_open,
     "slow-loris": slow_loris,
     "wrong-tokens": wrong_tokens,
@@ -127,7 +136,7 @@ ATTACKS: dict[str, Callable[[Any], NoReturn]] = {
 CERTIFIED_ATTACKS = {**ATTACKS, "expired-certificates": expired_certificates}
 
 #: Those that wait for no answer: a bare listener will do.
-UNHEARING = ("garbage", "half-open", "slow-loris")
+UNHEARING = ("garbage", "attempts", "half-open", "slow-loris")
 
 
 class _Door:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from strangers import EXAMPLE, TOKEN, receive
 
-from echo_core import Client, SecurityError, Server
+from echo_core import Client, SecurityError, Server, turnstile
 from echo_core.channel import Channel
 from echo_core.errors import EchoError, HandshakeRefused
 from echo_core.handshake import ClientHandshake
@@ -181,8 +181,8 @@ def test_strangers_take_no_clients_places(serve: Serve, strangers: Strangers) ->
 def test_many_connection_attempts(
     serve: Serve, scheme: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """10 000 plain connections, most of which say something wrong; a worker is served all the time."""
-    server = serve(handshake_timeout=2.0)
+    """10 000 plain connections, most of which say something wrong, and all of which are let in; a worker is served all the time."""
+    server = serve(handshake_timeout=2.0, max_connection_rate=0)
     place, served = server.address.endpoint, threading.Event()
     said = [b"", b"ECHO\2\1\0\0", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\0\1\0", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
 
@@ -213,6 +213,28 @@ def test_many_connection_attempts(
     lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(lines) < 60, "strangers do not fill the disk"
     assert len(capfd.readouterr().err.splitlines()) < 60, "nor do libraries that write past Python's log"
+
+
+def test_a_flood_waits_outside(serve: Serve, scheme: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 000 connection attempts, as quickly as one can: the learner sees few of them, its worker is served, and the next comes in."""
+    monkeypatch.setattr(turnstile, "BURST_SECONDS", 1.0)
+    server = serve(max_connection_rate=100.0)
+    place = server.address.endpoint
+    with Client(server.address, EXAMPLE) as good:
+        let_in = 0
+        for number in range(10_000):
+            with suppress(OSError), socket.create_connection(place, timeout=0.002) as sock:
+                let_in += 1
+                sock.send(b"GET / HTTP/1.1\r\n\r\n")
+            if number % 500 == 0:
+                works(server, good)
+        with Client(server.address, EXAMPLE, timeout=30) as late:
+            works(server, late)
+        works(server, good)
+    assert let_in < 7500, "a tenth of a second's worth is let in before it is noticed, and a hundred a second from then on"
+    assert server.stats()[f"transport/{scheme}/held_off_total"] > 1000
+    lines = [record.getMessage() for record in caplog.records if "more than 100 new connections a second" in record.getMessage()]
+    assert 1 <= len(lines) < 20
 
 
 def test_a_stranger_cannot_make_the_learner_allocate(serve: Serve, strangers: Strangers) -> None:

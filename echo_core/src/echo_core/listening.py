@@ -1,11 +1,14 @@
-"""Why an address cannot be listened on, in words and with the way out; the same for every network transport."""
+"""Listening sockets, for every network transport: why an address cannot be had, in words and with the way out, and those that a library keeps to itself."""
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
+import stat
+from contextlib import suppress
 
-__all__ = ["cannot_listen", "found_by_trying"]
+__all__ = ["cannot_listen", "found_by_trying", "listening_sockets"]
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> OSError:
@@ -38,3 +41,28 @@ def found_by_trying(host: str, port: int, said: object) -> OSError:
     except OSError as error:
         return cannot_listen(host, port, error)
     return cannot_listen(host, port, OSError(errno.EIO, str(said)))
+
+
+def listening_sockets(host: str, port: int) -> list[socket.socket]:
+    """This process's sockets that listen there, for libraries that do not hand theirs out. They are duplicates, and the caller's to close."""
+    hosts = {"::", "0.0.0.0"}
+    with suppress(OSError):
+        hosts |= {str(place[0]) for _, _, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)}
+    found: dict[int, socket.socket] = {}  # by inode: a duplicate made here may have a number that was in the list
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # it may be closed by now
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode) and status.st_ino not in found:
+                sock = socket.socket(fileno=os.dup(int(name)))
+                if _listens(sock, hosts, port):
+                    found[status.st_ino] = sock
+                else:
+                    sock.close()
+    return list(found.values())
+
+
+def _listens(sock: socket.socket, hosts: set[str], port: int) -> bool:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6) or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return False
+    host, number = sock.getsockname()[:2]
+    return number == port and host.removeprefix("::ffff:") in hosts  # gRPC's take IPv4 in sockets of IPv6

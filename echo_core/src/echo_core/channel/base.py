@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..transport import Connection, Listener, Transport
@@ -81,6 +81,10 @@ class Acceptor(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free the address. Called once, after the last `accept` has returned."""
+
+    def counts(self) -> Mapping[str, int]:
+        """What it counts itself, from any thread at any time: added to what the listener counts under the same names."""
+        return {}
 
 
 class ChannelTransport(Transport):

@@ -178,6 +178,8 @@ class ChannelListener(Listener):
         with self._lock:
             counts: dict[str, float | int] = dict(self._counts)
         counts["active_connections"] = len(clients)
+        for name, count in self._acceptor.counts().items():
+            counts[name] = counts.get(name, 0) + count
         for client in clients:
             if client.link is not None:
                 counts["bytes_received"] += client.link.received

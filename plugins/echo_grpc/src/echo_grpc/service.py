@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -15,7 +15,8 @@ from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel
 from echo_core.errors import ProtocolError
 from echo_core.handshake import printable
-from echo_core.listening import found_by_trying
+from echo_core.listening import found_by_trying, listening_sockets
+from echo_core.turnstile import Turnstile
 
 from .arrivals import Arrivals
 from .handshakes import Handshakes
@@ -79,11 +80,12 @@ class GrpcAcceptor(Acceptor):
         self._server: grpc.Server | None = server
         self.address = Address(scheme, options.host, port)
         self._handshakes.where = str(self.address)
+        self._listening = listening_sockets(options.host, port)
+        self._turnstile = Turnstile(self._listening, options.max_connection_rate, str(self.address))
 
-    @property
-    def refused(self) -> int:
-        """Connections that failed before there was a channel, and calls refused because the session was resumed after its certificate had expired."""
-        return self._handshakes.failed
+    def counts(self) -> Mapping[str, int]:
+        """`refused` are connections that failed before there was a channel, and calls over a session that was resumed after its certificate had expired."""
+        return {"refused": self._handshakes.failed, "held_off_total": self._turnstile.held_off}
 
     def _session(self, arriving: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if self._closing:
@@ -134,9 +136,12 @@ class GrpcAcceptor(Acceptor):
         self._closing = True
         self.health.drain()
         self._arrivals.close()
+        self._turnstile.close()
 
     def close(self) -> None:
         """Frees the address; calls under way go on until `finish`."""
+        for sock in self._listening:
+            sock.close()
         if self._server is not None:
             self._server.stop(3600.0)
 

@@ -17,6 +17,7 @@ from echo_core.channel.listener import ChannelListener
 from echo_core.client import Client
 from echo_core.security import check_exposure
 from echo_core.transport import Finding
+from echo_core.turnstile import CONNECTION_RATE, check_connection_rate
 from echo_core.wire import HEADER_BYTES
 
 from . import talkative
@@ -45,6 +46,7 @@ class GrpcListenOptions(tls.TlsListenOptions):
     port: int = 50051  # 0: any free one
     token: str | bytes | None = field(default=None, repr=False)  # None: the server's
     allow_insecure: bool = False  # listen beyond this machine without authentication
+    max_connection_rate: float = CONNECTION_RATE  # new connections a second; of more, further ones wait outside. 0: any number
     reflection: bool = False  # tell generic clients what is served; needs echo-grpc[reflection]
 
     def __post_init__(self) -> None:
@@ -53,6 +55,7 @@ class GrpcListenOptions(tls.TlsListenOptions):
             raise ValueError('host is empty; write "0.0.0.0" or "::" for every interface')
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port is a number from 0 to 65535, not {self.port}")
+        check_connection_rate(self.max_connection_rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +76,6 @@ class GrpcListener(ChannelListener):
     """See `echo_core.channel.listener`: ends the gRPC server when its clients are gone."""
 
     _acceptor: GrpcAcceptor
-
-    def stats(self) -> dict[str, float | int]:
-        counts = super().stats()
-        counts["refused"] += self._acceptor.refused
-        return counts
 
     def close(self, timeout: float | None = None) -> None:
         try:

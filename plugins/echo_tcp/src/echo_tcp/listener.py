@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from echo_core.address import Address
 from echo_core.transport import Listener, Peer
+from echo_core.turnstile import Turnstile
 
 from ._learner import NativeLearner
 from .control import Control
@@ -52,6 +53,7 @@ class TcpListener(Listener):
             for sock in sockets:
                 sock.close()
             raise
+        self._turnstile = Turnstile(sockets, options.max_connection_rate, str(self.address))
         self._process = os.getpid()
         self._close_lock = threading.Lock()
         self._closed = False
@@ -71,7 +73,7 @@ class TcpListener(Listener):
         return list(peers.values())
 
     def stats(self) -> dict[str, float | int]:
-        """The contract's counters, and: `waiting_for_space` connections that do now, `parked_total`
+        """The contract's counters, and: `held_off_total` attempts to connect that waited outside, `waiting_for_space` connections that do now, `parked_total`
         how often one had to, `evicted_total` large frames taken out of their slots because their
         sender stalled, `staged_bytes` held for frames outside the store, `frames`,
         `frames_direct` of them read straight into slots, `acks`, `weights_sent`, `rounds`."""
@@ -86,6 +88,7 @@ class TcpListener(Listener):
             "bytes_received": totals["bytes_received"],
             "bytes_sent": totals["bytes_sent"],
             "refused": counts["refused"],
+            "held_off_total": self._turnstile.held_off,
             "protocol_errors": counts["protocol_errors"] + totals["protocol_errors"],
             "waiting_for_space": totals["waiting"],
             "parked_total": totals["parked"],
@@ -108,6 +111,7 @@ class TcpListener(Listener):
             until = time.monotonic() + (CLOSE_SECONDS if timeout is None else timeout)
             # The thread answers within moments unless a hook is stuck; the loops are given what is
             # left of the time for farewells.
+            self._turnstile.close()
             self._control.stop_accepting(max(1.0, until - time.monotonic()))
             for native in self._natives.values():
                 native.stop(max(0.0, until - time.monotonic()))

@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +20,7 @@ from echo_core.address import Address
 from echo_core.channel import Acceptor, Channel
 from echo_core.errors import SecurityError
 from echo_core.handshake import printable
+from echo_core.turnstile import Turnstile
 from echo_core.wire import Buffer
 
 from ._tls import Records
@@ -215,6 +216,10 @@ class TlsAcceptor(Acceptor):
         for sock in self._sockets:
             self._selector.register(sock, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
+        self._turnstile = Turnstile(self._sockets, options.max_connection_rate, str(self.address))
+
+    def counts(self) -> Mapping[str, int]:
+        return {"held_off_total": self._turnstile.held_off}
 
     def accept(self) -> Channel:
         while True:
@@ -234,6 +239,7 @@ class TlsAcceptor(Acceptor):
 
     def shutdown(self) -> None:
         os.eventfd_write(self._wake, 1)
+        self._turnstile.close()
 
     def close(self) -> None:
         self._selector.close()

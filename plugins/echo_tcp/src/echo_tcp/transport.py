@@ -13,6 +13,7 @@ from echo_core.client import Client
 from echo_core.errors import AddressError
 from echo_core.security import TokenSource, check_exposure
 from echo_core.transport import Connection, ListenOptions, Transport
+from echo_core.turnstile import CONNECTION_RATE, check_connection_rate
 
 from .connection import TcpConnection, TcpConnectOptions
 
@@ -36,6 +37,7 @@ class TcpListenOptions(ListenOptions):
     protocol: Literal["echo2", "echo1"] = "echo2"  # "echo1": the original wire format
     token: str | bytes | None = field(default=None, repr=False)  # None: the server's
     allow_insecure: bool = False  # listen beyond this machine without authentication
+    max_connection_rate: float = CONNECTION_RATE  # new connections a second; of more, further ones wait outside. 0: any number
     receive_buffer: int = 0  # bytes in the kernel for each connection; 0: it grows as needed
     staging_bytes: int = 256 << 20  # of each thread, for large frames that find no slots
 
@@ -46,6 +48,7 @@ class TcpListenOptions(ListenOptions):
             raise ValueError(f"port is a number from 0 to 65535, not {self.port}")
         if not 1 <= self.num_threads <= 256:
             raise ValueError(f"num_threads is a number from 1 to 256, not {self.num_threads}")
+        check_connection_rate(self.max_connection_rate)
         for name in ("handshake_timeout", "max_pending", "max_connections"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
@@ -114,6 +117,7 @@ class TcpsListenOptions(tls.TlsListenOptions):
     port: int = 50051  # 0: any free one
     token: str | bytes | None = field(default=None, repr=False)  # None: the server's
     allow_insecure: bool = False  # listen beyond this machine without authentication
+    max_connection_rate: float = CONNECTION_RATE  # new connections a second; of more, further ones wait outside. 0: any number
     receive_buffer: int = 0  # bytes in the kernel for each connection; 0: it grows as needed
 
     def __post_init__(self) -> None:
