@@ -30,14 +30,18 @@ FLOOD = 10_000  # connections a second
 
 def looks(crowd: Crowd, seconds: float, ours: float, others: float = 0.0) -> tuple[float, float]:
     """`ours` and `others` connections a second for so long: how many of ours were let in, and for how long the door was shut."""
-    let_in = shut = now = 0.0
+    let_in = kept_out = foreign = shut = now = 0.0
     pause = IDLE_PAUSE
     while now < seconds:
-        mine = 0.0 if crowd.shut else ours * pause
-        let_in += mine
-        shut += pause if crowd.shut else 0
+        opened, dropped = -int(let_in + foreign), -int(kept_out)
+        if crowd.shut:
+            kept_out += ours * pause
+            shut += pause
+        else:
+            let_in += ours * pause
+        foreign += others * pause
         now += pause
-        pause = crowd.look(round(mine + others * pause), round(ours * pause) if crowd.shut else 0, pause)
+        pause = crowd.look(opened + int(let_in + foreign), dropped + int(kept_out), pause)
     return let_in, shut
 
 
@@ -56,7 +60,7 @@ def test_a_flood_is_let_in_by_the_rate() -> None:
 
 def test_a_loop_that_is_stopped_is_no_longer_kept_out() -> None:
     crowd = Crowd(250)
-    crowd.look(round(FLOOD * IDLE_PAUSE), 0, IDLE_PAUSE)
+    crowd.look(1001, 0, IDLE_PAUSE)
     assert crowd.shut
     crowd.look(0, 1, BUSY_PAUSE)  # its next attempt waits
     assert crowd.shut, "one attempt was ours, and with it the flood ended"
@@ -90,14 +94,9 @@ def test_a_flood_beside_one_of_others_is_found() -> None:
 def test_the_door_opens_again(rate: float, history: list[tuple[int, int, int]]) -> None:
     """Whatever came, and from wherever: a few seconds after nothing comes any more it is open, and below the rate it stays so."""
     crowd = Crowd(rate)
-    pause, let_in, seconds = IDLE_PAUSE, 0, 0.0
-    most = 0
+    pause = IDLE_PAUSE
     for ours, others, dropped in history:
-        mine = 0 if crowd.shut else ours
-        most = max(most, mine)
-        let_in += mine
-        seconds += pause
-        pause = crowd.look(mine + others, dropped, pause)
+        pause = crowd.look(others if crowd.shut else ours + others, dropped, pause)
     _, shut = looks(crowd, 3 * BURST_SECONDS, 0)
     assert shut <= 1.5 * BURST_SECONDS + 2 * IDLE_PAUSE
     _, shut = looks(crowd, 60, 0.9 * rate)
@@ -120,9 +119,13 @@ def listen() -> Iterator[Listen]:
             def accept() -> None:
                 with suppress(OSError):
                     while True:
-                        accepted.append(listening.accept()[0])
-                        if accepted[-1].recv(1) != b"s":  # "stay"
-                            accepted.pop().close()
+                        sock = listening.accept()[0]
+                        sock.settimeout(0.5)  # one that was made while the door closed hears nothing
+                        with suppress(TimeoutError):
+                            if sock.recv(1) == b"s":  # "stay"
+                                accepted.append(sock)
+                                continue
+                        sock.close()
 
             def end() -> None:
                 with suppress(OSError):
@@ -185,19 +188,19 @@ def test_a_flood_of_others_keeps_nobody_out(listen: Listen) -> None:
         while not over.is_set():
             come(other, "127.0.0.1", 5)
 
-    with closing(Turnstile([ours], 20, "tcp://here")) as door:
+    with closing(Turnstile([ours], 250, "tcp://here")):
         thread = threading.Thread(target=flood)
         thread.start()
         try:
-            until = time.monotonic() + 2
-            slow = 0
-            while time.monotonic() < until:
+            over_at, tries, slow = time.monotonic() + 3, 0, 0
+            while time.monotonic() < over_at:
+                tries += 1
                 slow += not come(ours, "127.0.0.1", 0.5)
-                time.sleep(0.05)
+                time.sleep(0.02)
         finally:
             over.set()
             thread.join()
-        assert slow <= 2 and door.held_off <= 4
+        assert slow <= max(3, tries / 10), f"{slow} of {tries}"
 
 
 def test_any_number(listen: Listen, monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]) -> None:

@@ -64,24 +64,24 @@ class Crowd:
         self._rate = rate
         self._burst = rate * BURST_SECONDS
         self._level = 0.0  # connections let in, less what is allowed
-        self._others = 0.0  # connections a second that go elsewhere
+        self._others = 0.0  # connections a second that go elsewhere, at most
         self._others_left = 0.0  # seconds until that is forgotten
         self._before = 0.0  # connections a second when the door was shut, until it is known whose they were
 
     def look(self, opened: int, dropped: int, seconds: float) -> float:
         """`opened` connections on this machine in the `seconds` since the last look, `dropped` attempts at our sockets. Returns when to look again."""
         self._level = max(0.0, self._level - self._rate * seconds)
+        self._others_left -= seconds
+        if self._others_left <= 0:
+            self._others = 0.0
         if self.shut:
-            self._others, self._others_left = opened / seconds, OTHERS_SECONDS
+            elsewhere = opened / seconds
+            self._others, self._others_left = max(self._others, elsewhere), OTHERS_SECONDS
             if self._before:
-                ours = max(0.0, 1.0 - self._others / self._before) if dropped else 0.0
-                self._level *= ours
+                self._level *= max(0.0, 1.0 - elsewhere / self._before) if dropped else 0.0
                 self._before = 0.0
             self.shut = self._level > self._burst / 2
         else:
-            self._others_left -= seconds
-            if self._others_left <= 0:
-                self._others = 0.0
             self._level += max(0.0, opened - OTHERS_MARGIN * self._others * seconds)
             if self._level > self._burst:
                 self.shut = True
