@@ -44,20 +44,25 @@ def found_by_trying(host: str, port: int, said: object) -> OSError:
 
 
 def listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """This process's sockets that listen there, for libraries that do not hand theirs out. They are duplicates, and the caller's to close."""
+    """This process's sockets that listen there, for libraries that do not hand theirs out. They are duplicates, and the caller's to close.
+
+    None are found where /proc is missing, or descriptors ran out.
+    """
     hosts = {"::", "0.0.0.0"}
     with suppress(OSError):
         hosts |= {str(place[0]) for _, _, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)}
     found: dict[int, socket.socket] = {}  # by inode: a duplicate made here may have a number that was in the list
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # it may be closed by now
-            status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode) and status.st_ino not in found:
-                sock = socket.socket(fileno=os.dup(int(name)))
-                if _listens(sock, hosts, port):
-                    found[status.st_ino] = sock
-                else:
-                    sock.close()
+    with suppress(OSError):
+        for number in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):  # it may be closed by now
+                status = os.fstat(number)
+                if stat.S_ISSOCK(status.st_mode) and status.st_ino not in found:
+                    sock = socket.socket(fileno=number)
+                    try:
+                        if _listens(sock, hosts, port):
+                            found[status.st_ino] = socket.socket(fileno=os.dup(number))  # sock.dup() would have it block, the library's too
+                    finally:
+                        sock.detach()  # it is not ours
     return list(found.values())
 
 

@@ -1,13 +1,14 @@
 """A learner's door under a flood: connections beyond a rate wait outside, in the kernel, and cost those who are served nothing.
 
 To accept a connection, read what it says and drop it takes a learner 75 µs over TCP and 150 in grpcio: one stranger who does nothing but
-connect takes a core. So connections are counted as they come, as in a token bucket, and while too many have come the listening sockets
-drop what begins another one. TCP tries again by itself, after 1 s, 3 s and 7 s: a worker comes in a little later, who connects in a loop
-is stopped. Connections that stand notice nothing.
+connect takes a core. So new connections are counted, in a token bucket, and while there are too many the listening sockets drop what begins
+another one. TCP tries again by itself, a second later and so on: a worker comes in a little later, who connects in a loop is stopped.
+Connections that stand notice nothing.
 
 The valve is the smallest TTL (`IP_MINTTL`, RFC 5082) that a listening socket takes. Every process may set it, where a filter of packets
-needs a privilege since Linux 6.18. Packets are sent with a TTL of 64 or 128; who sends with 255 from the same network is not kept out.
-A connection inherits it: one that is just being made when the door closes hears nothing, and is made again when the handshake's time is over.
+needs a privilege on Linux 6.18. Packets are sent with a TTL of 64 or 128; who sends with 255 and is no router away is not kept out.
+A connection inherits it: one whose handshake is under way when the door shuts would never be heard. `let_in` opens its ears; where a library
+accepts, it is made anew once the handshake's time is over.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import os
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
 __all__ = ["CONNECTION_RATE", "Crowd", "Turnstile", "check_connection_rate"]
 
@@ -29,15 +30,16 @@ log = logging.getLogger("echo")
 
 CONNECTION_RATE = 250.0  # new connections a second that a learner takes for long, unless told otherwise
 BURST_SECONDS = 4.0  # so many seconds' connections may come at once: all workers of a cluster, when it starts
-IDLE_PAUSE, BUSY_PAUSE = 0.1, 0.05  # seconds between two looks
-OTHERS_SECONDS = 60.0  # for so long what was seen to go elsewhere is taken to go on ...
-OTHERS_MARGIN = 1.1  # ... and may grow by so much
+LONGEST_SECONDS, OPENING_SECONDS = 1.0, 0.25  # the door opens when so much is left of a burst, and is shut for no longer than the two together
+SETTLE_SECONDS, JUDGE_SECONDS = 0.3, 0.1  # after the door is shut, until the handshakes under way are through; then, to see what goes elsewhere
+IDLE_PAUSE, BUSY_PAUSE = 0.05, 0.02  # seconds between two looks
 COMPLAINT_PAUSE = 5.0  # seconds between two lines of the log
 
 IP_MINTTL, IPV6_MINHOPCOUNT = 21, 73  # not in the socket module
 SHUT, OPEN = 255, 0
 SO_MEMINFO, MEMINFO, DROPS = 55, struct.Struct("9I"), 8
-COUNTERS = Path("/proc/self/net/snmp")
+TCP_INFO, QUEUED = struct.Struct("8B5I"), 12  # the beginning of it; of a listening socket this is who waits to be accepted
+COUNTERS = "/proc/self/net/snmp"
 
 
 def check_connection_rate(rate: float) -> None:
@@ -47,142 +49,185 @@ def check_connection_rate(rate: float) -> None:
 
 
 class Crowd:
-    """Decides when the door is to be shut. It has neither clock nor socket; `look` is told everything.
-
-    The kernel counts the connections of all listening sockets of a machine (or container) together. Whose they are shows when the door is shut:
-    a flood that is ours goes out, and its attempts are dropped here; one that is not goes on, and is left out of account for a while.
+    """Decides when the door is to be shut: a token bucket. It has neither clock nor socket; `look` is told everything.
 
     Args:
         rate: connections a second that are let in for long; `BURST_SECONDS` of them may come at once.
+        everybody: what `look` is told are connections of all learners and servers of the machine (or container). Whose they are shows when the door
+            is shut: what then goes on was not for us, and is forgotten.
 
     Attributes:
         shut: whether to let nobody in until the next look.
     """
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, everybody: bool = False) -> None:
         self.shut = False
         self._rate = rate
         self._burst = rate * BURST_SECONDS
+        self._everybody = everybody
         self._level = 0.0  # connections let in, less what is allowed
-        self._others = 0.0  # connections a second that go elsewhere, at most
-        self._others_left = 0.0  # seconds until that is forgotten
-        self._before = 0.0  # connections a second when the door was shut, until it is known whose they were
+        self._speed = 0.0  # connections a second when the door was shut
+        self._shut_for = 0.0  # seconds
+        self._judged = (0, 0.0)  # connections elsewhere, in so many seconds
 
-    def look(self, opened: int, dropped: int, seconds: float) -> float:
-        """`opened` connections on this machine in the `seconds` since the last look, `dropped` attempts at our sockets. Returns when to look again."""
-        self._level = max(0.0, self._level - self._rate * seconds)
-        self._others_left -= seconds
-        if self._others_left <= 0:
-            self._others = 0.0
-        if self.shut:
-            elsewhere = opened / seconds
-            self._others, self._others_left = max(self._others, elsewhere), OTHERS_SECONDS
-            if self._before:
-                self._level *= max(0.0, 1.0 - elsewhere / self._before) if dropped else 0.0
-                self._before = 0.0
-            self.shut = self._level > self._burst / 2
+    def look(self, came: int, seconds: float) -> float:
+        """`came` connections in the `seconds` since the last look. Returns in how many to look again."""
+        if self.shut and self._everybody:
+            self._level = max(0.0, self._level - self._rate * seconds)
+            self._judge(came, seconds)
         else:
-            self._level += max(0.0, opened - OTHERS_MARGIN * self._others * seconds)
-            if self._level > self._burst:
-                self.shut = True
-                self._level = min(self._level, 2 * self._burst)  # so that the door opens again soon, however many there were
-                self._before = opened / seconds
-        return BUSY_PAUSE if self._before or self._level > self._burst / 10 else IDLE_PAUSE
+            self._level = max(0.0, self._level + came - self._rate * seconds)
+        if self.shut:
+            judging = self._everybody and self._speed > 0
+            self.shut = judging or self._level > self._burst - OPENING_SECONDS * self._rate
+        elif self._level > self._burst:
+            self.shut = True
+            self._speed, self._shut_for, self._judged = came / seconds, 0.0, (0, 0.0)
+        # However many there were, the door opens again soon.
+        self._level = min(self._level, self._burst + LONGEST_SECONDS * self._rate)
+        return BUSY_PAUSE if self.shut or self._level > self._burst / 4 else IDLE_PAUSE
+
+    def _judge(self, came: int, seconds: float) -> None:
+        """Whose connections they were, once in each time that the door is shut."""
+        settled = self._shut_for >= SETTLE_SECONDS
+        self._shut_for += seconds
+        if self._speed and settled:
+            count, span = self._judged[0] + came, self._judged[1] + seconds
+            self._judged = count, span
+            if span >= JUDGE_SECONDS:
+                self._level *= max(0.0, 1.0 - count / span / self._speed)
+                self._speed = 0.0
 
 
 class Turnstile:
     """Watches the door of a learner, in a thread, and shuts it for moments while too many come.
 
-    Args:
-        sockets: that listen. They stay the caller's, who calls `close` before he closes them.
-        rate: new connections a second that are let in for long; 0 lets in any number.
-        where: the learner's address, for the log.
-
     Where the kernel cannot tell or do what this takes, anybody is let in.
+
+    Args:
+        rate: new connections a second that are let in for long; 0 lets in any number.
+        told: `let_in` is called for every connection. Otherwise a library accepts them, which tells nobody, and the kernel's count is
+            taken, which is that of the whole machine (or container).
+
+    Attributes:
+        held_off: packets that begin a connection, TCP's repeated ones too, that were dropped while the door was shut.
     """
 
-    def __init__(self, sockets: Iterable[socket.socket], rate: float, where: str) -> None:
-        self._sockets = list(sockets)
-        self._where = where
+    def __init__(self, rate: float, told: bool = True) -> None:
+        self.held_off = 0
+        self._sockets: list[socket.socket] = []
+        self._where = ""
         self._rate = rate
+        self._told = told
+        self._let_in = 0
+        self._counters = -1
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._dropped = 0
         self._complained_at = -COMPLAINT_PAUSE
-        if not rate or not self._sockets:
-            return
-        try:
-            self._set(OPEN)
-            self._drops()
-            opened = connections_opened()
-        except (OSError, ValueError) as error:
-            log.debug("%s lets in any number of connections a second: %s", where, error)
-            return
-        thread = threading.Thread(target=self._watch, args=(opened,), name="echo-turnstile", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # no more threads
-            log.warning("%s lets in any number of connections a second: %s", where, error)
-            return
-        self._thread = thread
 
-    @property
-    def held_off(self) -> int:
-        """Attempts to connect that the kernel dropped at these sockets, tries of TCP's own included."""
-        if self._thread is not None and not self._over.is_set():
-            with suppress(OSError):
-                self._dropped = self._drops()
-        return self._dropped
+    def watch(self, sockets: Iterable[socket.socket], where: str) -> None:
+        """From now on, until `close`.
+
+        Args:
+            sockets: that listen. They stay the caller's, who calls `close` before he closes them.
+            where: the learner's address, for the log.
+        """
+        if not self._rate:
+            return
+        self._sockets, self._where = list(sockets), where
+        try:
+            if not self._sockets:
+                raise OSError("its listening sockets were not found")
+            self._set(OPEN)
+            dropped = self._drops()
+            if not self._told:
+                self._counters = os.open(COUNTERS, os.O_RDONLY | os.O_CLOEXEC)  # now: there may be no descriptor left when it matters
+            thread = threading.Thread(target=self._watch, args=(self._count(), dropped), name="echo-turnstile", daemon=True)
+            thread.start()
+            self._thread = thread
+        except (OSError, ValueError, struct.error, RuntimeError) as error:  # RuntimeError: no more threads
+            log.warning("%s lets in any number of connections a second (max_connection_rate): %s", where, error)
+            self._forget()
+
+    def let_in(self, sock: socket.socket | None = None) -> None:
+        """A connection was accepted: `sock`, where it is at hand."""
+        self._let_in += 1  # by one thread at a time
+        if sock is not None and self._thread is not None:
+            with suppress(OSError):  # it has gone again
+                _set(sock, OPEN)
 
     def close(self) -> None:
         """Watch no longer. In a forked child it leaves everything to the parent."""
-        if self._thread is None or not self._thread.is_alive():
-            return
-        _ = self.held_off
-        self._over.set()
-        self._thread.join()
+        if self._thread is not None and self._thread.is_alive():
+            self._over.set()
+            self._thread.join()
+        self._forget()
 
-    def _watch(self, opened: int) -> None:
-        crowd, dropped, pause, then = Crowd(self._rate), self._drops(), IDLE_PAUSE, time.monotonic()
-        try:
-            while not self._over.wait(pause):
-                opened_before, dropped_before, before, was_shut = opened, dropped, then, crowd.shut
-                opened, dropped, then = connections_opened(), self._drops(), time.monotonic()
-                pause = crowd.look(opened - opened_before, dropped - dropped_before, then - before)
+    def _forget(self) -> None:
+        if self._counters >= 0:
+            os.close(self._counters)
+            self._counters = -1
+
+    def _watch(self, count: int, dropped: int) -> None:
+        crowd, pause, at = Crowd(self._rate, not self._told), IDLE_PAUSE, time.monotonic()
+        while not self._over.wait(pause):
+            try:
+                counted, count, dropped_before, dropped = count, self._count(), dropped, self._drops()
+                looked, at = at, time.monotonic()
+                if crowd.shut:
+                    self.held_off += max(0, dropped - dropped_before)  # of 32 bits
+                    self._complain(at)
+                was_shut = crowd.shut
+                pause = crowd.look(count - counted, at - looked)
                 if crowd.shut != was_shut:
                     self._set(SHUT if crowd.shut else OPEN)
-                elif crowd.shut:  # and it was our door that they came to
-                    self._complain(then)
-        except OSError as error:  # of a socket that was closed under us, too
-            if error.errno != errno.EBADF:
+            except (OSError, ValueError, struct.error) as error:
+                if isinstance(error, OSError) and error.errno == errno.EBADF:
+                    break  # closed under us
                 log.warning("%s lets in any number of connections a second from now on: %s", self._where, error)
-        finally:
-            with suppress(OSError):
-                self._set(OPEN)
+                break
+        with suppress(OSError):
+            self._set(OPEN)
 
-    def _set(self, least: int) -> None:
-        for sock in self._sockets:
-            sock.setsockopt(socket.IPPROTO_IP, IP_MINTTL, least)  # of IPv6 sockets too, for their clients of IPv4
-            if sock.family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, IPV6_MINHOPCOUNT, least)
+    def _count(self) -> int:
+        if not self._told:
+            return connections_opened(self._counters)
+        infos = [sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size) for sock in self._sockets]
+        return self._let_in + sum(int(TCP_INFO.unpack(info)[QUEUED]) for info in infos)
 
     def _drops(self) -> int:
-        """32 bits of each: nobody waits for them to overflow, and a look that saw it would do no harm."""
-        return sum(MEMINFO.unpack(sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO.size))[DROPS] for sock in self._sockets)
+        return sum(int(MEMINFO.unpack(sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO.size))[DROPS]) for sock in self._sockets)
+
+    def _set(self, least: int) -> None:
+        """All of them, before anything is raised."""
+        failed: OSError | None = None
+        for sock in self._sockets:
+            try:
+                _set(sock, least)
+            except OSError as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
     def _complain(self, now: float) -> None:
         if now - self._complained_at >= COMPLAINT_PAUSE:
             self._complained_at = now
             log.warning(
-                "%s: more than %g new connections a second; further ones wait outside for some seconds, workers that are connected do not notice"
-                " (max_connection_rate; %d attempts held off so far)",
+                "%s: more than %g new connections a second; further ones wait outside for a second or so, workers that are connected do not notice"
+                " (max_connection_rate; held_off_total %d)",
                 self._where,
                 self._rate,
                 self.held_off,
             )
 
 
-def connections_opened() -> int:
-    """TCP connections that listening sockets of this machine (or container) have let in since it started. OSError or ValueError if nobody knows."""
-    names, values = (line.split() for line in COUNTERS.read_text().splitlines() if line.startswith("Tcp:"))
+def _set(sock: socket.socket, least: int) -> None:
+    sock.setsockopt(socket.IPPROTO_IP, IP_MINTTL, least)  # of IPv6 sockets too, for their clients of IPv4
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, IPV6_MINHOPCOUNT, least)
+
+
+def connections_opened(counters: int) -> int:
+    """TCP connections that listening sockets of this machine (or container) have let in since it started, from the open file `COUNTERS`."""
+    names, values = (line.split() for line in os.pread(counters, 16384, 0).decode().splitlines() if line.startswith("Tcp:"))
     return int(values[names.index("PassiveOpens")])

@@ -105,7 +105,7 @@ class ChannelTransport(Transport):
     def listen(self, sink: Sink) -> Listener:
         from .listener import ChannelListener
 
-        return ChannelListener(self.bind(), sink, self.options)
+        return ChannelListener.on(self.bind(), sink, self.options)
 
     @classmethod
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:

@@ -20,6 +20,8 @@ from .sessions import Sessions
 from .turn import Turn
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from ..sink import Sink
     from ..weights import PackedWeights
 
@@ -76,6 +78,16 @@ class ChannelListener(Listener):
         )
         self._thread = threading.Thread(target=self._accept, name="echo-accept", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def on(cls, acceptor: Acceptor, sink: Sink, options: ListenOptions) -> Self:
+        """One that serves `acceptor`, which is closed if it cannot."""
+        try:
+            return cls(acceptor, sink, options)
+        except BaseException:
+            acceptor.shutdown()
+            acceptor.close()
+            raise
 
     def _accept(self) -> None:
         while not self._closing.is_set():

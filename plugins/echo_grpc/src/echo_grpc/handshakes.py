@@ -41,15 +41,17 @@ class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
         idle: seconds after which it ends a connection without a call; for so long a connection is known.
         most: connections that it serves at a time. Of more that are open the oldest are over.
         wake: whoever calls `look` is to do so; from any thread.
+        let_in: is called for each connection, by one thread at a time.
     """
 
-    def __init__(self, timeout: float, idle: float, most: int, wake: Callable[[], Any]) -> None:
+    def __init__(self, timeout: float, idle: float, most: int, wake: Callable[[], Any], let_in: Callable[[], Any] = lambda: None) -> None:
         self.where = ""  # the learner's address
         self.failed = 0
         self._patience = timeout + SLACK_SECONDS
         self._idle = idle + SLACK_SECONDS
         self._most = most
         self._wake = wake
+        self._let_in = let_in
         self._lock = threading.Lock()
         self._open: deque[float] = deque()  # when they began, oldest first
         self._calls: dict[str, int] = {}  # under way, by connection
@@ -60,6 +62,7 @@ class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
     def begun(self) -> None:
         """A connection was accepted. The answer is that the certificate is the same as ever."""
         with self._lock:
+            self._let_in()
             first = not self._open and not self._untold
             self._open.append(time.monotonic())
             if len(self._open) > self._most:

@@ -48,7 +48,8 @@ class GrpcAcceptor(Acceptor):
         self.health = Health(options.handshake_timeout)
         self._arrivals: Arrivals[GrpcChannel] = Arrivals(options.max_pending)
         self._closing = False
-        self._handshakes = Handshakes(options.handshake_timeout, IDLE_SECONDS, _connections(options), self._arrivals.look)
+        self._turnstile = Turnstile(options.max_connection_rate, told=certificates is not None)
+        self._handshakes = Handshakes(options.handshake_timeout, IDLE_SECONDS, _connections(options), self._arrivals.look, self._turnstile.let_in)
         server = grpc.server(
             Threads(),
             options=_arguments(options),
@@ -81,7 +82,7 @@ class GrpcAcceptor(Acceptor):
         self.address = Address(scheme, options.host, port)
         self._handshakes.where = str(self.address)
         self._listening = listening_sockets(options.host, port)
-        self._turnstile = Turnstile(self._listening, options.max_connection_rate, str(self.address))
+        self._turnstile.watch(self._listening, str(self.address))
 
     def counts(self) -> Mapping[str, int]:
         """`refused` are connections that failed before there was a channel, and calls over a session that was resumed after its certificate had expired."""

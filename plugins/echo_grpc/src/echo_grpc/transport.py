@@ -100,7 +100,7 @@ class GrpcTransport(ChannelTransport):
     _hung_up: ClassVar[str] = "as a learner with TLS does (grpcs://)"
 
     def listen(self, sink: Sink) -> Listener:
-        return GrpcListener(self.bind(), sink, self.options)
+        return GrpcListener.on(self.bind(), sink, self.options)
 
     def bind(self) -> GrpcAcceptor:
         options = self.options

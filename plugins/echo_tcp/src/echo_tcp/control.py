@@ -47,7 +47,7 @@ class Control:
     """Serves the listening sockets `listening` until `stop`.
 
     `natives` are the loops of each table by its name; those of "" serve who names none, or the first.
-    `greeting` is what a client of the original protocol is told first; None speaks protocol 2.
+    `greeting` is what a client of the original protocol is told first; None speaks protocol 2. `let_in` is given every socket that is accepted.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Control:
         tokens: Callable[[], Sequence[bytes]],
         options: TcpListenOptions,
         greeting: bytes | None,
+        let_in: Callable[[socket.socket], None],
     ) -> None:
         self.counts = {"connections_total": 0, "refused": 0, "protocol_errors": 0}
         self._natives = natives
@@ -76,7 +77,7 @@ class Control:
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         for table, native in natives.items():
             self._selector.register(native.fileno(), selectors.EVENT_READ, partial(self._report, table))
-        self._door = Door(listening, self._selector, self._complaints, self._crowded, self._welcome, self._turn_away)
+        self._door = Door(listening, self._selector, self._complaints, self._crowded, let_in, self._welcome, self._turn_away)
         self._unlistened = threading.Event()
         self._thread = threading.Thread(target=self._run, name="echo-tcp-control", daemon=True)
         self._thread.start()

@@ -30,7 +30,8 @@ class Door:
         selector: calls what is registered with it, with the events.
         complaints: where trouble goes.
         crowded: None when one more client can come in, else the time (`time.monotonic()`) at which to ask again.
-        welcome: is given a client's socket and what to call it.
+        let_in: is given a client's socket first.
+        welcome: is given it then, and what to call it.
         turn_away: what to tell a client for whom there is no descriptor; b"" says nothing.
 
     Attributes:
@@ -44,6 +45,7 @@ class Door:
         selector: selectors.BaseSelector,
         complaints: Seldom,
         crowded: Callable[[], float | None],
+        let_in: Callable[[socket.socket], None],
         welcome: Callable[[socket.socket, str], None],
         turn_away: Callable[[], bytes],
     ) -> None:
@@ -53,6 +55,7 @@ class Door:
         self._selector = selector
         self._complaints = complaints
         self._crowded = crowded
+        self._let_in = let_in
         self._welcome = welcome
         self._turn_away = turn_away
         self._reserve: int | None = _spare_descriptor()
@@ -82,7 +85,7 @@ class Door:
             os.close(self._reserve)
             self._reserve = None
         # Who gave them holds this: the circle would keep the descriptors of a closed learner until Python looks for circles.
-        del self._crowded, self._welcome, self._turn_away
+        del self._crowded, self._let_in, self._welcome, self._turn_away
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTS_AT_ONCE):
@@ -100,6 +103,7 @@ class Door:
                 return
             left_at_fork(sock)
             unpaced(sock)
+            self._let_in(sock)
             self._welcome(sock, name_of(address))
 
     def _cannot_accept(self, listening: socket.socket, error: OSError) -> None:

@@ -40,20 +40,21 @@ class TcpListener(Listener):
         tokens()  # a token file that is no use is an error now
         hello = greeting(sink.spec) if options.protocol == "echo1" else None
         sockets, port = listen_on(options.host, options.port, options.receive_buffer)
+        self.address = Address("tcp", options.host, port)
+        self._turnstile = Turnstile(options.max_connection_rate)
         try:
-            self.address = Address("tcp", options.host, port)
             self._natives = Loops(
                 lambda name: NativeLearner(
                     sink.table(name).native, options.num_threads, options.staging_bytes
                 ),
                 ("", *list(sink.tables)[1:]),
             )
-            self._control = Control(sockets, self._natives, sink, tokens, options, hello)
+            self._control = Control(sockets, self._natives, sink, tokens, options, hello, self._turnstile.let_in)
         except BaseException:
             for sock in sockets:
                 sock.close()
             raise
-        self._turnstile = Turnstile(sockets, options.max_connection_rate, str(self.address))
+        self._turnstile.watch(sockets, str(self.address))
         self._process = os.getpid()
         self._close_lock = threading.Lock()
         self._closed = False

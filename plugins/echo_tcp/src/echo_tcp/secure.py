@@ -216,7 +216,8 @@ class TlsAcceptor(Acceptor):
         for sock in self._sockets:
             self._selector.register(sock, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._turnstile = Turnstile(self._sockets, options.max_connection_rate, str(self.address))
+        self._turnstile = Turnstile(options.max_connection_rate)
+        self._turnstile.watch(self._sockets, str(self.address))
 
     def counts(self) -> Mapping[str, int]:
         return {"held_off_total": self._turnstile.held_off}
@@ -235,6 +236,7 @@ class TlsAcceptor(Acceptor):
                 # Errors from here on are this client's. An OSError of accept() is ours, and makes the listener pause.
                 left_at_fork(plain)
                 plain.setblocking(False)
+                self._turnstile.let_in(plain)
                 return TlsChannel(plain, name_of(address), self._context)
 
     def shutdown(self) -> None:
