@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["TlsAcceptor", "TlsChannel", "dial_tls"]
 
 PIECE_BYTES = 64 << 10  # encrypted or decrypted at a time, so that the other thread never waits long for the lock
+BACKLOG = 256  # a TLS handshake costs even a stranger's learner a ms: no more of a flood wait already when the door is shut (see echo_core.turnstile)
 LOOKS, TRICKLE_SECONDS = 8, 0.2  # a handshake comes in fewer pieces; who sends it byte by byte is looked at so seldom from then on
 
 T = TypeVar("T")
@@ -209,7 +210,7 @@ class TlsAcceptor(Acceptor):
 
     def __init__(self, options: TcpsListenOptions, context: ssl.SSLContext) -> None:
         self._context = context
-        self._sockets, port = listen_on(options.host, options.port, options.receive_buffer)
+        self._sockets, port = listen_on(options.host, options.port, options.receive_buffer, BACKLOG)
         self.address = Address("tcps", options.host, port)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()

@@ -28,13 +28,14 @@ KEEPALIVE = (
 UNSENT_BYTES = 512 << 10
 
 
-def listen_on(host: str, port: int, receive_buffer: int) -> tuple[list[socket.socket], int]:
+def listen_on(host: str, port: int, receive_buffer: int, backlog: int = BACKLOG) -> tuple[list[socket.socket], int]:
     """Non-blocking listening sockets for every address of `host`, all on the same port.
 
     Args:
         host: a name or an IP literal; "::" takes IPv4 as well.
         port: 0 picks a free one.
         receive_buffer: bytes the kernel keeps for each connection; 0 leaves it to the kernel.
+        backlog: connections that may wait to be accepted.
 
     Returns:
         the sockets and the port.
@@ -50,7 +51,7 @@ def listen_on(host: str, port: int, receive_buffer: int) -> tuple[list[socket.so
     places = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
     for attempt in range(16):
         try:
-            return _listen_on_all(places, port, receive_buffer)
+            return _listen_on_all(places, port, receive_buffer, backlog)
         except OSError as error:
             # With port 0 the first address picks the port; another may have it taken.
             if port == 0 and error.errno == errno.EADDRINUSE and attempt < 15:
@@ -107,14 +108,14 @@ def name_of(address: Any) -> str:
 
 
 def _listen_on_all(
-    places: Sequence[tuple[int, Any]], port: int, receive_buffer: int
+    places: Sequence[tuple[int, Any]], port: int, receive_buffer: int, backlog: int
 ) -> tuple[list[socket.socket], int]:
     taken: list[socket.socket] = []
     refused: OSError | None = None
     try:
         for family, address in places:
             try:
-                taken.append(_listen(family, (address[0], port, *address[2:]), receive_buffer))
+                taken.append(_listen(family, (address[0], port, *address[2:]), receive_buffer, backlog))
             except OSError as error:
                 # "localhost" may name ::1 on a machine without IPv6; one address is enough.
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
@@ -131,7 +132,7 @@ def _listen_on_all(
     return taken, port
 
 
-def _listen(family: int, address: Any, receive_buffer: int) -> socket.socket:
+def _listen(family: int, address: Any, receive_buffer: int, backlog: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     left_at_fork(sock)
     try:
@@ -146,7 +147,7 @@ def _listen(family: int, address: Any, receive_buffer: int) -> socket.socket:
             # Before listen(): the window scale of a connection is settled when it is made.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         sock.bind(address)
-        sock.listen(BACKLOG)
+        sock.listen(backlog)
         sock.setblocking(False)
     except BaseException:
         sock.close()

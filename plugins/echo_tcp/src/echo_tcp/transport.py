@@ -117,7 +117,7 @@ class TcpsListenOptions(tls.TlsListenOptions):
     port: int = 50051  # 0: any free one
     token: str | bytes | None = field(default=None, repr=False)  # None: the server's
     allow_insecure: bool = False  # listen beyond this machine without authentication
-    max_connection_rate: float = CONNECTION_RATE  # new connections a second; of more, further ones wait outside. 0: any number
+    max_connection_rate: float = 100.0  # new connections a second; of more, further ones wait outside. 0: any number
     receive_buffer: int = 0  # bytes in the kernel for each connection; 0: it grows as needed
 
     def __post_init__(self) -> None:
