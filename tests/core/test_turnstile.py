@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from echo_core import turnstile
 from echo_core.listening import listening_sockets
 from echo_core.testing.processes import until
-from echo_core.turnstile import BURST_SECONDS, BUSY_PAUSE, IDLE_PAUSE, LONGEST_SECONDS, OPENING_SECONDS, Crowd, Turnstile, connections_opened
+from echo_core.turnstile import BURST_SECONDS, BUSY_PAUSE, IDLE_PAUSE, LONGEST_SECONDS, OPENING_SECONDS, QUIET_PAUSE, Crowd, Turnstile, connections_opened
 
 Listen = Callable[..., socket.socket]
 Watch = Callable[..., tuple[Turnstile, socket.socket]]
@@ -50,7 +50,7 @@ def looks(crowd: Crowd, seconds: float, ours: float, others: float = 0.0, everyb
             let_in += making.popleft()[1]
         came = int(let_in + foreign * everybody) - int(told)
         told += came
-        pause = crowd.look(came, pause)
+        pause = crowd.look(came, pause) or QUIET_PAUSE
     return let_in, shut
 
 
@@ -79,7 +79,7 @@ def test_pulses_are_no_way_round_it(everybody: bool) -> None:
         came = 0 if crowd.shut else round(FLOOD * pause)
         let_in += came
         now += pause
-        pause = crowd.look(came, pause)
+        pause = crowd.look(came, pause) or QUIET_PAUSE
     assert let_in < 1000 + 120 * 250 * 1.2 + FLOOD * IDLE_PAUSE
 
 
@@ -117,7 +117,7 @@ def test_the_door_opens_again(rate: float, everybody: bool, history: list[tuple[
         shut_for = shut_for + pause if crowd.shut else 0.0
         if everybody:
             assert shut_for <= longest
-        pause = crowd.look((0 if crowd.shut else ours) + others * everybody, pause)
+        pause = crowd.look((0 if crowd.shut else ours) + others * everybody, pause) or QUIET_PAUSE
     _, shut = looks(crowd, BURST_SECONDS + 2, 0)
     assert shut <= longest
     _, shut = looks(crowd, 60, 0.9 * rate)
@@ -272,7 +272,7 @@ def test_any_number(watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_a_socket_closed_under_it(listen: Listen, caplog: pytest.LogCaptureFixture) -> None:
-    with closing(Turnstile(5)) as door:
+    with closing(Turnstile(5, told=False)) as door:
         with closing(listen().dup()) as sock:
             door.watch([sock], "tcp://here")
         until(lambda: not watched(), "the thread ends")
@@ -286,7 +286,7 @@ def test_without_descriptors_it_goes_on(watch: Watch, told: bool) -> None:
     door, listening = watch(told=told)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-        time.sleep(3 * IDLE_PAUSE)
+        time.sleep(3 * QUIET_PAUSE)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     for _ in range(100_000):

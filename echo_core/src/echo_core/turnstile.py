@@ -32,7 +32,7 @@ CONNECTION_RATE = 250.0  # new connections a second that a learner takes for lon
 BURST_SECONDS = 4.0  # so many seconds' connections may come at once: all workers of a cluster, when it starts
 LONGEST_SECONDS, OPENING_SECONDS = 1.0, 0.25  # the door opens when so much is left of a burst, and is shut for no longer than the two together
 SETTLE_SECONDS, JUDGE_SECONDS = 0.3, 0.1  # after the door is shut, until the handshakes under way are through; then, to see what goes elsewhere
-IDLE_PAUSE, BUSY_PAUSE = 0.05, 0.02  # seconds between two looks
+QUIET_PAUSE, IDLE_PAUSE, BUSY_PAUSE = 0.25, 0.05, 0.02  # seconds between two looks; the first only where nobody tells who comes
 COMPLAINT_PAUSE = 5.0  # seconds between two lines of the log
 
 IP_MINTTL, IPV6_MINHOPCOUNT = 21, 73  # not in the socket module
@@ -70,8 +70,8 @@ class Crowd:
         self._shut_for = 0.0  # seconds
         self._judged = (0, 0.0)  # connections elsewhere, in so many seconds
 
-    def look(self, came: int, seconds: float) -> float:
-        """`came` connections in the `seconds` since the last look. Returns in how many to look again."""
+    def look(self, came: int, seconds: float) -> float | None:
+        """`came` connections in the `seconds` since the last look. Returns in how many to look again; None: when somebody comes."""
         if self.shut and self._everybody:
             self._level = max(0.0, self._level - self._rate * seconds)
             self._judge(came, seconds)
@@ -85,7 +85,9 @@ class Crowd:
             self._speed, self._shut_for, self._judged = came / seconds, 0.0, (0, 0.0)
         # However many there were, the door opens again soon.
         self._level = min(self._level, self._burst + LONGEST_SECONDS * self._rate)
-        return BUSY_PAUSE if self.shut or self._level > self._burst / 4 else IDLE_PAUSE
+        if self.shut or self._level > self._burst / 4:
+            return BUSY_PAUSE
+        return IDLE_PAUSE if self._level else None
 
     def _judge(self, came: int, seconds: float) -> None:
         """Whose connections they were, once in each time that the door is shut."""
@@ -122,6 +124,7 @@ class Turnstile:
         self._let_in = 0
         self._counters = -1
         self._over = threading.Event()
+        self._somebody = threading.Event()  # came, or it is over
         self._thread: threading.Thread | None = None
         self._complained_at = -COMPLAINT_PAUSE
 
@@ -152,6 +155,8 @@ class Turnstile:
     def let_in(self, sock: socket.socket | None = None) -> None:
         """A connection was accepted: `sock`, where it is at hand."""
         self._let_in += 1  # by one thread at a time
+        if not self._somebody.is_set():
+            self._somebody.set()
         if sock is not None and self._thread is not None:
             with suppress(OSError):  # it has gone again
                 _set(sock, OPEN)
@@ -160,6 +165,7 @@ class Turnstile:
         """Watch no longer. In a forked child it leaves everything to the parent."""
         if self._thread is not None and self._thread.is_alive():
             self._over.set()
+            self._somebody.set()
             self._thread.join()
         self._forget()
 
@@ -169,8 +175,9 @@ class Turnstile:
             self._counters = -1
 
     def _watch(self, count: int, dropped: int) -> None:
-        crowd, pause, at = Crowd(self._rate, not self._told), IDLE_PAUSE, time.monotonic()
-        while not self._over.wait(pause):
+        crowd, at = Crowd(self._rate, not self._told), time.monotonic()
+        pause: float | None = None
+        while self._wait(pause):
             try:
                 counted, count, dropped_before, dropped = count, self._count(), dropped, self._drops()
                 looked, at = at, time.monotonic()
@@ -178,7 +185,7 @@ class Turnstile:
                     self.held_off += max(0, dropped - dropped_before)  # of 32 bits
                     self._complain(at)
                 was_shut = crowd.shut
-                pause = crowd.look(count - counted, at - looked)
+                pause = crowd.look(count - counted, max(at - looked, 1e-6))
                 if crowd.shut != was_shut:
                     self._set(SHUT if crowd.shut else OPEN)
             except (OSError, ValueError, struct.error) as error:
@@ -188,6 +195,14 @@ class Turnstile:
                 break
         with suppress(OSError):
             self._set(OPEN)
+
+    def _wait(self, seconds: float | None) -> bool:
+        """For so long, or until somebody comes. False: it is over."""
+        if seconds is not None:
+            return not self._over.wait(seconds)
+        self._somebody.wait(None if self._told else QUIET_PAUSE)
+        self._somebody.clear()
+        return not self._over.is_set()
 
     def _count(self) -> int:
         if not self._told:

@@ -132,6 +132,7 @@ class Door:
         try:
             for _ in range(REFUSALS_AT_ONCE):
                 sock, _ = listening.accept()
+                self._let_in(sock)
                 with sock, suppress(OSError):  # it may have given up
                     if reason := self._turn_away():
                         sock.setblocking(False)
