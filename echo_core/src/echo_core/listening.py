@@ -44,7 +44,7 @@ def found_by_trying(host: str, port: int, said: object) -> OSError:
 
 
 def listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """This process's sockets that listen there, for libraries that do not hand theirs out. They are duplicates, and the caller's to close.
+    """This process's sockets that listen there and do not block, for libraries that do not hand theirs out. They are duplicates, and the caller's to close.
 
     None are found where /proc is missing, or descriptors ran out.
     """
@@ -56,7 +56,8 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
         for number in map(int, os.listdir("/proc/self/fd")):
             with suppress(OSError):  # it may be closed by now
                 status = os.fstat(number)
-                if stat.S_ISSOCK(status.st_mode) and status.st_ino not in found:
+                # To look at one that blocks may change it for good (socket.setdefaulttimeout); those of a library that polls do not.
+                if stat.S_ISSOCK(status.st_mode) and not os.get_blocking(number) and status.st_ino not in found:
                     sock = socket.socket(fileno=number)
                     try:
                         if _listens(sock, hosts, port):

@@ -72,14 +72,18 @@ class Crowd:
 
     def look(self, came: int, seconds: float) -> float | None:
         """`came` connections in the `seconds` since the last look. Returns in how many to look again; None: when somebody comes."""
+        opening = self._burst - OPENING_SECONDS * self._rate
         if self.shut and self._everybody:
             self._level = max(0.0, self._level - self._rate * seconds)
             self._judge(came, seconds)
         else:
             self._level = max(0.0, self._level + came - self._rate * seconds)
         if self.shut:
+            self._shut_for += seconds
+            if self._shut_for >= LONGEST_SECONDS + OPENING_SECONDS:  # whoever comes in all the same must not keep the others out
+                self._level = min(self._level, opening)
             judging = self._everybody and self._speed > 0
-            self.shut = judging or self._level > self._burst - OPENING_SECONDS * self._rate
+            self.shut = judging or self._level > opening
         elif self._level > self._burst:
             self.shut = True
             self._speed, self._shut_for, self._judged = came / seconds, 0.0, (0, 0.0)
@@ -91,9 +95,7 @@ class Crowd:
 
     def _judge(self, came: int, seconds: float) -> None:
         """Whose connections they were, once in each time that the door is shut."""
-        settled = self._shut_for >= SETTLE_SECONDS
-        self._shut_for += seconds
-        if self._speed and settled:
+        if self._speed and self._shut_for >= SETTLE_SECONDS:
             count, span = self._judged[0] + came, self._judged[1] + seconds
             self._judged = count, span
             if span >= JUDGE_SECONDS:
@@ -166,7 +168,8 @@ class Turnstile:
         if self._thread is not None and self._thread.is_alive():
             self._over.set()
             self._somebody.set()
-            self._thread.join()
+            if self._thread is not threading.current_thread():  # where the garbage collector may close a learner, as anywhere
+                self._thread.join()
         self._forget()
 
     def _forget(self) -> None:
@@ -175,26 +178,29 @@ class Turnstile:
             self._counters = -1
 
     def _watch(self, count: int, dropped: int) -> None:
+        """Whatever happens, the door is open at the end, and while anything is logged: who reads the log may keep us waiting."""
         crowd, at = Crowd(self._rate, not self._told), time.monotonic()
         pause: float | None = None
-        while self._wait(pause):
-            try:
+        failed: Exception | None = None
+        try:
+            while self._wait(pause):
                 counted, count, dropped_before, dropped = count, self._count(), dropped, self._drops()
                 looked, at = at, time.monotonic()
-                if crowd.shut:
-                    self.held_off += max(0, dropped - dropped_before)  # of 32 bits
-                    self._complain(at)
                 was_shut = crowd.shut
                 pause = crowd.look(count - counted, max(at - looked, 1e-6))
                 if crowd.shut != was_shut:
                     self._set(SHUT if crowd.shut else OPEN)
-            except (OSError, ValueError, struct.error) as error:
-                if isinstance(error, OSError) and error.errno == errno.EBADF:
-                    break  # closed under us
-                log.warning("%s lets in any number of connections a second from now on: %s", self._where, error)
-                break
-        with suppress(OSError):
-            self._set(OPEN)
+                if was_shut:
+                    self.held_off += max(0, dropped - dropped_before)  # of 32 bits
+                    if not crowd.shut:
+                        self._complain(at)
+        except Exception as error:
+            failed = error
+        finally:
+            with suppress(OSError):
+                self._set(OPEN)
+        if failed is not None and not (isinstance(failed, OSError) and failed.errno == errno.EBADF):  # that: closed under us
+            log.warning("%s lets in any number of connections a second from now on: %s", self._where, failed)
 
     def _wait(self, seconds: float | None) -> bool:
         """For so long, or until somebody comes. False: it is over."""
