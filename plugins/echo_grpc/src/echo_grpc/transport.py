@@ -28,10 +28,12 @@ from .window import GrpcUplink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Self
 
+    from echo_core.channel import Acceptor
     from echo_core.sink import Sink
     from echo_core.spec import Spec
-    from echo_core.transport import Connection, Listener
+    from echo_core.transport import Connection, Listener, ListenOptions
 
 __all__ = ["GrpcClient", "GrpcConnectOptions", "GrpcListenOptions", "GrpcTransport", "GrpcsTransport"]
 
@@ -76,6 +78,15 @@ class GrpcListener(ChannelListener):
     """See `echo_core.channel.listener`: ends the gRPC server when its clients are gone."""
 
     _acceptor: GrpcAcceptor
+
+    @classmethod
+    def on(cls, acceptor: Acceptor, sink: Sink, options: ListenOptions) -> Self:
+        try:
+            return super().on(acceptor, sink, options)
+        except BaseException:
+            assert isinstance(acceptor, GrpcAcceptor)
+            acceptor.finish()  # left to the garbage collector, it might be collected in a forked child, which that would end
+            raise
 
     def close(self, timeout: float | None = None) -> None:
         try:
