@@ -6,7 +6,7 @@ another one. TCP tries again by itself, a second later and so on: a worker comes
 Connections that stand notice nothing.
 
 The valve is the smallest TTL (`IP_MINTTL`, RFC 5082) that a listening socket takes. Every process may set it, where a filter of packets
-needs a privilege on Linux 6.18. Packets are sent with a TTL of 64 or 128; who sends with 255 and is no router away is not kept out.
+needs a privilege on Linux 6.18. Packets are sent with a TTL of 64 or 128; who sends with 255 from the learner's own network is not kept out.
 A connection inherits it: one whose handshake is under way when the door shuts would never be heard. `let_in` opens its ears; where a library
 accepts, it is made anew once the handshake's time is over.
 """
