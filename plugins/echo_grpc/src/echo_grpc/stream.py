@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import grpc
@@ -13,10 +15,13 @@ from echo_core.channel import Channel
 from echo_core.errors import ForkError, SecurityError
 from echo_core.wire import Buffer
 
+from . import follows_forks
 from .memory import keep_freed_memory
 from .message import pack, unpack
 
 __all__ = ["GrpcChannel", "Outbox", "in_this_process"]
+
+log = logging.getLogger("echo")
 
 LINGER_SECONDS = 1.0  # for what was sent to be taken by a peer that reads slowly, after shutdown
 
@@ -35,7 +40,17 @@ def in_this_process() -> None:
         )
     if not _used_in:
         keep_freed_memory()
+        if follows_forks:
+            os.register_at_fork(before=_warn)
     _used_in = os.getpid()
+
+
+@cache  # once
+def _warn() -> None:
+    log.warning(
+        "this process forks, and grpcio starts its threads in the child as well, where they read from the parent's connections and may crash: have"
+        " GRPC_ENABLE_FORK_SUPPORT=0 in the environment or import echo_grpc before grpcio; or start processes with multiprocessing's 'spawn' or 'forkserver'"
+    )
 
 
 class Outbox:

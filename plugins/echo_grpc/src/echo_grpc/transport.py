@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,7 +19,7 @@ from echo_core.transport import Finding
 from echo_core.turnstile import CONNECTION_RATE, check_connection_rate
 from echo_core.wire import HEADER_BYTES
 
-from . import talkative
+from . import follows_forks, talkative
 from .message import MAX_MESSAGE_BYTES, PIECE_BYTES
 from .service import METHOD, GrpcAcceptor
 from .stream import GrpcChannel, Outbox, in_this_process
@@ -125,8 +124,8 @@ class GrpcTransport(ChannelTransport):
 
     @classmethod
     def findings(cls) -> Iterable[Finding]:
-        if os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").lower() in ("1", "true"):
-            found = f"grpcio {grpc.__version__} with GRPC_ENABLE_FORK_SUPPORT can hang in forked children"
+        if follows_forks:
+            found = f"grpcio {grpc.__version__} with GRPC_ENABLE_FORK_SUPPORT starts its threads in forked children, where they disturb the parent or crash"
             yield Finding("warning", "gRPC and fork", found, "unset it, and start workers by spawn")
         else:
             yield Finding("ok", "gRPC and fork", f"grpcio {grpc.__version__}; connect in the child, never before the fork")
