@@ -239,27 +239,26 @@ FORKS = """
     with Server(example, 1, "grpc://127.0.0.1:0") as server, Client(server.address, example) as client:
         client.send(example)
         assert server.sample(timeout=20) is not None
+        client.flush(timeout=20)
         for _ in range(3):
             child = os.fork()
             if not child:
                 os._exit(len(os.listdir("/proc/self/task")))
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        client.send(example)
-        assert server.sample(timeout=20) is not None
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
-@pytest.mark.parametrize(("first", "told", "warned"), [("echo_grpc", None, False), ("grpc", None, True), ("echo_grpc", "1", True), ("grpc", "0", False)])
-def test_no_thread_of_grpcio_follows_into_a_forked_child(first: str, told: str | None, warned: bool) -> None:
+@pytest.mark.parametrize(("first", "told", "follows"), [("echo_grpc", None, False), ("grpc", None, True), ("echo_grpc", "1", True), ("grpc", "0", False)])
+def test_no_thread_of_grpcio_follows_into_a_forked_child(first: str, told: str | None, follows: bool) -> None:
     """There they would read from the parent's connections, and one in ten children of some programs crashes."""
     env = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
     env |= {"GRPC_VERBOSITY": "ERROR"} | ({"GRPC_ENABLE_FORK_SUPPORT": told} if told else {})
     program = textwrap.dedent(FORKS.format(first=first))
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert (done.stdout.split() == ["1", "1", "1"]) == (not warned)
-    assert done.stderr.count("GRPC_ENABLE_FORK_SUPPORT=0") == warned
+    assert done.stderr.count("GRPC_ENABLE_FORK_SUPPORT=0") == follows, done.stderr
+    if not follows:  # where they do, nothing can be promised: one is warned
+        assert (done.returncode, done.stdout.split()) == (0, ["1", "1", "1"]), done.stderr
 
 
 def test_a_learner_in_a_forked_child_is_an_error() -> None:

@@ -45,7 +45,7 @@ def in_this_process() -> None:
     _used_in = os.getpid()
 
 
-@cache  # once
+@cache  # one line, however often it forks
 def _warn() -> None:
     log.warning(
         "this process forks, and grpcio starts its threads in the child as well, where they read from the parent's connections and may crash: have"
