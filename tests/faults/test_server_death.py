@@ -124,10 +124,8 @@ def test_workers_carry_on_with_a_restarted_server(
     acknowledged = [_counters(worker)["acknowledged"] for worker in workers]
 
     server = serve(batch_size=16, filler=filler, transport={"port": port})
-    with Consumer(server) as consumer:
-        for maker, number in enumerate(acknowledged):
-            # All that the first learner had not confirmed, and nothing that it had.
-            consumer.ledger.begin_at(maker, number)
+    # All that the first learner had not confirmed, and nothing that it had.
+    with Consumer(server, first=dict(enumerate(acknowledged))) as consumer:
         for maker in range(2):
             consumer.wait_for(maker, 200)
         sent = []

@@ -48,10 +48,6 @@ class Ledger:
             self.due[maker] = due
             self.count[maker] = self.count.get(maker, 0) + len(numbers)
 
-    def begin_at(self, maker: int, number: int) -> None:
-        """What came before `number` went to somebody else."""
-        self.due[maker] = number
-
     def check(self, expected: dict[int, int]) -> None:
         """Samples 0 to count - 1 of each maker have come, and no others."""
         for maker, early in self._early.items():
@@ -67,12 +63,16 @@ class Consumer:
     """Takes every batch of `server` on a thread of its own and keeps the ledger.
 
     `pause`: seconds it takes for each batch in addition.
+    `first`: the first number of each maker that is its own; those before went to another learner.
     """
 
-    def __init__(self, server: Server, pause: float = 0.0) -> None:
+    def __init__(
+        self, server: Server, pause: float = 0.0, first: dict[int, int] | None = None
+    ) -> None:
         self.server = server
         self._pause = pause
         self.ledger = Ledger()
+        self.ledger.due.update(first or {})  # before anything can come
         self._finish_at: int | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="consumer")
