@@ -84,7 +84,7 @@ class GrpcListener(ChannelListener):
             return super().on(acceptor, sink, options)
         except BaseException:
             assert isinstance(acceptor, GrpcAcceptor)
-            acceptor.finish()  # left to the garbage collector, it might be collected in a forked child, which that would end
+            acceptor.finish()  # closing frees the address only: grpcio's server and its thread would go on
             raise
 
     def close(self, timeout: float | None = None) -> None:
@@ -126,7 +126,7 @@ class GrpcTransport(ChannelTransport):
     def findings(cls) -> Iterable[Finding]:
         if follows_forks:
             found = f"grpcio {grpc.__version__} with GRPC_ENABLE_FORK_SUPPORT starts its threads in forked children, where they disturb the parent or crash"
-            yield Finding("warning", "gRPC and fork", found, "unset it, and start workers by spawn")
+            yield Finding("warning", "gRPC and fork", found, "have GRPC_ENABLE_FORK_SUPPORT=0 in the environment, and start workers by spawn")
         else:
             yield Finding("ok", "gRPC and fork", f"grpcio {grpc.__version__}; connect in the child, never before the fork")
 
