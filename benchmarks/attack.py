@@ -54,7 +54,7 @@ def target(name: str, payload_name: str, workers: int, folder: Path) -> Target:
         learner: Any = adapters.load(name).learner(payload, payload.batch_size, workers)
         return Target(learner, learner.address)
     from benchmarks.adapters.echo_core import EchoLearner
-    from echo_core.tls import Authority
+    from echo_core.security.tls import Authority
 
     authority = Authority.create(folder)
     own, worker = authority.issue("learner", ["127.0.0.1"]), authority.issue("worker")
@@ -220,11 +220,11 @@ def main(argv: list[str] | None = None) -> int:
         print("begins", flush=True)
         decoys.burn(args.burn, PORTIONS)
     if args.play:
-        from echo_core import plugins
-        from echo_core.address import Address
+        from echo_core.base.address import Address
+        from echo_core.plugins import discovery
 
         address = Address.parse(args.address)
-        plugins.transport_class(address.scheme)  # what takes long comes first
+        discovery.transport_class(address.scheme)  # what takes long comes first
         print("begins", flush=True)
         CERTIFIED_ATTACKS[args.play](address)
     os.environ["ECHO_TOKEN"] = f"{secrets.token_hex(32)}\n{READER}{secrets.token_hex(32)}"

@@ -76,9 +76,9 @@ def expired_certificates(address: Any) -> NoReturn:
 
 def replays(address: Any) -> NoReturn:
     """What a worker said that was let in, said again byte for byte."""
-    from echo_core.errors import EchoError
-    from echo_core.handshake import ClientHandshake
-    from echo_core.spec import Spec
+    from echo_core.base.errors import EchoError
+    from echo_core.spec.spec import Spec
+    from echo_core.wire.handshake import ClientHandshake
 
     spec, token = Spec.from_example(PAYLOADS["20B"].example()), os.environ["ECHO_TOKEN"].splitlines()[0].encode()
     hello = proof = b""
@@ -99,9 +99,9 @@ def replays(address: Any) -> NoReturn:
 
 def downgrades(address: Any) -> NoReturn:
     """An older protocol, and a handshake without the proof that was asked for, in turn."""
-    from echo_core.errors import EchoError
-    from echo_core.handshake.messages import MESSAGE
-    from echo_core.wire import dump_json
+    from echo_core.base.errors import EchoError
+    from echo_core.wire.handshake.messages import MESSAGE
+    from echo_core.wire.protocol import dump_json
 
     def message(kind: int, version: int, **body: Any) -> bytes:
         text = dump_json(body)
@@ -143,10 +143,10 @@ class _Door:
     """The bytes of a connection before any handshake of Echo's, TLS included."""
 
     def __init__(self, address: Any) -> None:
-        from echo_core import plugins
-        from echo_core.channel import ChannelTransport
+        from echo_core.plugins import discovery
+        from echo_core.wire.channel import ChannelTransport
 
-        transport = plugins.transport_class(address.scheme)
+        transport = discovery.transport_class(address.scheme)
         self._channel: Any = None
         self._buffer = memoryview(bytearray(65536))
         if issubclass(transport, ChannelTransport):
@@ -172,7 +172,7 @@ class _Door:
 def _knock(address: Any, token: Callable[[], str | None]) -> NoReturn:
     """Clients that are not let in, one after another."""
     from echo_core import Client
-    from echo_core.errors import EchoError
+    from echo_core.base.errors import EchoError
 
     example = PAYLOADS["20B"].example()
     while True:

@@ -10,10 +10,10 @@ from setuptools import Extension, setup
 
 here = Path(__file__).parent
 package = Path("src/echo_core")
-headers = [str(path) for path in sorted(package.glob("**/*.h*")) + sorted(package.glob("*.px[di]"))]
+headers = [str(path) for path in sorted(package.glob("**/*.h*")) + sorted(package.glob("**/*.px[di]"))]
 extensions = [
     Extension(
-        f"echo_core.{source.stem}",
+        ".".join(source.relative_to("src").with_suffix("").parts),
         [str(source)],
         language="c++",
         depends=headers,
@@ -22,7 +22,7 @@ extensions = [
         extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wno-unused-function"],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
     )
-    for source in sorted(package.glob("*.pyx"))
+    for source in sorted(package.glob("**/*.pyx"))
 ]
 # Many modules, so that they are translated side by side as they are compiled; from 3.14 on a pool's children do not come from a fork,
 # and would run this file again.

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from echo_core import Client, PluginError, Server, SpecError, plugins
-from echo_core.observer import Observer
+from echo_core import Client, PluginError, Server, SpecError
+from echo_core.client.observer import Observer
+from echo_core.plugins import discovery
 
 EXAMPLE = {"obs": np.zeros(3, np.float32), "step": np.int64(0)}
 OPTIONAL = {"pytest", "hypothesis", "click", "rich", "cryptography", "torch", "jax", "gymnasium", "stable_baselines3", "libucx"}
@@ -47,7 +48,7 @@ def modules() -> int:
 
 def place(name: str) -> dict[str, Any]:
     """A free address of this machine for a transport, as its options."""
-    fields = {field.name for field in dataclasses.fields(plugins.transport_class(name).Options)}
+    fields = {field.name for field in dataclasses.fields(discovery.transport_class(name).Options)}
     wanted = {"host": "127.0.0.1", "port": 0, "path": str(Path(tempfile.mkdtemp(), "socket"))}
     return {"type": name, **{key: value for key, value in wanted.items() if key in fields}}
 
@@ -73,7 +74,7 @@ def transport(name: str) -> None:
 
 
 def sampler(name: str) -> None:
-    if plugins.sampler_class(name).storage == "replay":
+    if discovery.sampler_class(name).storage == "replay":
         with Server(EXAMPLE, 4, None, {"type": name, "capacity": 100}) as server:
             server.submit_batch(samples(50))
             drawn = server.sample(30)
@@ -87,16 +88,16 @@ def sampler(name: str) -> None:
 
 def missing(names: dict[str, list[str]]) -> None:
     """What is not installed is named with the command that installs it."""
-    if "tcp" not in names[plugins.TRANSPORTS]:
+    if "tcp" not in names[discovery.TRANSPORTS]:
         try:
-            plugins.transport_class("tcp")
+            discovery.transport_class("tcp")
         except PluginError as error:
             assert 'pip install "echo-core[tcp]"' in str(error), error
 
 
 def command() -> bool:
     """`echoctl` runs, or says what it needs."""
-    done = subprocess.run([sys.executable, "-m", "echo_core.cli", "plugins", "list"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "echoctl", "plugins", "list"], capture_output=True, text=True, check=False)
     try:
         version("click")
         version("rich")
@@ -110,19 +111,19 @@ def command() -> bool:
 def main() -> None:
     assert requires("echo-core")
     names = {}
-    for group in (plugins.TRANSPORTS, plugins.SAMPLERS):
-        records = plugins.default.examine(group)
+    for group in (discovery.TRANSPORTS, discovery.SAMPLERS):
+        records = discovery.default.examine(group)
         assert not [record for record in records if record.error], [record.error for record in records]
         names[group] = [record.name for record in records]
     count = modules()
     missing(names)
-    if names[plugins.SAMPLERS]:
-        for name in names[plugins.SAMPLERS]:
+    if names[discovery.SAMPLERS]:
+        for name in names[discovery.SAMPLERS]:
             sampler(name)
-        for name in names[plugins.TRANSPORTS]:
-            if not (name.endswith("s") and name[:-1] in names[plugins.TRANSPORTS]):  # the same with TLS needs a certificate
+        for name in names[discovery.TRANSPORTS]:
+            if not (name.endswith("s") and name[:-1] in names[discovery.TRANSPORTS]):  # the same with TLS needs a certificate
                 transport(name)
-    there = f"transports {', '.join(names[plugins.TRANSPORTS]) or 'none'}; {len(names[plugins.SAMPLERS])} samplers"
+    there = f"transports {', '.join(names[discovery.TRANSPORTS]) or 'none'}; {len(names[discovery.SAMPLERS])} samplers"
     print(f"{count} modules; {there}; echoctl {'runs' if command() else 'says what it needs'}")
 
 

@@ -1,4 +1,4 @@
-"""The samplers of this distribution keep the contract of `echo_core.sampler`."""
+"""The samplers of this distribution keep the contract of `echo_core.store.sampler`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core.sampler import Sampler
+from echo_core.store.sampler import Sampler
 from echo_core.testing import SamplerContract
 from echo_samplers.fifo import Fifo
 from echo_samplers.heaps import MaxHeap, MinHeap

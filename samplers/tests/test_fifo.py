@@ -11,10 +11,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from echo_core.errors import ConfigError, DuplicateKeyError, UnknownKeyError
-from echo_core.hookspecs import SamplerInfo
-from echo_core.plugins import sampler_class
-from echo_core.sampler import Sampler
+from echo_core.base.errors import ConfigError, DuplicateKeyError, UnknownKeyError
+from echo_core.plugins.discovery import sampler_class
+from echo_core.plugins.hookspecs import SamplerInfo
+from echo_core.store.sampler import Sampler
 from echo_samplers import echo_samplers
 from echo_samplers.fifo import Fifo
 

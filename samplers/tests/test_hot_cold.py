@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from echo_core.errors import ConfigError
+from echo_core.base.errors import ConfigError
 from echo_samplers.hot_cold import WEIGHTINGS, HotCold
 from echo_samplers.scores import effective_sample_size
 

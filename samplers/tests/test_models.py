@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from echo_core.sampler import Sampler
+from echo_core.store.sampler import Sampler
 from echo_samplers.fifo import Fifo
 from echo_samplers.heaps import MaxHeap, MinHeap
 from echo_samplers.hot_cold import HotCold

@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from echo_core.errors import ConfigError
+from echo_core.base.errors import ConfigError
 from echo_samplers.hot_cold import HotCold
 from echo_samplers.prioritized import Prioritized
 

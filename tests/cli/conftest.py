@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("click")
 pytest.importorskip("rich")
 
-COMMAND = [sys.executable, "-m", "echo_core.cli"]
+COMMAND = [sys.executable, "-m", "echoctl"]
 CONFIG = """
 [server]
 batch_size = 4

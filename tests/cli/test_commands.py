@@ -22,7 +22,7 @@ def test_without_the_extra_it_says_what_to_install(python, tmp_path: Path) -> No
         import io, sys
         sys.path.insert(0, ".")
         from contextlib import redirect_stderr
-        from echo_core.cli import main
+        from echoctl import main
         with redirect_stderr(io.StringIO()) as said:
             assert main() == 2
         assert 'pip install "echo-core[cli]"' in said.getvalue()

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from echo_core import Client, EchoError
-from echo_core.observer import Observer
+from echo_core.client.observer import Observer
 
 pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers", "click", "rich")
 
-COMMAND = [sys.executable, "-m", "echo_core.cli"]
+COMMAND = [sys.executable, "-m", "echoctl"]
 EXAMPLE = {"obs": np.zeros(3, np.float32), "next": {"reward": np.float32(0)}}
 
 

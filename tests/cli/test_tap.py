@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("click")
 
-from echo_core.cli.tap import plain, values
+from echoctl.tap import plain, values
 
 
 def test_what_json_has_no_number_for_is_text() -> None:

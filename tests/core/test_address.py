@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_core.address import Address, is_loopback_host
-from echo_core.errors import AddressError
+from echo_core.base.address import Address, is_loopback_host
+from echo_core.base.errors import AddressError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 NAMES = st.from_regex(r"[a-z0-9_]([a-z0-9_.-]{0,20}[a-z0-9_])?", fullmatch=True)

@@ -185,7 +185,7 @@ FRAMES = {"number": np.int64(0), "frame": np.zeros((40, 40), np.uint8)}
 
 @pytest.mark.parametrize("example", [EXAMPLE, FRAMES], ids=["packed", "frames"])
 def test_a_checkpoint_is_of_one_moment_whatever_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: dict) -> None:
-    from echo_core import checkpoint, table_state
+    from echo_core.store.checkpoint import checkpoint, table_snapshot
 
     def rows(start: int, stop: int) -> dict:
         numbers = np.arange(start, stop)
@@ -196,7 +196,7 @@ def test_a_checkpoint_is_of_one_moment_whatever_is_written(tmp_path: Path, monke
 
     server = fresh()
     keys = server.submit_batch(rows(0, 200), priorities=np.arange(1, 201))
-    table, steps, copies = server.table(), [], table_state.copies
+    table, steps, copies = server.table(), [], table_snapshot.copies
 
     def slowly(*arguments: object) -> object:
         """The copies, with somebody who overwrites, changes in place and deletes between any two of them."""
@@ -207,7 +207,7 @@ def test_a_checkpoint_is_of_one_moment_whatever_is_written(tmp_path: Path, monke
             table.delete(keys[190:192])
             yield copied
 
-    monkeypatch.setattr(table_state, "copies", slowly)
+    monkeypatch.setattr(table_snapshot, "copies", slowly)
     monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 20 * table.spec.sample_bytes)
     checkpoint.save({"default": table}, tmp_path)
     again = fresh().restore(tmp_path).table()

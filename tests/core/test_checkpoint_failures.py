@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import CheckpointError, Sequences, Server, Table, checkpoint, table_state
+from echo_core import CheckpointError, Sequences, Server, Table
+from echo_core.store.checkpoint import checkpoint, table_snapshot
 
 pytestmark = [pytest.mark.needs("echo-samplers")]
 
@@ -74,14 +75,14 @@ def no_state(patch: pytest.MonkeyPatch) -> None:
 
 
 def full_disk_later(patch: pytest.MonkeyPatch) -> None:
-    copies = table_state.copies
+    copies = table_snapshot.copies
 
     def two(*arguments: Any) -> Iterator[Any]:
         whole = copies(*arguments)
         yield next(whole)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    patch.setattr(table_state, "copies", two)
+    patch.setattr(table_snapshot, "copies", two)
 
 
 @pytest.mark.parametrize("fault", [no_state, no_more_files, full_disk_at_once, full_disk_later])
@@ -107,7 +108,7 @@ def test_a_table_of_steps_goes_on_after_one_that_failed(tmp_path: Path, monkeypa
     server = steps(60)
     table: Any = server.table()
     with monkeypatch.context() as patch:
-        patch.setattr(table_state, "copies", raising(OSError(errno.EIO, "Input/output error")))
+        patch.setattr(table_snapshot, "copies", raising(OSError(errno.EIO, "Input/output error")))
         with pytest.raises(OSError, match="Input/output"):
             server.checkpoint(tmp_path)
     writer = table.writer()
@@ -122,7 +123,7 @@ def test_rows_that_are_not_the_snapshots_are_not_published(wrong: str, tmp_path:
     server = make()
     write(server, 0, 20)
     server.checkpoint(tmp_path)
-    copies = table_state.copies
+    copies = table_snapshot.copies
 
     def others(*arguments: Any) -> Iterator[Any]:
         for rows, leaves in copies(*arguments):
@@ -133,7 +134,7 @@ def test_rows_that_are_not_the_snapshots_are_not_published(wrong: str, tmp_path:
             yield (rows[1:], [leaf[1:] for leaf in leaves]) if wrong == "missing" else (rows, leaves)
 
     with monkeypatch.context() as patch:
-        patch.setattr(table_state, "copies", others)
+        patch.setattr(table_snapshot, "copies", others)
         with pytest.raises(CheckpointError, match="'default'.* rows"):
             server.checkpoint(tmp_path)
     assert numbers(make().restore(tmp_path)) == list(range(20))
@@ -144,7 +145,8 @@ def test_rows_that_are_not_the_snapshots_are_not_published(wrong: str, tmp_path:
 CHILD = """
 import os, signal, sys
 import numpy as np
-from echo_core import Server, checkpoint
+from echo_core import Server
+from echo_core.store.checkpoint import checkpoint
 
 real, when = os.getpid(), sys.argv[2]
 os.getpid = lambda: 7  # as in a container, whose processes have the same numbers after each start

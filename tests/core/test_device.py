@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from echo_core import Server
-from echo_core.device import refusal
-from echo_core.errors import SpecError
-from echo_core.spec import Spec
+from echo_core.base.errors import SpecError
+from echo_core.spec.device import refusal
+from echo_core.spec.spec import Spec
 
 INTERFACE = {"shape": (4,), "typestr": "<f4", "data": (16, False), "version": 3}
 FITS = np.arange(4, dtype=np.float32)

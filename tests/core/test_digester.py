@@ -9,11 +9,11 @@ import threading
 import numpy as np
 import pytest
 
-from echo_core.digest import Digester, digest
-from echo_core.errors import ProtocolError
-from echo_core.spares import MOST, MOST_BYTES, _spares, large
+from echo_core.base.errors import ProtocolError
+from echo_core.base.memory.recycled import MOST, MOST_BYTES, _spares, large
 from echo_core.testing.processes import forked
-from echo_core.weights import aligned_bytes, pack, unpack, verify
+from echo_core.wire.digest import Digester, digest
+from echo_core.wire.weights import aligned_bytes, pack, unpack, verify
 
 LARGE = (1 << 20) + 64 * 5  # beyond which copies go past the caches
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from echo_core import EchoTimeoutError, MinSize, Table
-from echo_core.errors import EchoError
-from echo_core.replay_table import ReplayTable
-from echo_core.sampler import Keys, Priorities, Sampler
+from echo_core.base.errors import EchoError
+from echo_core.store.replay.replay_table import ReplayTable
+from echo_core.store.sampler import Keys, Priorities, Sampler
 
 pytestmark = [pytest.mark.needs("echo-samplers")]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from echo_core import Spec
-from echo_core.gatherer import Gatherer
+from echo_core.wire.gather import Gatherer
 
 EXAMPLES: dict[str, Any] = {
     "one leaf": np.zeros(3, np.float32),

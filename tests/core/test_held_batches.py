@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from echo_core import held_batches
-from echo_core.held_batches import HeldBatches
+from echo_core.server import large_draws
+from echo_core.server.large_draws import HeldBatches
 
 
 def columns(n: int) -> list[np.ndarray]:
@@ -28,11 +28,11 @@ def test_parts_are_of_one_batch_which_goes_with_the_last() -> None:
 
 def test_of_too_many_or_too_large_ones_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
     held = HeldBatches()
-    for number in range(held_batches.MOST + 2):
+    for number in range(large_draws.MOST + 2):
         held.put(1, number, {}, columns(2))
-    here = [number for number in range(held_batches.MOST + 2) if held.part(1, number, 0, 1)]
-    assert here == [*range(2, held_batches.MOST + 2)]
-    monkeypatch.setattr(held_batches, "MOST_BYTES", 1000)
+    here = [number for number in range(large_draws.MOST + 2) if held.part(1, number, 0, 1)]
+    assert here == [*range(2, large_draws.MOST + 2)]
+    monkeypatch.setattr(large_draws, "MOST_BYTES", 1000)
     held.put(1, 100, {}, columns(20))  # 640 bytes
     held.put(1, 101, {}, columns(20))
     assert held.part(1, 100, 0, 1) is None and held.part(1, 101, 0, 1) is not None

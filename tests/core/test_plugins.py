@@ -11,28 +11,28 @@ from pathlib import Path
 import pluggy
 import pytest
 
-from echo_core import hookspecs, plugins
-from echo_core.errors import (
+from echo_core.base.errors import (
     ConfigError,
     PluginConflict,
     PluginError,
     PluginNotFound,
     PluginVersionError,
 )
-from echo_core.hookspecs import PLUGIN_API, TransportInfo
-from echo_core.plugins import OBSERVERS, SAMPLERS, TRANSPORTS, PluginHost
+from echo_core.plugins import discovery, hookspecs
+from echo_core.plugins.discovery import OBSERVERS, SAMPLERS, TRANSPORTS, PluginHost
+from echo_core.plugins.hookspecs import PLUGIN_API, TransportInfo
 
 Install = Callable[..., None]
 
 TRANSPORT = """
-from echo_core.hookspecs import TransportInfo, hookimpl
+from echo_core.plugins.hookspecs import TransportInfo, hookimpl
 
 @hookimpl
 def echo_transports():
     return [TransportInfo({name!r}, "{module}_impl:Way", client="{module}_impl:Client", api={api})]
 """
 TRANSPORT_CLASS = """
-from echo_core.transport import Transport
+from echo_core.wire.transport import Transport
 
 class Way(Transport):
     scheme = "way"
@@ -53,11 +53,11 @@ def way(install: Install) -> None:
 
 
 def test_listing_imports_nothing(way: None) -> None:
-    (record,) = plugins.installed(TRANSPORTS)
+    (record,) = discovery.installed(TRANSPORTS)
     assert (record.name, record.value) == ("way", "fake_way")
     assert (record.distribution, record.version) == ("echo-way", "0.1")
     assert (record.error, record.disabled, record.info) == (None, None, None)
-    assert plugins.installed(SAMPLERS) == plugins.installed(OBSERVERS) == []
+    assert discovery.installed(SAMPLERS) == discovery.installed(OBSERVERS) == []
     assert not any(name.startswith("fake_") for name in sys.modules)
 
 
@@ -65,10 +65,10 @@ def test_a_distribution_that_is_just_being_installed_breaks_no_other(way: None, 
     install("echo-half", "1", TRANSPORTS, {"half": "fake_half"}, fake_half="")
     (metadata,) = [path for entry in sys.path for path in Path(entry).glob("echo_half-1.dist-info/METADATA")]
     metadata.unlink()
-    half, whole = plugins.installed(TRANSPORTS)
+    half, whole = discovery.installed(TRANSPORTS)
     assert (half.name, half.distribution, half.version) == ("half", "?", "?")
     assert (whole.name, whole.error) == ("way", None)
-    assert plugins.transport("way").name == "way"
+    assert discovery.transport("way").name == "way"
     with pytest.raises(PluginNotFound, match="disabled by ECHO_DISABLE_PLUGINS"):
         PluginHost(env={"ECHO_DISABLE_PLUGINS": "way"}).transport("way")
 
@@ -77,19 +77,19 @@ def test_selecting_imports_one_and_describing_does_not_import_the_factory(
     way: None, install: Install
 ) -> None:
     install("echo-other", "1", TRANSPORTS, {"other": "fake_other"}, fake_other="raise SystemError")
-    info = plugins.transport("way")
+    info = discovery.transport("way")
     assert info == TransportInfo("way", "fake_way_impl:Way", client="fake_way_impl:Client")
     assert info.schemes == ("way",)
     assert "fake_way" in sys.modules
     assert "fake_way_impl" not in sys.modules
-    assert plugins.transport_class("way").__name__ == "Way"
-    assert plugins.client_class("way").__name__ == "Client"
+    assert discovery.transport_class("way").__name__ == "Way"
+    assert discovery.client_class("way").__name__ == "Client"
     assert "fake_other" not in sys.modules
 
 
 def test_a_scheme_is_an_entry_point_of_its_own(install: Install) -> None:
     source = """
-from echo_core.hookspecs import TransportInfo, hookimpl
+from echo_core.plugins.hookspecs import TransportInfo, hookimpl
 
 @hookimpl
 def echo_transports():
@@ -97,23 +97,23 @@ def echo_transports():
 """
     names = {"way": "fake_two", "way+tls": "fake_two"}
     install("echo-two", "1", TRANSPORTS, names, fake_two=source)
-    assert plugins.transport("way+tls").name == "way"
+    assert discovery.transport("way+tls").name == "way"
 
 
 def test_samplers_are_checked_to_be_samplers(install: Install) -> None:
     source = """
-from echo_core.hookspecs import SamplerInfo, hookimpl
+from echo_core.plugins.hookspecs import SamplerInfo, hookimpl
 
 @hookimpl
 def echo_samplers():
-    return [SamplerInfo("dict", "builtins:dict"), SamplerInfo("real", "echo_core.sampler:Sampler")]
+    return [SamplerInfo("dict", "builtins:dict"), SamplerInfo("real", "echo_core.store.sampler:Sampler")]
 """
     names = {"dict": "fake_samplers", "real": "fake_samplers"}
     install("echo-s", "1", SAMPLERS, names, fake_samplers=source)
-    assert plugins.sampler("dict").factory == "builtins:dict"
-    assert plugins.sampler_class("real").__name__ == "Sampler"
+    assert discovery.sampler("dict").factory == "builtins:dict"
+    assert discovery.sampler_class("real").__name__ == "Sampler"
     with pytest.raises(PluginError, match=r"'dict' \(echo-s 1\).*not a subclass of .*Sampler"):
-        plugins.sampler_class("dict")
+        discovery.sampler_class("dict")
 
 
 @pytest.mark.usefixtures("site")
@@ -121,22 +121,22 @@ def echo_samplers():
     ("look_up", "name", "text"),
     [
         (
-            plugins.transport,
+            discovery.transport,
             "rdma",
             "transport 'rdma' is not installed; run: pip install \"echo-core[rdma]\"",
         ),
         (
-            plugins.sampler,
+            discovery.sampler,
             "fifo",
             "sampler 'fifo' is not installed; run: pip install \"echo-core[samplers]\"",
         ),
         (
-            plugins.transport,
+            discovery.transport,
             "tpc",
             "no transport named 'tpc' (installed: none); did you mean 'tcp'? "
             'run: pip install "echo-core[tcp]"',
         ),
-        (plugins.sampler, "zzzz", "no sampler named 'zzzz' (installed: none)"),
+        (discovery.sampler, "zzzz", "no sampler named 'zzzz' (installed: none)"),
     ],
 )
 def test_what_is_not_there(look_up: Callable[[str], object], name: str, text: str) -> None:
@@ -150,7 +150,7 @@ def test_a_near_miss_of_what_is_there(install: Install) -> None:
     for name in ("tcp", "grpc", "shm"):
         install(f"echo-{name}", "0.1", TRANSPORTS, {name: f"fake_{name}"})
     with pytest.raises(PluginNotFound) as error:
-        plugins.transport_class("tpc")
+        discovery.transport_class("tpc")
     assert str(error.value) == (
         "no transport named 'tpc' (installed: grpc, shm, tcp); did you mean 'tcp'?"
     )
@@ -164,11 +164,11 @@ def test_two_distributions_with_one_name(install: Install, way: None) -> None:
         "uninstall or disable one"
     )
     with pytest.raises(PluginConflict) as error:
-        plugins.transport("shm")
+        discovery.transport("shm")
     assert str(error.value).startswith(expected)
-    errors = [record.error for record in plugins.installed(TRANSPORTS)]
+    errors = [record.error for record in discovery.installed(TRANSPORTS)]
     assert [bool(text and text.startswith(expected)) for text in errors] == [True, True, False]
-    assert plugins.transport("way").name == "way"
+    assert discovery.transport("way").name == "way"
 
 
 def test_disabling_one_of_two_settles_it(install: Install, way: None) -> None:
@@ -186,7 +186,7 @@ def test_disabled_by_the_environment(
 ) -> None:
     monkeypatch.setenv("ECHO_DISABLE_PLUGINS", listed)
     with pytest.raises(PluginNotFound) as error:
-        plugins.transport("way")
+        discovery.transport("way")
     assert str(error.value) == (
         "transport 'way' (echo-way 0.1) is disabled by ECHO_DISABLE_PLUGINS; "
         "take 'way' or 'echo-way' out of it"
@@ -198,19 +198,19 @@ def test_another_plugin_api(install: Install) -> None:
     source = TRANSPORT.format(name="old", module="fake_old", api=0)
     install("echo-old", "0.1", TRANSPORTS, {"old": "fake_old"}, fake_old=source)
     with pytest.raises(PluginVersionError) as error:
-        plugins.transport("old")
+        discovery.transport("old")
     assert str(error.value) == (
         f"echo-old 0.1 speaks echo plugin API 0, this echo-core speaks {PLUGIN_API}; "
         "run: pip install --upgrade echo-old"
     )
-    assert plugins.installed(TRANSPORTS)[0].error == str(error.value)
+    assert discovery.installed(TRANSPORTS)[0].error == str(error.value)
 
 
 def test_a_newer_plugin_api_asks_for_a_newer_core(install: Install) -> None:
     source = TRANSPORT.format(name="new", module="fake_new", api=PLUGIN_API + 1)
     install("echo-new", "9", TRANSPORTS, {"new": "fake_new"}, fake_new=source)
     with pytest.raises(PluginVersionError, match=r"upgrade echo-core$"):
-        plugins.transport("new")
+        discovery.transport("new")
 
 
 def test_a_broken_plugin_is_listed_and_breaks_nobody_else(install: Install, way: None) -> None:
@@ -219,7 +219,7 @@ def test_a_broken_plugin_is_listed_and_breaks_nobody_else(install: Install, way:
     records = PluginHost().examine(TRANSPORTS)
     by_name = {record.name: record for record in records}
     assert by_name["way"].error is None
-    assert by_name["way"].info == plugins.transport("way")
+    assert by_name["way"].info == discovery.transport("way")
     assert by_name["broken"].info is None
     text = by_name["broken"].error
     assert text is not None
@@ -230,9 +230,9 @@ def test_a_broken_plugin_is_listed_and_breaks_nobody_else(install: Install, way:
         "run: pip install --upgrade --force-reinstall echo-broken, "
         "or disable it: ECHO_DISABLE_PLUGINS=echo-broken"
     )
-    assert [r.error for r in plugins.installed(TRANSPORTS) if r.name == "broken"] == [text]
+    assert [r.error for r in discovery.installed(TRANSPORTS) if r.name == "broken"] == [text]
     with pytest.raises(PluginError) as error:
-        plugins.transport("broken")
+        discovery.transport("broken")
     assert str(error.value) == text
     assert isinstance(error.value.__cause__, ModuleNotFoundError)
 
@@ -264,7 +264,7 @@ def test_odd_descriptions(install: Install, source: str, said: str) -> None:
     source = source.replace("{name!r}", "'odd'").replace("{module}", "m").replace("{api}", "1")
     install("echo-odd", "1", TRANSPORTS, {"odd": "fake_odd"}, fake_odd=source)
     with pytest.raises(PluginError) as error:
-        plugins.transport("odd")
+        discovery.transport("odd")
     assert said in str(error.value)
     assert "'odd' (echo-odd 1)" in str(error.value)
 
@@ -272,7 +272,7 @@ def test_odd_descriptions(install: Install, source: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        ("builtins:dict", "not a subclass of echo_core.transport.Transport"),
+        ("builtins:dict", "not a subclass of echo_core.wire.transport.Transport"),
         ("builtins:len", "builtins:len is not a class"),
         ("builtins:Nope", "no attribute 'Nope'"),
         ("fake_nowhere:X", "No module named 'fake_nowhere'"),
@@ -282,7 +282,7 @@ def test_odd_factories(install: Install, factory: str, said: str) -> None:
     source = TRANSPORT.format(name="odd", module="m", api=1).replace("m_impl:Way", factory)
     install("echo-odd", "1", TRANSPORTS, {"odd": "fake_odd"}, fake_odd=source)
     with pytest.raises(PluginError) as error:
-        plugins.transport_class("odd")
+        discovery.transport_class("odd")
     assert said in str(error.value)
 
 
@@ -290,7 +290,7 @@ def test_no_client_class(install: Install) -> None:
     source = TRANSPORT.format(name="odd", module="m", api=1).replace('client="m_impl:Client", ', "")
     install("echo-odd", "1", TRANSPORTS, {"odd": "fake_odd"}, fake_odd=source)
     with pytest.raises(PluginError, match=r'use Client\("odd://..."\)'):
-        plugins.client_class("odd")
+        discovery.client_class("odd")
 
 
 def test_requirements(way: None) -> None:
@@ -318,7 +318,7 @@ def test_requirements(way: None) -> None:
 
 
 OBSERVER = """
-from echo_core.hookspecs import hookimpl
+from echo_core.plugins.hookspecs import hookimpl
 
 seen = []
 
@@ -339,11 +339,11 @@ def test_observers(install: Install, caplog: pytest.LogCaptureFixture) -> None:
             raise ValueError("mine")
 
     with caplog.at_level(logging.WARNING, logger="echo"):
-        manager = plugins.observers(Mine())
+        manager = discovery.observers(Mine())
     assert isinstance(manager, pluggy.PluginManager)
     assert "observer 'sick' (echo-sick 1) failed to import: ZeroDivisionError" in caplog.text
     caplog.clear()
-    plugins.notify(manager, "echo_peer_lost", peer=None, reason="gone")
+    discovery.notify(manager, "echo_peer_lost", peer=None, reason="gone")
     assert sys.modules["fake_watch"].seen == sys.modules["fake_twin"].seen == ["gone"]
     assert "ValueError: mine" in caplog.text
 
@@ -352,7 +352,7 @@ def test_an_observer_with_a_hook_nobody_calls(install: Install) -> None:
     source = OBSERVER.replace("echo_peer_lost(peer", "echo_peer_loss(peer")
     install("echo-watch", "1", OBSERVERS, {"watch": "fake_watch"}, fake_watch=source)
     with pytest.raises(PluginError, match=r"\(echo-watch 1\).*did you mean 'echo_peer_lost'\?"):
-        plugins.observers()
+        discovery.observers()
     assert PluginHost(disable=["watch"]).observers().get_plugins() == set()
     (record,) = PluginHost().examine(OBSERVERS)
     assert record.error and "echo_peer_loss" in record.error

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from echo_core import ConfigError, Server, Table
-from echo_core.replay_table import ReplayTable
+from echo_core.store.replay.replay_table import ReplayTable
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import ConfigError, Table, plugins
-from echo_core.replay_table import ReplayTable
-from echo_core.table import make_sampler
+from echo_core import ConfigError, Table
+from echo_core.config.table import make_sampler
+from echo_core.plugins import discovery
+from echo_core.store.replay.replay_table import ReplayTable
 
 pytestmark = [pytest.mark.needs("echo-samplers")]
 
@@ -104,15 +105,15 @@ def test_where_every_priority_is_zero_the_oldest_goes() -> None:
 
 def test_one_object_cannot_be_both_unless_it_evicts() -> None:
     for name in ("uniform", "fifo", "min_heap"):
-        both = make_sampler(name, plugins.default, 6)
+        both = make_sampler(name, discovery.default, 6)
         with pytest.raises(ConfigError, match="'t': sampler and remover are one .*two of them"):
             full(both, both)
-    both = make_sampler({"type": "hot_cold", "hot_capacity": 2, "hot_ratio": 0.5}, plugins.default, 6)
+    both = make_sampler({"type": "hot_cold", "hot_capacity": 2, "hot_ratio": 0.5}, discovery.default, 6)
     assert gone(full(both, both), 3, priority=6.0) == [1, 5, 3]
 
 
 def test_one_that_nobody_installed_is_refused_by_name() -> None:
-    with pytest.raises(plugins.PluginError, match="lifoo.*did you mean 'lifo'"):
+    with pytest.raises(discovery.PluginError, match="lifoo.*did you mean 'lifo'"):
         full("lifoo")
     with pytest.raises(ConfigError, match="hot_ratio"):
         full({"type": "hot_cold", "hot_ratio": 2.0})

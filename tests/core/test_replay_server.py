@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, ConfigError, EchoTimeoutError, NStep, Queue, Sequences, Server, SpecError, Table
-from echo_core.errors import EchoError, HandshakeRefused, UnknownTableError
+from echo_core.base.errors import EchoError, HandshakeRefused, UnknownTableError
 from echo_core.testing.processes import until
 
 pytestmark = [pytest.mark.needs("echo-samplers", "echo-tcp")]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from echo_core import ConfigError, EchoTimeoutError, MinSize, Queue, SampleToInsertRatio, SpecError, Stack, Table
-from echo_core.errors import DuplicateKeyError, EchoError
-from echo_core.rate_limiters import RateLimiter
-from echo_core.replay_table import ReplayTable
-from echo_core.sampler import Keys, Priorities, Sampler
+from echo_core.base.errors import DuplicateKeyError, EchoError
+from echo_core.store.replay.rate_limiters import RateLimiter
+from echo_core.store.replay.replay_table import ReplayTable
+from echo_core.store.sampler import Keys, Priorities, Sampler
 
 pytestmark = [pytest.mark.needs("echo-samplers")]
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_core import Spec
-from echo_core.gatherer import Chunk, Gatherer, Row
+from echo_core.wire.gather import Chunk, Gatherer, Row
 
 EXAMPLE = {"obs": np.zeros(3, np.float32), "number": np.zeros((), np.int64), "nothing": np.zeros((0, 2))}
 SPEC = Spec.from_example(EXAMPLE)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core.errors import DuplicateKeyError, UnknownKeyError
-from echo_core.sampler import Keys, Priorities, Sampler, check_keys, check_priorities
+from echo_core.base.errors import DuplicateKeyError, UnknownKeyError
+from echo_core.store.sampler import Keys, Priorities, Sampler, check_keys, check_priorities
 from echo_core.testing import SamplerContract
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from echo_core.address import Address
-from echo_core.errors import SecurityError
-from echo_core.security import EVERYTHING, Token, TokenSource, check_exposure, default_token_path, find_token, find_tokens, may, needs
+from echo_core.base.address import Address
+from echo_core.base.errors import SecurityError
+from echo_core.security.tokens import EVERYTHING, Token, TokenSource, check_exposure, default_token_path, find_token, find_tokens, may, needs
 
 SECRET = "correct-horse-battery-staple"
 
@@ -106,7 +106,7 @@ def test_xdg_config_home(home: dict[str, str], tmp_path: Path) -> None:
 
 def test_first_starters_agree(home: dict[str, str], tmp_path: Path) -> None:
     program = (
-        "import hashlib, sys; from echo_core.security import find_token; "
+        "import hashlib, sys; from echo_core.security.tokens import find_token; "
         "print('ready', flush=True); sys.stdin.readline(); "
         "print(hashlib.sha256(find_token()).hexdigest())"
     )
@@ -196,7 +196,7 @@ def test_no_place_for_a_file(tmp_path: Path) -> None:
 
 
 def test_a_short_token_is_used_with_a_warning(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo_core.security._warned", set())
+    monkeypatch.setattr("echo_core.security.tokens._warned", set())
     with caplog.at_level(logging.WARNING, logger="echo"):
         assert find_token("hunter2") == b"hunter2"
         assert find_token("hunter2") == b"hunter2"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_core import ConfigError, FrameStack, Server, Slices, StepSample, Table
-from echo_core.steps import NOTE, client_number, new_client_id
+from echo_core.store.steps.steps import NOTE, client_number, new_client_id
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

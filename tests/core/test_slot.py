@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from echo_core import ClosedError, EchoTimeoutError, ForkError, Server
-from echo_core.sink import Sink
+from echo_core.server.sink import Sink
 from echo_core.testing.samples import Tally, example, sample, stacked
 
 pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
@@ -171,7 +171,7 @@ def test_claiming_in_a_forked_child_is_an_error(python) -> None:
         import os
         import numpy as np
         from echo_core import ForkError, Server
-        from echo_core.sink import Sink
+        from echo_core.server.sink import Sink
 
         server = Server(np.zeros(2), batch_size=2)
         sink = Sink(server)

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from echo_core import ClosedError, EchoTimeoutError, LeaseError, Server
-from echo_core.sink import Sink
+from echo_core.server.sink import Sink
 
 pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
 

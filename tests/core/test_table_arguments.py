@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from echo_core import MinSize, Queue, RateLimiter, SampleToInsertRatio, Server, Stack, Table
-from echo_core.errors import ConfigError
+from echo_core.base.errors import ConfigError
 
 EXAMPLE = {"x": np.zeros(3, np.float32)}
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_core import ConfigError, FrameStack, NStep, Queue, SampleToInsertRatio, Sequences, Server, Slices, Table, plugins
-from echo_core.config import load
-from echo_core.schema import configuration_schema
-from echo_core.table import make_sampler
+from echo_core import ConfigError, FrameStack, NStep, Queue, SampleToInsertRatio, Sequences, Server, Slices, Table
+from echo_core.config.config import load
+from echo_core.config.schema import configuration_schema
+from echo_core.config.table import make_sampler
+from echo_core.plugins import discovery
 
 pytestmark = pytest.mark.needs("echo-samplers")
 
@@ -196,7 +197,7 @@ def test_what_belongs_into_each_table_is_refused_beside_them() -> None:
 
 
 def test_a_sampler_object_serves_one_table() -> None:
-    own = make_sampler({"type": "prioritized"}, plugins.default, 8)
+    own = make_sampler({"type": "prioritized"}, discovery.default, 8)
     own.__class__ = type("Prioritized", (type(own),), {"__eq__": lambda self, other: self is other, "__hash__": None})  # as a dataclass would be
     table = Table("a", EXAMPLE, capacity=8, sampler=own)
     first = Server(tables=[table], batch_size=2)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from echo_core import Client, EchoError, EchoTimeoutError, SecurityError, Server, Spec, Table
-from echo_core.observer import Look, Observer
-from echo_core.structure import rebuilt
-from echo_core.tap import MAX_LOOK_BYTES
+from echo_core.client.observer import Look, Observer
+from echo_core.server.tap import MAX_LOOK_BYTES
+from echo_core.spec.structure import rebuilt
 
 pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers")
 
@@ -193,8 +193,8 @@ def test_a_server_that_was_looked_at_goes_with_its_last_reference(python) -> Non
         """
         import gc, weakref, numpy as np
         from echo_core import Server
-        from echo_core.observer import Observer
-        from echo_core.errors import EchoTimeoutError
+        from echo_core.client.observer import Observer
+        from echo_core.base.errors import EchoTimeoutError
         gc.disable()
         server = Server(np.zeros(2), 2, "tcp://127.0.0.1:0").start()
         with Observer(server.address) as observer:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from echo_core import tls
-from echo_core.errors import ConfigError, SecurityError
-from echo_core.fields import build_options
-from echo_core.tls import Authority, TlsConnectOptions, TlsListenOptions
+from echo_core.base.errors import ConfigError, SecurityError
+from echo_core.base.option_reader import build_options
+from echo_core.security import tls
+from echo_core.security.tls import Authority, TlsConnectOptions, TlsListenOptions
 
 
 @pytest.fixture(params=["cryptography", "openssl"], autouse=True)

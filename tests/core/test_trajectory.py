@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from echo_core.errors import SpecError
-from echo_core.spec import Spec
-from echo_core.trajectory import TrajectoryAccumulator
+from echo_core.base.errors import SpecError
+from echo_core.client.trajectory import TrajectoryAccumulator
+from echo_core.spec.spec import Spec
 
 T = 4
 EXAMPLE = {

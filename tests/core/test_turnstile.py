@@ -18,10 +18,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_core import turnstile
-from echo_core.listening import listening_sockets
 from echo_core.testing.processes import until
-from echo_core.turnstile import BURST_SECONDS, BUSY_PAUSE, IDLE_PAUSE, LONGEST_SECONDS, OPENING_SECONDS, QUIET_PAUSE, Crowd, Turnstile, connections_opened
+from echo_core.wire.network import connection_rate
+from echo_core.wire.network.connection_rate import (
+    BURST_SECONDS,
+    BUSY_PAUSE,
+    IDLE_PAUSE,
+    LONGEST_SECONDS,
+    OPENING_SECONDS,
+    QUIET_PAUSE,
+    Crowd,
+    Turnstile,
+    connections_opened,
+)
+from echo_core.wire.network.listening import listening_sockets
 
 Listen = Callable[..., socket.socket]
 Watch = Callable[..., tuple[Turnstile, socket.socket]]
@@ -167,7 +177,7 @@ def listen() -> Iterator[Listen]:
 @pytest.fixture
 def watch(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """`watch(rate, host, told)` watches a listening socket, at which few may come at once."""
-    monkeypatch.setattr(turnstile, "BURST_SECONDS", 0.5)
+    monkeypatch.setattr(connection_rate, "BURST_SECONDS", 0.5)
     with ExitStack() as stack:
 
         def watch(rate: float = 200, host: str = "127.0.0.1", told: bool = True) -> tuple[Turnstile, socket.socket]:
@@ -256,7 +266,7 @@ def test_a_connection_made_while_the_door_is_shut_hears(listen: Listen) -> None:
         door.watch([listening], "tcp://here")
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 5)  # a handshake is over when the client says something
         with socket.create_connection(listening.getsockname()) as client:
-            turnstile._set(listening, turnstile.SHUT)
+            connection_rate._set(listening, connection_rate.SHUT)
             client.send(b"a")
             with listening.accept()[0] as sock:
                 assert sock.recv(1) == b"a"
@@ -273,7 +283,7 @@ def test_any_number(watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     """Where it is not wanted, or the kernel does not count: nobody watches."""
     watch(0)
     assert not watched() and not caplog.records
-    monkeypatch.setattr(turnstile, "COUNTERS", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(connection_rate, "COUNTERS", str(tmp_path / "nowhere"))
     _, listening = watch(5, told=False)
     assert not watched() and "any number" in caplog.text
     assert all(come(listening) for _ in range(100))
@@ -331,7 +341,7 @@ def test_whatever_goes_wrong_the_door_is_open(watch: Watch, monkeypatch: pytest.
 
 def test_connections_are_counted(listen: Listen) -> None:
     listening = listen()
-    counters = os.open(turnstile.COUNTERS, os.O_RDONLY)
+    counters = os.open(connection_rate.COUNTERS, os.O_RDONLY)
     try:
         before = connections_opened(counters)
         for _ in range(10):

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_core.errors import ProtocolError, SpecError
-from echo_core.weights import ALIGNMENT, PackedWeights, aligned_bytes, digest, pack, unpack, verify
+from echo_core.base.errors import ProtocolError, SpecError
+from echo_core.wire.weights import ALIGNMENT, PackedWeights, aligned_bytes, digest, pack, unpack, verify
 
 
 class Net(NamedTuple):

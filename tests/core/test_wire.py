@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_core import wire
-from echo_core.errors import EchoError, ProtocolError, SpecError
-from echo_core.weights import ALIGNMENT, pack, unpack
-from echo_core.wire import FIRST, LAST, REPLY, TO_LEARNER, TO_WORKER, Kind, pack_header, parse_header
+from echo_core.base.errors import EchoError, ProtocolError, SpecError
+from echo_core.wire import protocol
+from echo_core.wire.protocol import FIRST, LAST, REPLY, TO_LEARNER, TO_WORKER, Kind, pack_header, parse_header
+from echo_core.wire.weights import ALIGNMENT, pack, unpack
 
 SAMPLE_BYTES = 20
 
 
-def header(kind: int, allowed: frozenset[Kind] = TO_LEARNER | TO_WORKER, **fields: int) -> wire.Header:
+def header(kind: int, allowed: frozenset[Kind] = TO_LEARNER | TO_WORKER, **fields: int) -> protocol.Header:
     return parse_header(pack_header(kind, **fields), SAMPLE_BYTES, allowed)
 
 
@@ -77,7 +77,7 @@ def test_what_it_does_not_is_refused(kind: int, fields: dict[str, int], text: st
 
 
 def test_the_table_number_is_reserved() -> None:
-    data = wire.HEADER.pack(Kind.PING, 0, 1, 0, 0, 0)
+    data = protocol.HEADER.pack(Kind.PING, 0, 1, 0, 0, 0)
     with pytest.raises(ProtocolError, match="table 1"):
         parse_header(data, SAMPLE_BYTES, TO_WORKER)
 
@@ -108,7 +108,7 @@ def test_a_data_frame_holds_16_mib_or_one_sample_that_is_larger() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 20, 255, 257, 16 << 20, (16 << 20) + 1, 1 << 40])
 def test_max_count_is_the_most_a_frame_may_carry(size: int) -> None:
-    most = wire.max_count(size)
+    most = protocol.max_count(size)
     parse_header(pack_header(Kind.DATA, count=most, seq=1, length=most * size), size, TO_LEARNER)
     more = pack_header(Kind.DATA, count=most + 1, seq=1, length=(most + 1) * size)
     with pytest.raises(ProtocolError):
@@ -123,43 +123,43 @@ def test_any_24_bytes_are_a_header_or_a_protocol_error(data: bytes) -> None:
         except ProtocolError:
             continue
         assert read.kind in allowed
-        assert read.length <= wire.MAX_DATA_BYTES
+        assert read.length <= protocol.MAX_DATA_BYTES
 
 
 # ----------------------------------------------------------------------------- JSON and CONTROL
 
 
 def test_requests_and_answers_come_out_as_they_went_in() -> None:
-    request = wire.pack_request("ping", {"a": [1, "ü"]}, b"blob")
-    assert wire.parse_request(request) == ("ping", {"a": [1, "ü"]}, b"blob")
-    assert wire.parse_reply(wire.pack_reply({"b": None}, b"\0")) == ({"b": None}, b"\0")
+    request = protocol.pack_request("ping", {"a": [1, "ü"]}, b"blob")
+    assert protocol.parse_request(request) == ("ping", {"a": [1, "ü"]}, b"blob")
+    assert protocol.parse_reply(protocol.pack_reply({"b": None}, b"\0")) == ({"b": None}, b"\0")
     numbers = memoryview(b"eight by" * 3).cast("d")  # as plugins' operations may answer
-    assert wire.parse_reply(wire.pack_reply({}, [numbers, b"", b"x"])) == ({}, b"eight by" * 3 + b"x")
+    assert protocol.parse_reply(protocol.pack_reply({}, [numbers, b"", b"x"])) == ({}, b"eight by" * 3 + b"x")
 
 
 def test_an_error_is_raised_at_the_other_end_as_text() -> None:
     with pytest.raises(SpecError, match=r"^leaf 'obs' is wrong$"):
-        wire.parse_reply(wire.pack_error(SpecError("leaf 'obs' is wrong")))
+        protocol.parse_reply(protocol.pack_error(SpecError("leaf 'obs' is wrong")))
     with pytest.raises(EchoError, match=r"^KeyError: 'x'$"):
-        wire.parse_reply(wire.pack_error(KeyError("x")))
+        protocol.parse_reply(protocol.pack_error(KeyError("x")))
     with pytest.raises(EchoError, match="y" * 1000):
-        wire.parse_reply(wire.pack_error(EchoError("y" * 10_000_000)))
+        protocol.parse_reply(protocol.pack_error(EchoError("y" * 10_000_000)))
 
 
 def test_an_answer_cannot_name_a_class_that_is_no_echo_error() -> None:
     for name in ("SystemExit", "did_you_mean", "json", "EchoError", None, 3):
-        payload = wire.pack_reply({}).replace(b'{"body":{}}', b"")
+        payload = protocol.pack_reply({}).replace(b'{"body":{}}', b"")
         text = json.dumps({"error": "no", "type": name}).encode()
-        payload = wire.U32.pack(len(text)) + text
+        payload = protocol.U32.pack(len(text)) + text
         with pytest.raises(EchoError, match=r"^no$") as caught:
-            wire.parse_reply(payload)
+            protocol.parse_reply(payload)
         assert type(caught.value) is EchoError
 
 
 def test_a_message_larger_than_a_frame_is_refused_where_it_is_made() -> None:
-    wire.pack_request("op", {}, bytes(wire.MAX_CONTROL_BYTES - 100))
+    protocol.pack_request("op", {}, bytes(protocol.MAX_CONTROL_BYTES - 100))
     with pytest.raises(ValueError, match="at most 1048576"):
-        wire.pack_request("op", {}, bytes(wire.MAX_CONTROL_BYTES))
+        protocol.pack_request("op", {}, bytes(protocol.MAX_CONTROL_BYTES))
 
 
 @pytest.mark.parametrize(
@@ -168,18 +168,18 @@ def test_a_message_larger_than_a_frame_is_refused_where_it_is_made() -> None:
 )
 def test_a_request_that_is_none_is_a_protocol_error(text: bytes) -> None:
     with pytest.raises(ProtocolError):
-        wire.parse_request(wire.U32.pack(len(text)) + text)
+        protocol.parse_request(protocol.U32.pack(len(text)) + text)
 
 
 def test_json_longer_than_its_frame_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="longer than its payload"):
-        wire.parse_request(wire.U32.pack(3) + b"{}")
+        protocol.parse_request(protocol.U32.pack(3) + b"{}")
 
 
 @given(st.binary(min_size=4, max_size=200))
 def test_any_payload_is_an_answer_or_an_echo_error(payload: bytes) -> None:
     try:
-        body, blob = wire.parse_reply(payload)
+        body, blob = protocol.parse_reply(payload)
     except EchoError:
         return
     assert isinstance(body, dict) and isinstance(blob, bytes)
@@ -188,12 +188,12 @@ def test_any_payload_is_an_answer_or_an_echo_error(payload: bytes) -> None:
 # -------------------------------------------------------------------------------------- WEIGHTS
 
 
-def chunks_of(tree: object, version: int = 5) -> list[tuple[wire.Header, bytes]]:
+def chunks_of(tree: object, version: int = 5) -> list[tuple[protocol.Header, bytes]]:
     chunks = []
-    for pieces in wire.weights_frames(pack(tree, version)):
+    for pieces in protocol.weights_frames(pack(tree, version)):
         read = parse_header(pieces[0], SAMPLE_BYTES, TO_WORKER)
         chunk = b"".join(pieces[1:])
-        assert len(chunk) == read.length <= wire.MAX_CHUNK_BYTES
+        assert len(chunk) == read.length <= protocol.MAX_CHUNK_BYTES
         chunks.append((read, chunk))
     return chunks
 
@@ -204,7 +204,7 @@ def test_weights_are_put_together_as_they_were(size: int) -> None:
     chunks = chunks_of(tree)
     assert [bool(h.flags & FIRST) for h, _ in chunks] == [True] + [False] * (len(chunks) - 1)
     assert [bool(h.flags & LAST) for h, _ in chunks] == [False] * (len(chunks) - 1) + [True]
-    assembler = wire.WeightsAssembler()
+    assembler = protocol.WeightsAssembler()
     *rest, last = [assembler.add(h, chunk) for h, chunk in chunks]
     assert rest == [None] * len(rest) and last is not None
     version, meta, payload = last
@@ -218,7 +218,7 @@ def test_weights_with_a_description_larger_than_a_chunk() -> None:
     tree = {f"layer {i:0300d}": np.float32(i) for i in range(1500)}
     chunks = chunks_of(tree)
     assert len(chunks) > 2
-    assembler = wire.WeightsAssembler()
+    assembler = protocol.WeightsAssembler()
     *_, (_, meta, payload) = [assembler.add(h, chunk) for h, chunk in chunks]
     assert unpack(meta, payload).params == tree
 
@@ -226,16 +226,16 @@ def test_weights_with_a_description_larger_than_a_chunk() -> None:
 @given(st.lists(st.integers(1, 7), min_size=1), st.integers(0, 30))
 def test_chunks_of_any_size_will_do(sizes: list[int], payload_bytes: int) -> None:
     packed = pack({"w": np.arange(payload_bytes, dtype=np.uint8)}, 1)
-    stream = wire.U32.pack(len(packed.meta)) + packed.meta + packed.payload.tobytes()
+    stream = protocol.U32.pack(len(packed.meta)) + packed.meta + packed.payload.tobytes()
     pieces, sizes = [], sizes * len(stream)
     while stream:
         n = sizes.pop()
         pieces.append(stream[:n])
         stream = stream[n:]
-    assembler = wire.WeightsAssembler()
+    assembler = protocol.WeightsAssembler()
     for i, piece in enumerate(pieces):
         flags = (FIRST if i == 0 else 0) | (LAST if i == len(pieces) - 1 else 0)
-        whole = assembler.add(wire.Header(Kind.WEIGHTS, flags, 0, 1, len(piece)), piece)
+        whole = assembler.add(protocol.Header(Kind.WEIGHTS, flags, 0, 1, len(piece)), piece)
     assert whole is not None and whole[1] == packed.meta
     assert np.array_equal(whole[2], packed.payload)
 
@@ -243,12 +243,12 @@ def test_chunks_of_any_size_will_do(sizes: list[int], payload_bytes: int) -> Non
 def test_a_torn_version_is_never_put_together() -> None:
     one, two = chunks_of({"w": np.zeros(100_000)}, 1), chunks_of({"w": np.ones(100_000)}, 2)
     with pytest.raises(ProtocolError, match="without its beginning"):
-        wire.WeightsAssembler().add(*one[1])
-    assembler = wire.WeightsAssembler()
+        protocol.WeightsAssembler().add(*one[1])
+    assembler = protocol.WeightsAssembler()
     assembler.add(*one[0])
     with pytest.raises(ProtocolError, match="without its beginning"):
         assembler.add(*two[1])
-    assembler = wire.WeightsAssembler()
+    assembler = protocol.WeightsAssembler()
     assembler.add(*one[0])
     with pytest.raises(ProtocolError, match="interrupted"):
         assembler.add(*two[0])
@@ -257,4 +257,4 @@ def test_a_torn_version_is_never_put_together() -> None:
 @pytest.mark.parametrize("data", [b"\1", b"\0\0\0", b"\5\0\0\0{}", b"\xff\xff\xff\xff" + bytes(100)])
 def test_weights_without_a_whole_description_are_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="without a whole description"):
-        wire.WeightsAssembler().add(wire.Header(Kind.WEIGHTS, FIRST | LAST, 0, 1, len(data)), data)
+        protocol.WeightsAssembler().add(protocol.Header(Kind.WEIGHTS, FIRST | LAST, 0, 1, len(data)), data)

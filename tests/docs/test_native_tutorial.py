@@ -47,7 +47,7 @@ def test_a_file_that_is_not_there_and_no_store_are_errors(folder: Path) -> None:
     program = """
 import numpy as np
 from echo_core import Server
-from echo_core.sink import Sink
+from echo_core.server.sink import Sink
 import from_file
 server = Server(np.zeros(1), 2)
 for store, path in ((Sink(server).native, "nowhere.bin"), (object(), "nowhere.bin")):

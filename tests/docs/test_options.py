@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from echo_core import plugins
+from echo_core.plugins import discovery
 
 pytestmark = pytest.mark.needs("echo-core", "echo-shm", "echo-tcp", "echo-grpc", "echo-rdma")
 
@@ -46,7 +46,7 @@ def test_the_tables_have_every_option_and_its_default(title: str, kind: str) -> 
     there = {
         (scheme, field.name): shown(field.name, field.default)
         for scheme in SCHEMES
-        for field in dataclasses.fields(getattr(plugins.transport_class(scheme), kind))
+        for field in dataclasses.fields(getattr(discovery.transport_class(scheme), kind))
         if scheme != "grpc" or not field.name.startswith("tls_")  # they count for grpcs:// only
     }
     assert told(title) == there

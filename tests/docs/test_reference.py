@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from echo_core import hookspecs
-from echo_core.loading import new_manager, register
+from echo_core.plugins import hookspecs
+from echo_core.plugins.loading import new_manager, register
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -64,7 +64,7 @@ def test_it_keeps_the_whole_contract(package: Path) -> None:
 
 def test_it_is_chosen_by_its_name(package: Path) -> None:
     program = """
-from echo_core import plugins
+from echo_core.plugins import discovery
 cls = plugins.sampler_class("recent")
 print(cls.__module__, cls(capacity=5).options)
 """

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Queue, Sequences, Server, Steps, Table
-from echo_core.errors import ConfigError
-from echo_core.prometheus import exposition
+from echo_core.base.errors import ConfigError
+from echo_core.server.prometheus import exposition
 
 pytestmark = pytest.mark.needs("echo-core", "echo-samplers", "echo-shm", "echo-tcp", "echo-grpc", "echo-rdma")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_core import plugins
+from echo_core.plugins import discovery
 
 PROGRAM = """
 import sys
@@ -30,7 +30,7 @@ print("ends", flush=True)
 @pytest.mark.parametrize("held", ["globals", "modules"])
 @pytest.mark.parametrize("scheme", ["tcp", "tcps", "grpc", "grpcs"])
 def test_a_server_that_nobody_closes_ends_with_its_program(scheme: str, held: str, tmp_path: Path) -> None:
-    if scheme not in [record.name for record in plugins.installed(plugins.TRANSPORTS)]:
+    if scheme not in [record.name for record in discovery.installed(discovery.TRANSPORTS)]:
         pytest.skip(f"{scheme} is not installed")
     env = os.environ | {"XDG_CONFIG_HOME": str(tmp_path), "ECHO_TOKEN": "the token of these tests, long enough"}
     command = [sys.executable, "-c", PROGRAM, f"{scheme}://127.0.0.1:0", held]

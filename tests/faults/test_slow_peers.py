@@ -17,7 +17,7 @@ from rig.workers import flood, numbered
 from echo_core import Client, EchoTimeoutError, Server
 from echo_core.testing.processes import until
 from echo_core.testing.samples import example, stacked
-from echo_core.wire import Kind, frame
+from echo_core.wire.protocol import Kind, frame
 
 LARGE = 300_000  # bytes; read straight into its slot
 

@@ -23,7 +23,7 @@ from rig.workers import flood
 from echo_core import Client, SecurityError, Server, Spec, SpecError
 from echo_core.testing.processes import until
 from echo_core.testing.samples import example
-from echo_core.wire import pack_header
+from echo_core.wire.protocol import pack_header
 
 
 def message(kind: int, body: Any, version: int = 2, length: int | None = None) -> bytes:

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from echo_core import MinSize, Server
-from echo_core.errors import EchoError
-from echo_core.handshake import ClientHandshake, ServerHandshake
-from echo_core.handshake.messages import MESSAGE
-from echo_core.operations import OPERATIONS
-from echo_core.spec import Spec
-from echo_core.transport import Peer
-from echo_core.weights import pack, unpack, verify
-from echo_core.wire import HEADER_BYTES, REPLY, TO_LEARNER, TO_WORKER, Kind, WeightsAssembler, parse_header, parse_reply, parse_request
+from echo_core.base.errors import EchoError
+from echo_core.server.operations import OPERATIONS
+from echo_core.spec.spec import Spec
+from echo_core.wire.handshake import ClientHandshake, ServerHandshake
+from echo_core.wire.handshake.messages import MESSAGE
+from echo_core.wire.protocol import HEADER_BYTES, REPLY, TO_LEARNER, TO_WORKER, Kind, WeightsAssembler, parse_header, parse_reply, parse_request
+from echo_core.wire.transport import Peer
+from echo_core.wire.weights import pack, unpack, verify
 
 __all__ = ["TARGETS"]
 

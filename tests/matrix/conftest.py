@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from echo_core import plugins
+from echo_core.plugins import discovery
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "plugins" / "transport.md"
 FILE = re.compile(r"^```(?:python|toml) title=(\S+)\n(.*?)^```$", re.M | re.S)
@@ -48,6 +48,6 @@ def documented_transport(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 @pytest.fixture
 def transport_table(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """The configuration of a transport at a free address of this machine."""
-    known = {field.name for field in dataclasses.fields(plugins.transport_class(request.param).Options)}
+    known = {field.name for field in dataclasses.fields(discovery.transport_class(request.param).Options)}
     place = {"host": "127.0.0.1", "port": 0, "path": str(tmp_path / "socket")}
     return {"type": request.param, **{name: value for name, value in place.items() if name in known}}

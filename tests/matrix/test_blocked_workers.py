@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import Client, EchoTimeoutError, Queue, Server, Stack, Table, blocked, metrics, plugins, remote_table
+from echo_core import Client, EchoTimeoutError, Queue, Server, Stack, Table
+from echo_core.client import remote_table
+from echo_core.plugins import discovery
+from echo_core.server import metrics, waiting_workers
 
-TRANSPORTS = [record.name for record in plugins.installed(plugins.TRANSPORTS) if not record.disabled]
+TRANSPORTS = [record.name for record in discovery.installed(discovery.TRANSPORTS) if not record.disabled]
 EXAMPLE = {"number": np.int64(0)}
 
 pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.parametrize("transport_table", TRANSPORTS, indirect=True)]
@@ -30,7 +33,7 @@ def soon(condition: Any, what: str) -> None:
 def test_who_waits_for_whom(
     transport_table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in (blocked, remote_table):
+    for module in (waiting_workers, remote_table):
         monkeypatch.setattr(module, "PATIENCE", 0.3)
     monkeypatch.setattr(metrics.StatsTicker, "INTERVAL", 0.05)
     tables = [

@@ -1,5 +1,5 @@
 """The transport of docs/plugins/transport.md keeps the whole contract, and with it everything that
-`echo_core.channel` does for transports over a stream of bytes."""
+`echo_core.wire.channel` does for transports over a stream of bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from echo_core.plugins import transport_class
+from echo_core.plugins.discovery import transport_class
 from echo_core.testing import TransportContract
 
 pytestmark = [

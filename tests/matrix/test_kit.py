@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from echo_core.channel import connection, listener
-from echo_core.plugins import transport_class
+from echo_core.plugins.discovery import transport_class
 from echo_core.testing import TransportContract
 from echo_core.testing.rig import Rig
+from echo_core.wire.channel import connection, listener
 
 pytestmark = [
     pytest.mark.needs("echo-samplers"),

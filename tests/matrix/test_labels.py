@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import Client, ClosedError, ConfigError, EchoError, Sequences, Server, SpecError, Steps, Table, plugins
-from echo_core.errors import UnknownTableError
+from echo_core import Client, ClosedError, ConfigError, EchoError, Sequences, Server, SpecError, Steps, Table
+from echo_core.base.errors import UnknownTableError
+from echo_core.plugins import discovery
 
-TRANSPORTS = [record.name for record in plugins.installed(plugins.TRANSPORTS) if not record.disabled]
+TRANSPORTS = [record.name for record in discovery.installed(discovery.TRANSPORTS) if not record.disabled]
 EXAMPLE = {"number": np.int64(0), "filler": np.zeros(5, np.float32)}
 over_every_transport = pytest.mark.parametrize("transport_table", TRANSPORTS, indirect=True)
 
@@ -129,7 +130,7 @@ def test_bad_priorities_are_refused_by_the_client(transport_table: dict[str, Any
 def test_bad_priorities_are_refused_by_the_table_too(
     transport_table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from echo_core import labels
+    from echo_core.wire import labels
 
     with Server(tables=tables(), batch_size=32, transport=transport_table) as server:
         with Client(server.address, EXAMPLE, table="replay") as client:

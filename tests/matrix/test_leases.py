@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import Client, EchoTimeoutError, Queue, Server, Table, plugins
+from echo_core import Client, EchoTimeoutError, Queue, Server, Table
+from echo_core.plugins import discovery
 
-TRANSPORTS = [record.name for record in plugins.installed(plugins.TRANSPORTS) if not record.disabled]
+TRANSPORTS = [record.name for record in discovery.installed(discovery.TRANSPORTS) if not record.disabled]
 EXAMPLE = {"number": np.int64(0)}
 
 spawning = multiprocessing.get_context("spawn")

@@ -9,25 +9,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import Client, Server, plugins
-from echo_core.observer import Observer
+from echo_core import Client, Server
+from echo_core.client.observer import Observer
+from echo_core.plugins import discovery
 from echo_core.testing import workers
 from echo_core.testing.samples import Tally, example, stacked
 
-TRANSPORTS = [record.name for record in plugins.installed(plugins.TRANSPORTS) if not record.disabled]
-SAMPLERS = [record.name for record in plugins.installed(plugins.SAMPLERS) if not record.disabled]
+TRANSPORTS = [record.name for record in discovery.installed(discovery.TRANSPORTS) if not record.disabled]
+SAMPLERS = [record.name for record in discovery.installed(discovery.SAMPLERS) if not record.disabled]
 
 spawning = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture
 def sampler_table(request: pytest.FixtureRequest) -> dict[str, Any]:
-    replays = plugins.sampler_class(request.param).storage == "replay"
+    replays = discovery.sampler_class(request.param).storage == "replay"
     return {"type": request.param, "capacity": 2000} if replays else {"type": request.param}
 
 
 def every(storage: str) -> pytest.MarkDecorator:
-    samplers = [name for name in SAMPLERS if plugins.sampler_class(name).storage == storage]
+    samplers = [name for name in SAMPLERS if discovery.sampler_class(name).storage == storage]
     pairs = [(transport, sampler) for transport in TRANSPORTS for sampler in samplers]
     return pytest.mark.parametrize(("transport_table", "sampler_table"), pairs, indirect=True, ids=lambda value: str(value))
 
@@ -122,8 +123,8 @@ def test_all_of_it_from_a_configuration(
 
 def test_what_is_installed_can_be_used() -> None:
     """No plugin of this environment is broken, in conflict, or of another API."""
-    for group in (plugins.TRANSPORTS, plugins.SAMPLERS, plugins.OBSERVERS):
-        for record in plugins.default.examine(group):
+    for group in (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS):
+        for record in discovery.default.examine(group):
             assert record.error is None, record.error
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core import Client, NStep, Sequences, Server, Steps, Table, plugins
+from echo_core import Client, NStep, Sequences, Server, Steps, Table
+from echo_core.plugins import discovery
 from echo_core.testing import workers
 from echo_core.testing.samples import Tally, example, sample, stacked
 
-TRANSPORTS = [record.name for record in plugins.installed(plugins.TRANSPORTS) if not record.disabled]
+TRANSPORTS = [record.name for record in discovery.installed(discovery.TRANSPORTS) if not record.disabled]
 
 spawning = multiprocessing.get_context("spawn")
 pytestmark = pytest.mark.needs("echo-samplers")
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.needs("echo-samplers")
 
 @pytest.fixture(params=TRANSPORTS)
 def transport(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    known = {field.name for field in dataclasses.fields(plugins.transport_class(request.param).Options)}
+    known = {field.name for field in dataclasses.fields(discovery.transport_class(request.param).Options)}
     place = {"host": "127.0.0.1", "port": 0, "path": str(tmp_path / "socket")}
     return {"type": request.param, **{name: value for name, value in place.items() if name in known}}
 

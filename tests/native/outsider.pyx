@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
-from echo_core.capi cimport (
+from echo_core.store.door.capi cimport (
     ECHO_CAPI_VERSION,
     ECHO_CLOSED,
     ECHO_FULL,

@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "../../echo_core/src/echo_core/ring.hpp"
+#include "../../echo_core/src/echo_core/store/stream/ring.hpp"
 #define ECHO_TAP_PAUSE() std::this_thread::sleep_for(std::chrono::microseconds(20))
-#include "../../echo_core/src/echo_core/tap.hpp"
+#include "../../echo_core/src/echo_core/store/stream/tap.hpp"
 
 #include <sys/eventfd.h>
 

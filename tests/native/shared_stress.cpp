@@ -1,4 +1,4 @@
-// Memory-model and crash-safety claims of remote.hpp and reaper.hpp as a program: writers that are killed and stopped at any
+// Memory-model and crash-safety claims of remote_writer.hpp and reaper.hpp as a program: writers that are killed and stopped at any
 // instruction (processes), and the same writers as threads, which ThreadSanitizer can follow. Each FORBIDDEN outcome names the claim it
 // breaks.
 //
@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "../../echo_core/src/echo_core/reaper.hpp"
-#include "../../echo_core/src/echo_core/remote.hpp"
+#include "../../echo_core/src/echo_core/store/shared/reaper.hpp"
+#include "../../echo_core/src/echo_core/store/shared/remote_writer.hpp"
 
 using echo::now_ns;
 using echo::Reaper;

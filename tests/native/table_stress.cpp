@@ -1,4 +1,4 @@
-// Claims of replay/table.hpp as a program: writers that commit, abort and stall, learners that gather rows while they are overwritten,
+// Claims of store/replay/table.hpp as a program: writers that commit, abort and stall, learners that gather rows while they are overwritten,
 // others that update, delete and change items, publish versions, acknowledge loans and copy the table for a checkpoint. Run plain, under ThreadSanitizer and under AddressSanitizer. Each FORBIDDEN outcome names
 // the claim it breaks.
 //
@@ -11,8 +11,8 @@
 
 #include <sys/eventfd.h>
 
-#include "../../echo_core/src/echo_core/capi_table.hpp"
-#include "../../echo_core/src/echo_core/replay/table.hpp"
+#include "../../echo_core/src/echo_core/store/door/capi_table.hpp"
+#include "../../echo_core/src/echo_core/store/replay/table.hpp"
 
 using namespace echo;
 using replay::Batch;

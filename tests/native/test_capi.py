@@ -20,8 +20,8 @@ import pytest
 
 import echo_core
 from echo_core import Server, SpecError
-from echo_core.errors import PluginVersionError
-from echo_core.sink import Sink
+from echo_core.base.errors import PluginVersionError
+from echo_core.server.sink import Sink
 from echo_core.testing.samples import Tally, assert_same, example, random_like, rich_example, sample
 
 HERE = Path(__file__).resolve().parent

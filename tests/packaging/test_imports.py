@@ -70,7 +70,7 @@ def test_importing_core_imports_little_and_no_plugin(python) -> None:
         heavy = {"numpy", "optree", "pluggy", "pytest", "asyncio", "multiprocessing"}
         assert not heavy & (set(sys.modules) - before), "import echo_core should cost nothing"
         from echo_core import Client, Server, Spec, TrajectoryAccumulator, Transport, Weights
-        import echo_core.config, echo_core.testing.samples
+        import echo_core.config.config, echo_core.testing.samples
         assert dir(echo_core)
         new = {name.partition(".")[0] for name in set(sys.modules) - before}
         outside = {name for name in new if name.startswith("echo_")} - {"echo_core"}
@@ -84,7 +84,7 @@ def test_listing_plugins_imports_none(python) -> None:
     python(
         """
         import sys
-        from echo_core import plugins
+        from echo_core.plugins import discovery
         for group in (plugins.TRANSPORTS, plugins.SAMPLERS, plugins.OBSERVERS):
             plugins.installed(group)
         assert not {name for name in sys.modules if name.startswith("echo_")
@@ -98,7 +98,7 @@ def test_selecting_one_plugin_imports_no_other(python) -> None:
     python(
         """
         import sys
-        from echo_core import plugins
+        from echo_core.plugins import discovery
         plugins.transport("tcp")
         assert "echo_tcp" in sys.modules and "echo_tcp.transport" not in sys.modules
         assert not any(name.startswith("echo_samplers") for name in sys.modules)

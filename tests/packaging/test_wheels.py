@@ -77,9 +77,9 @@ def test_core_brings_what_native_plugins_compile_against(wheels: Path) -> None:
     shipped = {file for file in files if file.endswith((".pxd", ".h"))}
     assert shipped == {
         "echo_core/__init__.pxd",
-        "echo_core/capi.pxd",
-        "echo_core/reservation.pxd",
-        "echo_core/shared.pxd",
+        "echo_core/store/door/capi.pxd",
+        "echo_core/wire/reservation.pxd",
+        "echo_core/store/shared/shared_store.pxd",
         "echo_core/include/echo_capi.h",
         "echo_core/include/echo_pages.h",
         "echo_core/include/echo_sampler.h",
@@ -156,7 +156,7 @@ def test_core_alone_works_and_says_what_is_missing(
         """
         import numpy as np
         from echo_core import PluginError, Sampler, Server, Spec
-        from echo_core.store import Store
+        from echo_core.store.store import Store
 
         example = {"x": np.zeros(3, np.float32)}
         assert Spec.from_example(example).sample_bytes == 12

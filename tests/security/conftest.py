@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from echo_core import Server, plugins
-from echo_core.channel import Channel
+from echo_core import Server
+from echo_core.plugins import discovery
+from echo_core.wire.channel import Channel
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `strangers`
 
@@ -26,7 +27,7 @@ def _authority(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 @pytest.fixture(params=SCHEMES)
 def scheme(request: pytest.FixtureRequest) -> str:
-    names = [record.name for record in plugins.installed(plugins.TRANSPORTS) if not record.disabled]
+    names = [record.name for record in discovery.installed(discovery.TRANSPORTS) if not record.disabled]
     if request.param not in names:
         pytest.skip(f"{request.param} is not installed")
     return request.param

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from echo_core import plugins
-from echo_core.address import Address
-from echo_core.channel import Channel, ChannelTransport
+from echo_core.base.address import Address
+from echo_core.plugins import discovery
+from echo_core.wire.channel import Channel, ChannelTransport
 
 TOKEN = "the token of these tests, which is long enough"
 EXAMPLE = {"x": np.zeros(4, np.float32), "n": np.zeros((), np.int64)}
@@ -37,7 +37,7 @@ class SocketChannel(Channel):
 
 def dial(address: Address) -> Channel:
     """The bytes of a connection to `address` before any handshake of Echo's, TLS included."""
-    transport = plugins.transport_class(address.scheme)
+    transport = discovery.transport_class(address.scheme)
     if issubclass(transport, ChannelTransport):
         return transport.dial(address, transport.connect_options(address, {}), 20)
     return SocketChannel(address)

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 from strangers import EXAMPLE, TOKEN, receive
 
-from echo_core import Client, SecurityError, Server, turnstile
-from echo_core.channel import Channel
-from echo_core.errors import EchoError, HandshakeRefused
-from echo_core.handshake import ClientHandshake
-from echo_core.handshake.messages import MESSAGE
+from echo_core import Client, SecurityError, Server
+from echo_core.base.errors import EchoError, HandshakeRefused
 from echo_core.testing.processes import until
+from echo_core.wire.channel import Channel
+from echo_core.wire.handshake import ClientHandshake
+from echo_core.wire.handshake.messages import MESSAGE
+from echo_core.wire.network import connection_rate
 
 Serve = Callable[..., Server]
 Strangers = Callable[[Server], Channel]
@@ -217,7 +218,7 @@ def test_many_connection_attempts(
 
 def test_a_flood_waits_outside(serve: Serve, scheme: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """10 000 connection attempts, as quickly as one can: the learner sees few of them, its worker is served, and the next comes in."""
-    monkeypatch.setattr(turnstile, "BURST_SECONDS", 1.0)
+    monkeypatch.setattr(connection_rate, "BURST_SECONDS", 1.0)
     server = serve(max_connection_rate=100.0)
     place = server.address.endpoint
     with Client(server.address, EXAMPLE) as good:

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from strangers import EXAMPLE, TOKEN, dial, receive
 
 from echo_core import Client, Server
-from echo_core.channel import Channel
-from echo_core.errors import EchoError
-from echo_core.handshake import ClientHandshake
+from echo_core.base.errors import EchoError
 from echo_core.testing.processes import until
-from echo_core.wire import Kind, pack_header
+from echo_core.wire.channel import Channel
+from echo_core.wire.handshake import ClientHandshake
+from echo_core.wire.protocol import Kind, pack_header
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

@@ -20,53 +20,53 @@ __version__ = "0.1.0"
 # Where each public name lives. Imported when first used, so that `import echo_core` costs little and a plugin's import of one
 # submodule never pulls in the others.
 _HOME = {
-    "Address": "address",
-    "CheckpointError": "errors",
-    "Client": "client",
-    "ClosedError": "errors",
-    "ConfigError": "errors",
-    "ConnectionClosedError": "errors",
-    "EchoError": "errors",
-    "EchoTimeoutError": "errors",
-    "ForkError": "errors",
-    "FrameStack": "items",
-    "HistSnapshot": "sample",
-    "LeaseError": "errors",
-    "PluginError": "errors",
-    "MinSize": "rate_limiters",
-    "NStep": "items",
-    "Published": "server",
-    "Queue": "rate_limiters",
-    "RateLimiter": "rate_limiters",
-    "ReplayInfo": "drawn",
-    "ReplayTable": "replay_table",
-    "Sample": "sample",
-    "SampleInfo": "sample",
-    "SampleToInsertRatio": "rate_limiters",
-    "Sampler": "sampler",
-    "SamplesPerInsert": "rate_limiters",
-    "SecurityError": "errors",
-    "Sequences": "items",
-    "Server": "server",
-    "Slices": "items",
-    "Spec": "spec",
-    "SpecError": "errors",
-    "Stack": "rate_limiters",
-    "StepSample": "step_layout",
-    "StepTable": "step_table",
-    "Steps": "steps",
-    "Table": "table",
-    "TrajectoryAccumulator": "trajectory",
-    "Transport": "transport",
-    "Weights": "weights",
-    "hookimpl": "hookspecs",
+    "Address": "base.address",
+    "CheckpointError": "base.errors",
+    "Client": "client.client",
+    "ClosedError": "base.errors",
+    "ConfigError": "base.errors",
+    "ConnectionClosedError": "base.errors",
+    "EchoError": "base.errors",
+    "EchoTimeoutError": "base.errors",
+    "ForkError": "base.errors",
+    "FrameStack": "store.steps.items",
+    "HistSnapshot": "store.sample",
+    "LeaseError": "base.errors",
+    "PluginError": "base.errors",
+    "MinSize": "store.replay.rate_limiters",
+    "NStep": "store.steps.items",
+    "Published": "server.server",
+    "Queue": "store.replay.rate_limiters",
+    "RateLimiter": "store.replay.rate_limiters",
+    "ReplayInfo": "store.replay.replay_info",
+    "ReplayTable": "store.replay.replay_table",
+    "Sample": "store.sample",
+    "SampleInfo": "store.sample",
+    "SampleToInsertRatio": "store.replay.rate_limiters",
+    "Sampler": "store.sampler",
+    "SamplesPerInsert": "store.replay.rate_limiters",
+    "SecurityError": "base.errors",
+    "Sequences": "store.steps.items",
+    "Server": "server.server",
+    "Slices": "store.steps.items",
+    "Spec": "spec.spec",
+    "SpecError": "base.errors",
+    "Stack": "store.replay.rate_limiters",
+    "StepSample": "store.steps.step_layout",
+    "StepTable": "store.steps.step_table",
+    "Steps": "store.steps.steps",
+    "Table": "config.table",
+    "TrajectoryAccumulator": "client.trajectory",
+    "Transport": "wire.transport",
+    "Weights": "wire.weights",
+    "hookimpl": "plugins.hookspecs",
 }
 
 if TYPE_CHECKING:  # the same for type checkers, which follow no __getattr__
-    from .address import Address as Address
-    from .client import Client as Client
-    from .drawn import ReplayInfo as ReplayInfo
-    from .errors import (
+    from .base.address import Address as Address
+    from .client.client import Client as Client
+    from .store.replay.replay_info import ReplayInfo as ReplayInfo
+    from .base.errors import (
         CheckpointError as CheckpointError,
         ClosedError as ClosedError,
         ConfigError as ConfigError,
@@ -79,9 +79,9 @@ if TYPE_CHECKING:  # the same for type checkers, which follow no __getattr__
         SecurityError as SecurityError,
         SpecError as SpecError,
     )
-    from .hookspecs import hookimpl as hookimpl
-    from .items import FrameStack as FrameStack, NStep as NStep, Sequences as Sequences, Slices as Slices
-    from .rate_limiters import (
+    from .plugins.hookspecs import hookimpl as hookimpl
+    from .store.steps.items import FrameStack as FrameStack, NStep as NStep, Sequences as Sequences, Slices as Slices
+    from .store.replay.rate_limiters import (
         MinSize as MinSize,
         Queue as Queue,
         RateLimiter as RateLimiter,
@@ -89,18 +89,18 @@ if TYPE_CHECKING:  # the same for type checkers, which follow no __getattr__
         SampleToInsertRatio as SampleToInsertRatio,
         Stack as Stack,
     )
-    from .replay_table import ReplayTable as ReplayTable
-    from .sample import HistSnapshot as HistSnapshot, Sample as Sample, SampleInfo as SampleInfo
-    from .sampler import Sampler as Sampler
-    from .server import Published as Published, Server as Server
-    from .spec import Spec as Spec
-    from .step_layout import StepSample as StepSample
-    from .step_table import StepTable as StepTable
-    from .steps import Steps as Steps
-    from .table import Table as Table
-    from .trajectory import TrajectoryAccumulator as TrajectoryAccumulator
-    from .transport import Transport as Transport
-    from .weights import Weights as Weights
+    from .store.replay.replay_table import ReplayTable as ReplayTable
+    from .store.sample import HistSnapshot as HistSnapshot, Sample as Sample, SampleInfo as SampleInfo
+    from .store.sampler import Sampler as Sampler
+    from .server.server import Published as Published, Server as Server
+    from .spec.spec import Spec as Spec
+    from .store.steps.step_layout import StepSample as StepSample
+    from .store.steps.step_table import StepTable as StepTable
+    from .store.steps.steps import Steps as Steps
+    from .config.table import Table as Table
+    from .client.trajectory import TrajectoryAccumulator as TrajectoryAccumulator
+    from .wire.transport import Transport as Transport
+    from .wire.weights import Weights as Weights
 
 __all__ = [*sorted(_HOME), "get_include"]
 
@@ -117,14 +117,14 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f".{_HOME[name]}", __name__), name)
     elif name == "capi":
         # PyCapsule_Import("echo_core.capi._table") imports the package and asks for the rest as attributes.
-        return import_module(".capi", __name__)
+        return import_module(".store.door.capi", __name__)
     elif name.endswith(("Transport", "Client")) and name[0].isupper():
         # TcpTransport, ShmClient, ...: whatever plugin of that name is installed.
-        from . import plugins
+        from .plugins import discovery
 
         kind = "Transport" if name.endswith("Transport") else "Client"
         plugin = name.removesuffix(kind).lower()
-        value = plugins.transport_class(plugin) if kind == "Transport" else plugins.client_class(plugin)
+        value = discovery.transport_class(plugin) if kind == "Transport" else discovery.client_class(plugin)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -1,4 +1,4 @@
-"""gRPC keeps the contract of `echo_core.transport`, with TLS and without."""
+"""gRPC keeps the contract of `echo_core.wire.transport`, with TLS and without."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from echo_core import Client, SecurityError, Server
+from echo_core.security.tls import Authority
 from echo_core.testing.processes import until
-from echo_core.tls import Authority
 from echo_grpc.handshakes import Handshakes
 from echo_grpc.transport import GrpcsTransport
 

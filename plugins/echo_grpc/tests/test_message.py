@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import echo_grpc
-from echo_core.errors import ProtocolError
+from echo_core.base.errors import ProtocolError
 from echo_grpc.message import ENVELOPE_BYTES, MAX_MESSAGE_BYTES, PIECE_BYTES, Message, envelope, health_request, pack, unpack
 
 PROTO = Path(echo_grpc.__file__).with_name("echo.proto")

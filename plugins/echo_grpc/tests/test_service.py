@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Server
-from echo_core.channel.listener import ChannelListener
-from echo_core.errors import SecurityError
+from echo_core.base.errors import SecurityError
+from echo_core.security.tls import Authority
 from echo_core.testing.processes import until
-from echo_core.tls import Authority
+from echo_core.wire.channel.listener import ChannelListener
 from echo_grpc.transport import GrpcsTransport, GrpcTransport
 
 EXAMPLE = {"x": np.zeros(4, np.float32), "n": np.zeros((), np.int64)}
@@ -210,13 +210,13 @@ def test_sigterm_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_grpcio_is_imported_when_selected_only() -> None:
-    code = "import sys, echo_core.plugins as p; p.installed(p.TRANSPORTS); p.default.examine(p.TRANSPORTS); print('grpc' in sys.modules)"
+    code = "import sys, echo_core.plugins.discovery as p; p.installed(p.TRANSPORTS); p.default.examine(p.TRANSPORTS); print('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 @pytest.mark.parametrize("told", [None, "INFO"])
 def test_the_log_of_grpcio_is_set_to_errors_where_nobody_says_otherwise(told: str | None) -> None:
-    code = "import os, echo_core.plugins as p; p.transport_class('grpc'); print(os.environ['GRPC_VERBOSITY'])"
+    code = "import os, echo_core.plugins.discovery as p; p.transport_class('grpc'); print(os.environ['GRPC_VERBOSITY'])"
     env = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"} | ({"GRPC_VERBOSITY": told} if told else {})
     assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout == f"{told or 'ERROR'}\n"
 
@@ -262,7 +262,7 @@ def test_no_thread_of_grpcio_follows_into_a_forked_child(first: str, told: str |
 
 
 def test_a_learner_in_a_forked_child_is_an_error() -> None:
-    from echo_core.errors import ForkError
+    from echo_core.base.errors import ForkError
     from echo_core.testing.processes import forked
 
     with Server(EXAMPLE, 2, "grpc://127.0.0.1:0", token=TOKEN):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from echo_core import Spec
-from echo_core.wire import HEADER_BYTES, Kind, parse_header
+from echo_core.wire.protocol import HEADER_BYTES, Kind, parse_header
 from echo_grpc.message import MAX_MESSAGE_BYTES, Message, pack, unpack
 from echo_grpc.window import MessageWindow
 

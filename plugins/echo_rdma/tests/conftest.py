@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_core.errors import ConfigError
+from echo_core.base.errors import ConfigError
 from echo_core.testing.processes import SLOWER
 from echo_rdma import library
 

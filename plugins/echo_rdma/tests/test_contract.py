@@ -1,4 +1,4 @@
-"""UCX keeps the contract of `echo_core.transport`, over TCP and over shared memory."""
+"""UCX keeps the contract of `echo_core.wire.transport`, over TCP and over shared memory."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Server
-from echo_core.spec import Spec
+from echo_core.spec.spec import Spec
 from echo_core.testing.processes import until
 from echo_rdma import _ucx, channel
 from echo_rdma.connection import RENDEZVOUS_BYTES, message_bytes

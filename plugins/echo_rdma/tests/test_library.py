@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Server
-from echo_core.errors import ConfigError, EchoError, ForkError
+from echo_core.base.errors import ConfigError, EchoError, ForkError
 from echo_core.testing.processes import forked
 from echo_rdma import lanes, library
 from echo_rdma.transport import RdmaTransport, UcxTransport
@@ -29,7 +29,7 @@ def python(code: str, *arguments: str, **environment: str) -> str:
 
 SELECT = """
 from echo_core import Server
-from echo_core.errors import ConfigError
+from echo_core.base.errors import ConfigError
 import numpy as np
 try:
     Server({"x": np.zeros(4)}, 2, "rdma://127.0.0.1:0").start()
@@ -53,7 +53,7 @@ def test_a_library_of_something_else_is_named(tmp_path: Path) -> None:
 def test_importing_loads_nothing() -> None:
     code = "import echo_rdma, sys; print('libucp' in open('/proc/self/maps').read(), 'echo_rdma._ucx' in sys.modules)"
     assert python(code).split() == ["False", "False"]
-    code = "import echo_core.plugins as p; p.default.examine(p.TRANSPORTS); import sys; print('libucp' in open('/proc/self/maps').read())"
+    code = "import echo_core.plugins.discovery as p; p.default.examine(p.TRANSPORTS); import sys; print('libucp' in open('/proc/self/maps').read())"
     assert python(code).split() == ["False"]
 
 
@@ -186,7 +186,7 @@ def test_a_forked_child_is_told() -> None:
 FORKS = """
 import os, sys, warnings
 import numpy as np
-import echo_core.channel.connection  # its hook for forks comes first, as where a client of another transport was there before
+import echo_core.wire.channel.connection  # its hook for forks comes first, as where a client of another transport was there before
 from echo_core import Client
 warnings.simplefilter("ignore")  # forking with threads is the point
 with Client(sys.argv[1], {"x": np.zeros(4, np.float32)}) as client:
@@ -214,7 +214,7 @@ def test_a_fork_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("ucx")
 def test_an_address_beyond_this_machine_needs_authentication() -> None:
-    from echo_core.errors import SecurityError
+    from echo_core.base.errors import SecurityError
 
     with pytest.raises(SecurityError, match="allow_insecure"):
         Server(EXAMPLE, 2, "rdma://0.0.0.0:0?auth=false").start()

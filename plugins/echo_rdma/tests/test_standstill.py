@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from echo_core import Client, Server
-from echo_core.errors import EchoTimeoutError
+from echo_core.base.errors import EchoTimeoutError
 from echo_core.testing import workers
 from echo_core.testing.processes import until
 from echo_core.testing.samples import Tally, example, stacked

@@ -12,8 +12,9 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 import echo_shm.connection  # noqa: F401  # once, and not again in every worker
-from echo_core import Client, Server, plugins
-from echo_core.errors import EchoError
+from echo_core import Client, Server
+from echo_core.base.errors import EchoError
+from echo_core.plugins import discovery
 from echo_core.testing.processes import until
 from echo_core.testing.samples import example, sample, stacked
 from echo_shm.transport import ShmTransport
@@ -25,8 +26,8 @@ def nurse(commands: Pipe, address: str, file: str, filler: int, options: dict[st
     """Fork a worker for each maker that is named; answer with its pid. Reaps the killed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # Looked up once and not in every worker: it would be two thirds of its start, and a package that is just being installed has no name.
-    transport = plugins.transport_class("shm")
-    plugins.transport_class = lambda _: transport  # type: ignore[assignment]
+    transport = discovery.transport_class("shm")
+    discovery.transport_class = lambda _: transport  # type: ignore[assignment]
     with open(file, "r+b") as handle, mmap.mmap(handle.fileno(), 0) as counts:
         while True:
             try:

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from echo_core import Client, Server
-from echo_core.errors import EchoTimeoutError
+from echo_core.base.errors import EchoTimeoutError
 from echo_core.testing.processes import descriptors, settled, tasks, until
 from echo_core.testing.samples import Tally, example, sample
 from echo_shm.transport import ShmTransport

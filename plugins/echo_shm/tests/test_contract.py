@@ -1,4 +1,4 @@
-"""Shared memory keeps the contract of `echo_core.transport`."""
+"""Shared memory keeps the contract of `echo_core.wire.transport`."""
 
 from __future__ import annotations
 

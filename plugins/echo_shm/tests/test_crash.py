@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Server
-from echo_core.errors import EchoError, EchoTimeoutError
+from echo_core.base.errors import EchoError, EchoTimeoutError
 from echo_core.testing.processes import descriptors, settled, until
 from echo_core.testing.samples import Tally, example, stacked
 from echo_shm.transport import ShmTransport

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Server
-from echo_core.errors import EchoTimeoutError, SecurityError
+from echo_core.base.errors import EchoTimeoutError, SecurityError
 from echo_core.testing.processes import descriptors, returns, settled, until
 from echo_core.testing.samples import Tally, example, sample, stacked
 from echo_shm.lanes import Lane

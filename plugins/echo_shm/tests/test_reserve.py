@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from echo_core import Client, Server
-from echo_core.errors import EchoError, EchoTimeoutError
+from echo_core.base.errors import EchoError, EchoTimeoutError
 from echo_core.testing.processes import returns, until
 from echo_core.testing.samples import example
 from echo_shm.listener import ShmListener

@@ -22,7 +22,7 @@ import numpy as np
 
 from echo_core import Client, Server
 from echo_core.testing.samples import Tally, example, stacked
-from echo_core.weights import pack
+from echo_core.wire.weights import pack
 from echo_shm.transport import ShmTransport
 
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned

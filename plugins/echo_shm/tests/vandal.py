@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
 from echo_core import Client
-from echo_core.errors import EchoError
+from echo_core.base.errors import EchoError
 from echo_core.testing.samples import example, sample
 
 HEAD, WORDS = 4096, (0, 64, 128, 192, 200)  # of a lane: written, copied, bell, wake_at, turns

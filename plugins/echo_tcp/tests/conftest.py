@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from echo_core import Server
-from echo_core.handshake import ClientHandshake
-from echo_core.security import find_token
+from echo_core.security.tokens import find_token
 from echo_core.testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
-from echo_core.wire import HEADER_BYTES, Header, Kind, frame, pack_header, parse_header
+from echo_core.wire.handshake import ClientHandshake
+from echo_core.wire.protocol import HEADER_BYTES, Header, Kind, frame, pack_header, parse_header
 from echo_tcp.transport import TcpTransport
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `wire_learner` and `numbered`

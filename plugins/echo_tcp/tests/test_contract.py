@@ -1,4 +1,4 @@
-"""TCP keeps the contract of `echo_core.transport`."""
+"""TCP keeps the contract of `echo_core.wire.transport`."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from echo_core import Server
-from echo_core.errors import SpecError
-from echo_core.handshake import ClientHandshake
+from echo_core.base.errors import SpecError
+from echo_core.wire.handshake import ClientHandshake
 from echo_tcp.transport import TcpTransport
 
 original = pytest.importorskip("echo", reason="the original Echo is not installed: uv pip install id-echo")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import echo_core
-from echo_core.weights import pack
-from echo_core.wire import Kind, frame, pack_header, pack_reply, pack_request, weights_frames
+from echo_core.wire.protocol import Kind, frame, pack_header, pack_reply, pack_request, weights_frames
+from echo_core.wire.weights import pack
 
 NATIVE = Path(__file__).resolve().parent / "native"
 CXX = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from echo_core import Server
-from echo_core.wire import Kind, frame, pack_header, pack_request, parse_reply
+from echo_core.wire.protocol import Kind, frame, pack_header, pack_request, parse_reply
 from echo_tcp.transport import TcpTransport
 
 SMALL = {"x": np.zeros(4, np.float32), "y": np.zeros((), np.int64)}

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from echo_core import Server
-from echo_core.errors import HandshakeRefused, SecurityError, SpecError
-from echo_core.handshake import ClientHandshake
-from echo_core.security import find_token
-from echo_core.spec import Spec
-from echo_core.wire import Kind, frame, pack_header
+from echo_core.base.errors import HandshakeRefused, SecurityError, SpecError
+from echo_core.security.tokens import find_token
+from echo_core.spec.spec import Spec
+from echo_core.wire.handshake import ClientHandshake
+from echo_core.wire.protocol import Kind, frame, pack_header
 from echo_tcp import control
 from echo_tcp.transport import TcpTransport
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from echo_core.weights import pack, unpack
-from echo_core.wire import U32, U64, Kind, frame
+from echo_core.wire.protocol import U32, U64, Kind, frame
+from echo_core.wire.weights import pack, unpack
 
 EXAMPLE = {"y": np.zeros((), np.int64)}
 

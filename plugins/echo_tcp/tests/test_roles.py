@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from echo_core import Client, EchoError, Server
-from echo_core.errors import SecurityError
-from echo_core.handshake import ClientHandshake
-from echo_core.security import needs
-from echo_core.wire import Kind, pack_header
+from echo_core.base.errors import SecurityError
+from echo_core.security.tokens import needs
+from echo_core.wire.handshake import ClientHandshake
+from echo_core.wire.protocol import Kind, pack_header
 from echo_tcp.transport import TcpTransport
 
 EXAMPLE = {"x": np.zeros(4, np.float32)}

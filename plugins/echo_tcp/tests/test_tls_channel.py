@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from echo_core.address import Address
-from echo_core.tls import Authority, TlsConnectOptions, TlsListenOptions, client_context, server_context
+from echo_core.base.address import Address
+from echo_core.security.tls import Authority, TlsConnectOptions, TlsListenOptions, client_context, server_context
 from echo_tcp import secure
 from echo_tcp._tls import Records
 from echo_tcp.secure import TlsChannel, dial_tls

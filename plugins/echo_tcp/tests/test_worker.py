@@ -10,24 +10,24 @@ import pytest
 from numbered import LARGE, SMALL, large, numbers, small
 from wire_learner import WireLearner, connect
 
-from echo_core import wire
-from echo_core.errors import SpecError
-from echo_core.spec import Spec
+from echo_core.base.errors import SpecError
+from echo_core.spec.spec import Spec
+from echo_core.wire import protocol
 from echo_tcp import _worker
 
 
 def test_wire_constants_are_those_of_core() -> None:
     assert {
-        "header": wire.HEADER_BYTES,
-        "kinds": {kind.name.lower(): int(kind) for kind in wire.Kind},
-        "reply": wire.REPLY,
-        "last": wire.LAST,
-        "first": wire.FIRST,
-        "data_bytes": wire.MAX_DATA_BYTES,
-        "data_count": wire.MAX_DATA_COUNT,
-        "control_bytes": wire.MAX_CONTROL_BYTES,
-        "chunk_bytes": wire.MAX_CHUNK_BYTES,
-        "reason_bytes": wire.MAX_REASON_BYTES,
+        "header": protocol.HEADER_BYTES,
+        "kinds": {kind.name.lower(): int(kind) for kind in protocol.Kind},
+        "reply": protocol.REPLY,
+        "last": protocol.LAST,
+        "first": protocol.FIRST,
+        "data_bytes": protocol.MAX_DATA_BYTES,
+        "data_count": protocol.MAX_DATA_COUNT,
+        "control_bytes": protocol.MAX_CONTROL_BYTES,
+        "chunk_bytes": protocol.MAX_CHUNK_BYTES,
+        "reason_bytes": protocol.MAX_REASON_BYTES,
     } == _worker.WIRE
 
 

@@ -9,7 +9,7 @@ import pytest
 from numbered import SMALL, numbers, small
 from wire_learner import WireLearner, connect
 
-from echo_core.errors import ClosedError, EchoTimeoutError
+from echo_core.base.errors import ClosedError, EchoTimeoutError
 from echo_core.testing.processes import until
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_core.address import Address
-from echo_core.errors import (
+from echo_core.base.address import Address
+from echo_core.base.errors import (
     ClosedError,
     ConnectionClosedError,
     EchoError,
@@ -25,7 +25,7 @@ from echo_core.errors import (
     ProtocolError,
     SpecError,
 )
-from echo_core.spec import Spec
+from echo_core.spec.spec import Spec
 from echo_core.testing.processes import until
 from echo_tcp.transport import TcpTransport
 

@@ -12,13 +12,13 @@ import pytest
 from numbered import NARROW, narrow, numbers
 from wire_learner import WireLearner, connect
 
-from echo_core.address import Address
-from echo_core.errors import (
+from echo_core.base.address import Address
+from echo_core.base.errors import (
     ClosedError,
     ConnectionClosedError,
     EchoTimeoutError,
 )
-from echo_core.spec import Spec
+from echo_core.spec.spec import Spec
 from echo_core.testing.ports import free_port
 from echo_core.testing.processes import until
 from echo_tcp.transport import TcpTransport

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from wire_learner import WireLearner
 
-from echo_core.address import Address
-from echo_core.errors import ConnectionClosedError
-from echo_core.spec import Spec
+from echo_core.base.address import Address
+from echo_core.base.errors import ConnectionClosedError
+from echo_core.spec.spec import Spec
 from echo_core.testing.processes import until
 from echo_tcp.transport import TcpTransport
 

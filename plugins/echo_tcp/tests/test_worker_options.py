@@ -8,10 +8,10 @@ import pytest
 from numbered import SMALL
 from wire_learner import WireLearner, connect
 
-from echo_core.address import Address
-from echo_core.errors import AddressError, ConfigError
-from echo_core.plugins import transport_class
-from echo_core.spec import Spec
+from echo_core.base.address import Address
+from echo_core.base.errors import AddressError, ConfigError
+from echo_core.plugins.discovery import transport_class
+from echo_core.spec.spec import Spec
 from echo_tcp.transport import TcpTransport
 
 

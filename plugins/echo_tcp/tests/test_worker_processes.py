@@ -13,11 +13,11 @@ import pytest
 from numbered import NARROW, WIDE, narrow, numbers
 from wire_learner import WireLearner, connect
 
-from echo_core.errors import (
+from echo_core.base.errors import (
     ForkError,
     SpecError,
 )
-from echo_core.spec import Spec
+from echo_core.spec.spec import Spec
 from echo_core.testing.processes import descriptors, forked, interrupted, settled, tasks
 from echo_tcp.transport import TcpTransport
 
@@ -96,8 +96,8 @@ def test_a_worker_killed_in_the_middle_leaves_whole_samples() -> None:
     code = textwrap.dedent(
         """
         import sys, numpy as np
-        from echo_core.address import Address
-        from echo_core.spec import Spec
+        from echo_core.base.address import Address
+        from echo_core.spec.spec import Spec
         from echo_tcp.transport import TcpTransport
         example = {"a": np.zeros(9000, np.int64), "b": np.zeros((), np.int64)}
         worker = TcpTransport.connect(Address.parse(sys.argv[1]), Spec.from_example(example))
@@ -124,8 +124,8 @@ def test_an_interpreter_that_ends_without_close_still_delivers(warnings: str) ->
     code = textwrap.dedent(
         """
         import sys, numpy as np
-        from echo_core.address import Address
-        from echo_core.spec import Spec
+        from echo_core.base.address import Address
+        from echo_core.spec.spec import Spec
         from echo_tcp.transport import TcpTransport
         example = {"a": np.zeros(3, np.int64), "b": np.zeros((), np.int64)}
         worker = TcpTransport.connect(Address.parse(sys.argv[1]), Spec.from_example(example))

@@ -10,10 +10,10 @@ import pytest
 from numbered import NARROW, WIDE, narrow, numbers
 from wire_learner import WireLearner, connect
 
-from echo_core.errors import (
+from echo_core.base.errors import (
     EchoTimeoutError,
 )
-from echo_core.spec import Spec
+from echo_core.spec.spec import Spec
 from echo_core.testing.processes import until
 
 

@@ -9,16 +9,16 @@ import pytest
 from numbered import NARROW, narrow, numbers
 from wire_learner import WireLearner, connect
 
-from echo_core.errors import (
+from echo_core.base.errors import (
     ConnectionClosedError,
     HandshakeRefused,
     ProtocolError,
     SecurityError,
     SpecError,
 )
-from echo_core.spec import Spec
+from echo_core.spec.spec import Spec
 from echo_core.testing.processes import until
-from echo_core.wire import HEADER, Kind, frame
+from echo_core.wire.protocol import HEADER, Kind, frame
 from echo_tcp.transport import TcpTransport
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from wire_learner import WireLearner, connect
 
-from echo_core import weights as core_weights
-from echo_core.errors import (
+from echo_core.base.errors import (
     ConfigError,
     ConnectionClosedError,
     EchoError,
@@ -21,7 +20,8 @@ from echo_core.errors import (
     SpecError,
 )
 from echo_core.testing.processes import until
-from echo_core.wire import HEADER, Kind, frame, weights_frames
+from echo_core.wire import weights as core_weights
+from echo_core.wire.protocol import HEADER, Kind, frame, weights_frames
 
 EXAMPLE = {"x": np.zeros(3, np.float32)}
 

@@ -11,7 +11,7 @@ import pytest
 from numbered import LARGE, SMALL, large, numbers, small
 from wire_learner import WireLearner, connect
 
-from echo_core.errors import EchoTimeoutError
+from echo_core.base.errors import EchoTimeoutError
 from echo_core.testing.processes import until
 from echo_tcp import _worker
 

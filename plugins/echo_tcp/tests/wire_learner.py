@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from echo_core.address import Address
-from echo_core.errors import EchoError
-from echo_core.handshake import ServerHandshake
-from echo_core.spec import Spec
-from echo_core.weights import PackedWeights
-from echo_core.wire import (
+from echo_core.base.address import Address
+from echo_core.base.errors import EchoError
+from echo_core.spec.spec import Spec
+from echo_core.wire.handshake import ServerHandshake
+from echo_core.wire.protocol import (
     HEADER_BYTES,
     TO_LEARNER,
     Header,
@@ -33,6 +32,7 @@ from echo_core.wire import (
     parse_request,
     weights_frames,
 )
+from echo_core.wire.weights import PackedWeights
 from echo_tcp.transport import TcpTransport
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echo_core.hookspecs import SamplerInfo, hookimpl
+from echo_core.plugins.hookspecs import SamplerInfo, hookimpl
 
 _SAMPLERS = {
     "fifo": ("fifo:Fifo", "every sample exactly once, in order of arrival"),

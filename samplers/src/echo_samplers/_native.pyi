@@ -4,7 +4,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from echo_core.sampler import Keys, Priorities
+from echo_core.store.sampler import Keys, Priorities
 
 @final
 class Rows:

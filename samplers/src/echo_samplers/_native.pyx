@@ -11,8 +11,8 @@ from libcpp.vector cimport vector
 
 import numpy as np
 
-from echo_core.errors import DuplicateKeyError, UnknownKeyError
-from echo_core.sampler import check_keys, check_priorities
+from echo_core.base.errors import DuplicateKeyError, UnknownKeyError
+from echo_core.store.sampler import check_keys, check_priorities
 
 cdef extern from "numpy/random/bitgen.h" nogil:
     ctypedef struct bitgen_t:

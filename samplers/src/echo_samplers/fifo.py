@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_core.sampler import Keys, Priorities, Sampler, check_held, check_keys, check_new, check_priorities
+from echo_core.store.sampler import Keys, Priorities, Sampler, check_held, check_keys, check_new, check_priorities
 
 __all__ = ["Fifo"]
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from echo_core.sampler import Keys
+from echo_core.store.sampler import Keys
 
 from . import _native
 from .native import NativeSampler

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from echo_core.errors import ConfigError
-from echo_core.sampler import Keys, Priorities, Sampler
+from echo_core.base.errors import ConfigError
+from echo_core.store.sampler import Keys, Priorities, Sampler
 
 from . import _native
 

@@ -12,17 +12,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from echo_core.address import Address
-from echo_core.channel import Acceptor, Channel, ChannelTransport
-from echo_core.channel.connection import ChannelConnection
-from echo_core.errors import EchoTimeoutError
-from echo_core.handshake import ClientHandshake
-from echo_core.options import ListenOptions
-from echo_core.server import Server
-from echo_core.spec import Spec
+from echo_core.base.address import Address
+from echo_core.base.errors import EchoTimeoutError
+from echo_core.base.transport_options import ListenOptions
+from echo_core.server.server import Server
+from echo_core.spec.spec import Spec
 from echo_core.testing.processes import until
 from echo_core.testing.samples import Tally, example, stacked
-from echo_core.wire import TO_WORKER, Header, Kind, pack_header, parse_header
+from echo_core.wire.channel import Acceptor, Channel, ChannelTransport
+from echo_core.wire.channel.connection import ChannelConnection
+from echo_core.wire.handshake import ClientHandshake
+from echo_core.wire.protocol import TO_WORKER, Header, Kind, pack_header, parse_header
 
 TOKEN = b"a token of the tests"
 SPEC = Spec.from_example(example())

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from local_net import connect, net, serve
 
-from echo_core.channel import uplink as uplink_module
-from echo_core.errors import EchoTimeoutError, HandshakeRefused, SecurityError, SpecError
-from echo_core.spec import Spec
+from echo_core.base.errors import EchoTimeoutError, HandshakeRefused, SecurityError, SpecError
+from echo_core.spec.spec import Spec
 from echo_core.testing.processes import returns, until
 from echo_core.testing.samples import example, stacked
+from echo_core.wire.channel import uplink as uplink_module
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

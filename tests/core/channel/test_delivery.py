@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from local_net import SPEC, Consumer, connect, serve
 
-from echo_core.channel.connection import ChannelConnection
-from echo_core.channel.served import TURN_ROWS
-from echo_core.channel.turn import Turn
-from echo_core.errors import SpecError
-from echo_core.server import Server
-from echo_core.spec import Spec
+from echo_core.base.errors import SpecError
+from echo_core.server.server import Server
+from echo_core.spec.spec import Spec
 from echo_core.testing.processes import until
 from echo_core.testing.samples import Tally, assert_same, example, random_like, rich_example, sample, stacked
+from echo_core.wire.channel.connection import ChannelConnection
+from echo_core.wire.channel.fair_lock import Turn
+from echo_core.wire.channel.served import TURN_ROWS
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from local_net import SPEC, TOKEN, connect, net
 
-from echo_core.channel.connection import ChannelConnection
-from echo_core.errors import EchoError, ProtocolError
+from echo_core.base.errors import EchoError, ProtocolError
 from echo_core.testing.samples import sample
-from echo_core.wire import FIRST, LAST, Kind, frame
+from echo_core.wire.channel.connection import ChannelConnection
+from echo_core.wire.protocol import FIRST, LAST, Kind, frame
 
 pytestmark = pytest.mark.needs("echo-samplers")
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.needs("echo-samplers")
 @contextmanager
 def faulty_learner(*frames: bytes) -> Iterator[ChannelConnection]:
     """A connection to a learner that says this after the handshake."""
-    from echo_core.handshake import ServerHandshake
+    from echo_core.wire.handshake import ServerHandshake
 
     net.listening["learner"] = queue.SimpleQueue()
     connected = threading.Event()
@@ -82,8 +82,8 @@ def test_a_learner_that_does_not_begin_with_an_acknowledgement_is_left() -> None
 
 
 def test_damaged_weights_are_never_handed_out() -> None:
-    from echo_core.weights import pack
-    from echo_core.wire import weights_frames
+    from echo_core.wire.protocol import weights_frames
+    from echo_core.wire.weights import pack
 
     stream = bytearray(b"".join(b"".join(pieces) for pieces in weights_frames(pack({"w": np.ones(9)}, 1))))
     stream[-70] ^= 1

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from local_net import SPEC, TOKEN, LocalChannel
 
-from echo_core.address import Address
-from echo_core.channel import Acceptor, Channel, ChannelTransport
-from echo_core.errors import EchoError, EchoTimeoutError, ProtocolError, SecurityError, SpecError
-from echo_core.options import ListenOptions
-from echo_core.server import Server
-from echo_core.spec import Spec
+from echo_core.base.address import Address
+from echo_core.base.errors import EchoError, EchoTimeoutError, ProtocolError, SecurityError, SpecError
+from echo_core.base.transport_options import ListenOptions
+from echo_core.server.server import Server
+from echo_core.spec.spec import Spec
 from echo_core.testing.processes import returns, until
 from echo_core.testing.samples import Tally, assert_same, example, random_like, rich_example, sample, stacked
-from echo_core.transport import Connection, Transport
+from echo_core.wire.channel import Acceptor, Channel, ChannelTransport
+from echo_core.wire.transport import Connection, Transport
 
 pytestmark = pytest.mark.needs("echo-samplers", "echo-tcp")
 

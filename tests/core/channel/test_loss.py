@@ -7,10 +7,10 @@ import random
 import pytest
 from local_net import Consumer, connect, net, raw, serve
 
-from echo_core.errors import ConnectionClosedError, EchoTimeoutError, SpecError
+from echo_core.base.errors import ConnectionClosedError, EchoTimeoutError, SpecError
 from echo_core.testing.processes import returns, until
 from echo_core.testing.samples import Tally, example, sample, stacked
-from echo_core.wire import MORE, Kind
+from echo_core.wire.protocol import MORE, Kind
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from local_net import connect, net, raw, serve
 
-from echo_core.channel import link as link_module
-from echo_core.errors import ConnectionClosedError, EchoError, EchoTimeoutError
-from echo_core.server import Server
+from echo_core.base.errors import ConnectionClosedError, EchoError, EchoTimeoutError
+from echo_core.server.server import Server
 from echo_core.testing.processes import returns, until
 from echo_core.testing.samples import sample, stacked
-from echo_core.wire import REPLY, Kind, frame, pack_request
+from echo_core.wire.channel import link as link_module
+from echo_core.wire.protocol import REPLY, Kind, frame, pack_request
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from local_net import Consumer, connect, net, serve
 
-from echo_core.channel import link as link_module
-from echo_core.channel.connection import ChannelConnection
-from echo_core.errors import ClosedError, EchoTimeoutError, ForkError, SecurityError
-from echo_core.gatherer import Row
+from echo_core.base.errors import ClosedError, EchoTimeoutError, ForkError, SecurityError
 from echo_core.testing.processes import forked, returns, until
 from echo_core.testing.samples import Tally, sample
+from echo_core.wire.channel import link as link_module
+from echo_core.wire.channel.connection import ChannelConnection
+from echo_core.wire.gather import Row
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

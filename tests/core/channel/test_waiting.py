@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from local_net import SPEC, Consumer, connect, raw, serve
 
-from echo_core.channel import link as link_module
-from echo_core.channel import served as served_module
-from echo_core.channel.connection import ChannelConnection
-from echo_core.channel.link import wait_until
-from echo_core.errors import ClosedError, ConfigError, EchoTimeoutError, ForkError
+from echo_core.base.errors import ClosedError, ConfigError, EchoTimeoutError, ForkError
 from echo_core.testing.processes import forked, returns, until
 from echo_core.testing.samples import Tally, sample, stacked
-from echo_core.wire import Kind, frame, pack_header
+from echo_core.wire.channel import link as link_module
+from echo_core.wire.channel import served as served_module
+from echo_core.wire.channel.connection import ChannelConnection
+from echo_core.wire.channel.link import wait_until
+from echo_core.wire.protocol import Kind, frame, pack_header
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

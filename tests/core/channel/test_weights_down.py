@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from local_net import SPEC, connect, net, raw, serve
 
-from echo_core.errors import EchoTimeoutError, SpecError
+from echo_core.base.errors import EchoTimeoutError, SpecError
 from echo_core.testing.processes import until
 from echo_core.testing.samples import Pair, assert_same
-from echo_core.wire import LAST, TO_WORKER, Kind, frame, parse_header
+from echo_core.wire.protocol import LAST, TO_WORKER, Kind, frame, parse_header
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_core.channel.window import Window
-from echo_core.errors import ProtocolError
-from echo_core.spec import Spec
-from echo_core.wire import MORE, Kind, parse_header
+from echo_core.base.errors import ProtocolError
+from echo_core.spec.spec import Spec
+from echo_core.wire.channel.window import Window
+from echo_core.wire.protocol import MORE, Kind, parse_header
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

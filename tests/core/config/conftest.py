@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_core.plugins import SAMPLERS, TRANSPORTS
+from echo_core.plugins.discovery import SAMPLERS, TRANSPORTS
 
 Install = Callable[..., None]
 sys.path.insert(0, str(Path(__file__).parent))  # for `config_errors`
@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `config_errors`
 PLUGINS = """
 from dataclasses import dataclass, field
 from typing import Literal
-from echo_core.hookspecs import SamplerInfo, TransportInfo, hookimpl
-from echo_core.sampler import Sampler
-from echo_core.transport import ConnectOptions, ListenOptions, Transport
+from echo_core.plugins.hookspecs import SamplerInfo, TransportInfo, hookimpl
+from echo_core.store.sampler import Sampler
+from echo_core.wire.transport import ConnectOptions, ListenOptions, Transport
 
 @hookimpl
 def echo_transports():

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 
-from echo_core import config as configuration
-from echo_core.address import Address
-from echo_core.config import Config, load
-from echo_core.plugins import OBSERVERS
+from echo_core.base.address import Address
+from echo_core.config import config as configuration
+from echo_core.config.config import Config, load
+from echo_core.plugins.discovery import OBSERVERS
 
 Install = Callable[..., None]
 
 
 def test_server_arguments(fakes: None, install: Install) -> None:
     observer = """
-from echo_core.hookspecs import hookimpl
+from echo_core.plugins.hookspecs import hookimpl
 seen = []
 @hookimpl
 def echo_configure(config):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from config_errors import fails
 
-from echo_core.config import Text, build_options
-from echo_core.errors import ConfigError
+from echo_core.base.errors import ConfigError
+from echo_core.config.config import Text, build_options
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from config_errors import fails
 
-from echo_core.config import load
-from echo_core.errors import ConfigError
+from echo_core.base.errors import ConfigError
+from echo_core.config.config import load
 
 
 def test_who_wins_and_where_it_came_from(write: Callable[[str, str], str]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from config_errors import fails
 
-from echo_core import plugins
-from echo_core.address import Address
-from echo_core.config import load
-from echo_core.errors import ConfigError, PluginNotFound, PluginVersionError
+from echo_core.base.address import Address
+from echo_core.base.errors import ConfigError, PluginNotFound, PluginVersionError
+from echo_core.config.config import load
+from echo_core.plugins import discovery
 
 
 def test_plugins_section(fakes: None) -> None:
@@ -88,11 +88,11 @@ def test_what_an_address_says_twice_is_refused(fakes: None, text: str) -> None:
     address = Address.parse(text)
     option = next(iter(address.options))
     for make in (
-        lambda: plugins.transport_class(address.scheme).at(address),
+        lambda: discovery.transport_class(address.scheme).at(address),
         lambda: load({"server": {"transport": text}}, env={}),
     ):
         assert f"option {option!r} of {text} is given twice" in fails(ConfigError, make)
-    way = plugins.transport_class("way").at(Address.parse("way://h:1?threads=2"), host="i", threads=3)
+    way = discovery.transport_class("way").at(Address.parse("way://h:1?threads=2"), host="i", threads=3)
     assert (way.options.host, way.options.port, way.options.threads) == ("i", 1, 3)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from config_errors import fails
 
-from echo_core.address import Address
-from echo_core.config import load, server_arguments
-from echo_core.errors import ConfigError, SecurityError
-from echo_core.plugins import transport_class
-from echo_core.security import EVERYTHING, TokenSource, find_tokens
+from echo_core.base.address import Address
+from echo_core.base.errors import ConfigError, SecurityError
+from echo_core.config.config import load, server_arguments
+from echo_core.plugins.discovery import transport_class
+from echo_core.security.tokens import EVERYTHING, TokenSource, find_tokens
 
 
 def test_a_token_in_a_file_is_private_and_never_shows(write: Callable[[str, str], str]) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from config_errors import fails
 
-from echo_core import config as configuration
-from echo_core.config import load
-from echo_core.errors import ConfigError
+from echo_core.base.errors import ConfigError
+from echo_core.config import config as configuration
+from echo_core.config.config import load
 
 
 @pytest.mark.parametrize(

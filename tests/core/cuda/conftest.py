@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_core import cuda
+from echo_core.spec import cuda
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 

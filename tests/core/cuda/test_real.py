@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Server
-from echo_core.cuda import driver
+from echo_core.spec.cuda import driver
 
 pytestmark = pytest.mark.needs("echo-samplers", "echo-tcp")
 

@@ -14,9 +14,9 @@ import pytest
 from devices import ByInterface, Gpu, OnDevice
 
 from echo_core import Client, Server, SpecError
-from echo_core.cuda import CudaError
-from echo_core.errors import ConfigError, EchoTimeoutError
-from echo_core.spec import Spec
+from echo_core.base.errors import ConfigError, EchoTimeoutError
+from echo_core.spec.cuda import CudaError
+from echo_core.spec.spec import Spec
 from echo_core.testing.processes import forked
 from echo_core.testing.samples import assert_same
 

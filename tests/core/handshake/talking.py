@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from echo_core.errors import EchoError
-from echo_core.handshake import ClientHandshake, ServerHandshake
-from echo_core.handshake.messages import MESSAGE
-from echo_core.spec import Spec
+from echo_core.base.errors import EchoError
+from echo_core.spec.spec import Spec
+from echo_core.wire.handshake import ClientHandshake, ServerHandshake
+from echo_core.wire.handshake.messages import MESSAGE
 
 SPEC = Spec.from_example({"obs": np.zeros(4, np.float32), "reward": np.float32(0)})
 OTHER = Spec.from_example({"obs": np.zeros(4, np.float64), "reward": np.float32(0)})

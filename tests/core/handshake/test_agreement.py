@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from talking import CLIENT, INCARNATION, OTHER, SPEC, TOKEN, body_of, client, message, server, talk
 
-from echo_core.errors import ProtocolError, SpecError
-from echo_core.spec import Spec
+from echo_core.base.errors import ProtocolError, SpecError
+from echo_core.spec.spec import Spec
 
 
 @pytest.mark.parametrize("tokens", [(), (TOKEN,), (b"older", TOKEN), (TOKEN, b"newer")])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from talking import INCARNATION, SPEC, body_of, client, message, server, talk
 
-from echo_core.errors import HandshakeRefused, ProtocolError, SecurityError
-from echo_core.security import EVERYTHING, find_tokens
+from echo_core.base.errors import HandshakeRefused, ProtocolError, SecurityError
+from echo_core.security.tokens import EVERYTHING, find_tokens
 
 
 def test_a_wrong_token_is_refused_with_the_way_out() -> None:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from talking import TOKEN, body_of, client, message, server
 
-from echo_core.errors import EchoError, HandshakeRefused, ProtocolError
-from echo_core.handshake import ServerHandshake
-from echo_core.handshake.messages import LIMIT_AFTER, LIMIT_BEFORE, MESSAGE, Message
-from echo_core.spec import Spec
+from echo_core.base.errors import EchoError, HandshakeRefused, ProtocolError
+from echo_core.spec.spec import Spec
+from echo_core.wire.handshake import ServerHandshake
+from echo_core.wire.handshake.messages import LIMIT_AFTER, LIMIT_BEFORE, MESSAGE, Message
 
 
 @pytest.mark.parametrize("code", ["busy", "shutdown", "role", "version", "no such code"])

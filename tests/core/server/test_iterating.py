@@ -13,7 +13,7 @@ import pytest
 from filling import filled
 
 from echo_core import ClosedError, Server, SpecError
-from echo_core.sink import Sink
+from echo_core.server.sink import Sink
 from echo_core.testing.processes import tasks
 from echo_core.testing.samples import Tally, example, sample, stacked
 

@@ -93,7 +93,7 @@ def test_samplers_that_cannot_be(sampler: Any, error: type[Exception], said: str
 
 
 def test_a_sampler_is_a_name_a_mapping_or_an_object() -> None:
-    from echo_core.plugins import sampler_class
+    from echo_core.plugins.discovery import sampler_class
 
     fifo = sampler_class("fifo")
     for sampler in ("fifo", {"type": "fifo"}, fifo()):

@@ -62,7 +62,7 @@ def test_forking_while_threads_wait_hangs_nobody() -> None:
 SETUP = """
 import numpy as np
 from echo_core import Server
-from echo_core.sink import Sink
+from echo_core.server.sink import Sink
 from echo_core.testing.samples import example, sample, stacked
 
 server = Server(example(), 1, num_buffers=2)

@@ -11,9 +11,9 @@ import pytest
 from filling import filled
 
 from echo_core import Address, ClosedError, ConfigError, EchoError, PluginError, Server, Transport
-from echo_core.sink import Sink
+from echo_core.server.sink import Sink
 from echo_core.testing.samples import example
-from echo_core.transport import Connection, Listener, Peer
+from echo_core.wire.transport import Connection, Listener, Peer
 
 pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
 

@@ -31,7 +31,7 @@ def test_a_checkpoint_of_a_large_table_beside_writers(tmp_path: Path, monkeypatc
                 writer.send(step(400 + i))
         return real(table, leaf, number, n)
 
-    from echo_core import step_checkpoint
+    from echo_core.store.checkpoint import step_checkpoint
 
     class Slow:
         """The table, whose writers go on while its steps are read."""
@@ -40,7 +40,7 @@ def test_a_checkpoint_of_a_large_table_beside_writers(tmp_path: Path, monkeypatc
         step_rows = staticmethod(read)
 
     save = step_checkpoint.save_steps
-    monkeypatch.setattr("echo_core.checkpoint.save_steps", lambda folder, index, _, *rest: save(folder, index, Slow, *rest))
+    monkeypatch.setattr("echo_core.store.checkpoint.checkpoint.save_steps", lambda folder, index, _, *rest: save(folder, index, Slow, *rest))
     keys = table.keys()
     server.checkpoint(tmp_path)
     again = serve(Sequences(4, period=2), capacity=400).restore(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 from step_tables import STEP, step
 
 from echo_core import Client, ConfigError, MinSize, NStep, Sequences, Server, Slices, Steps, Table
-from echo_core.errors import EchoError, SpecError
+from echo_core.base.errors import EchoError, SpecError
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

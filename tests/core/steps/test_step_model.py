@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_core import FrameStack, NStep, Sequences, Server, Spec, Table
-from echo_core.step_layout import Layout
-from echo_core.steps import NOTE, client_number, new_client_id
+from echo_core.store.steps.step_layout import Layout
+from echo_core.store.steps.steps import NOTE, client_number, new_client_id
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

@@ -9,7 +9,7 @@ import pytest
 from step_tables import STEP, serve, step
 
 from echo_core import ConfigError, FrameStack, MinSize, NStep, Sequences, Table
-from echo_core.errors import EchoError
+from echo_core.base.errors import EchoError
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

@@ -10,8 +10,8 @@ import pytest
 from step_tables import episode, serve, step
 
 from echo_core import NStep, Sequences, Server, Slices, Table
-from echo_core.errors import SpecError
-from echo_core.sampler import Keys, Priorities, Sampler
+from echo_core.base.errors import SpecError
+from echo_core.store.sampler import Keys, Priorities, Sampler
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

@@ -11,7 +11,7 @@ import pytest
 from step_tables import episode, serve, step
 
 from echo_core import FrameStack, MinSize, NStep, Queue, SampleToInsertRatio, Sequences, Server, Table
-from echo_core.errors import EchoTimeoutError
+from echo_core.base.errors import EchoTimeoutError
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

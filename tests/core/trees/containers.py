@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import optree
 import pytest
 
-from echo_core.errors import SpecError
-from echo_core.pytree import Flattener
-from echo_core.spec import Spec
+from echo_core.base.errors import SpecError
+from echo_core.spec.pytree.flattener import Flattener
+from echo_core.spec.spec import Spec
 
 NS = "echo-test"
 

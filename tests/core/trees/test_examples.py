@@ -12,9 +12,9 @@ import optree
 import pytest
 from containers import Carry, Step, refusal
 
-from echo_core.errors import SpecError
-from echo_core.spec import MAX_LEAVES, MAX_NDIM, Spec
-from echo_core.structure import MAX_DEPTH, segment
+from echo_core.base.errors import SpecError
+from echo_core.spec.spec import MAX_LEAVES, MAX_NDIM, Spec
+from echo_core.spec.structure import MAX_DEPTH, segment
 
 ATARI = {
     "obs": {"pixels": np.zeros((8, 8, 4), np.uint8), "ram": np.zeros(128, np.uint8)},

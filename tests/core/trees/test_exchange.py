@@ -13,10 +13,10 @@ from containers import Step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_core.dtypes import dtype_from_json, dtype_to_json
-from echo_core.errors import SpecError
-from echo_core.leaf import LeafSpec
-from echo_core.spec import Spec
+from echo_core.base.errors import SpecError
+from echo_core.spec.dtypes import dtype_from_json, dtype_to_json
+from echo_core.spec.leaf import LeafSpec
+from echo_core.spec.spec import Spec
 
 DIFFERENT = [
     ({"obs": np.zeros(4, np.float64)}, "leaf 'obs' is float32 (4,) by us but float64 (4,) by them"),

@@ -13,7 +13,7 @@ from containers import NS, Carry, Step, flattener
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_core.errors import SpecError
+from echo_core.base.errors import SpecError
 from echo_core.testing.samples import assert_same
 
 

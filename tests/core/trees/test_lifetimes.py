@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from containers import Step, flattener
 
-from echo_core.errors import SpecError
+from echo_core.base.errors import SpecError
 
 BAD_SAMPLES = [
     {"obs": np.zeros(4, np.int32), "reward": 1.0, "r": np.zeros(1, [("a", "i4")])},

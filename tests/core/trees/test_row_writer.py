@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from containers import flattener
 
-from echo_core.errors import SpecError
-from echo_core.rows import RowWriter
+from echo_core.base.errors import SpecError
+from echo_core.spec.row_writer import RowWriter
 
 
 def test_row_writer() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from containers import refusal
 
-from echo_core.errors import SpecError
-from echo_core.spec import Spec
+from echo_core.base.errors import SpecError
+from echo_core.spec.spec import Spec
 
 WRONG = [
     ({"obs": np.zeros(4, np.int32)}, "leaf 'obs' must be float32, got int32; convert"),

@@ -19,7 +19,7 @@ __all__ = ["Child", "Children"]
 # good as freshly started. What starts a process anew is tested in test_sharing.py.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["echo_core.client", "echo_core.server", "echo_tcp.transport", "rig.workers"]
+    ["echo_core.client.client", "echo_core.server.server", "echo_tcp.transport", "rig.workers"]
 )
 
 

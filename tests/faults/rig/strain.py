@@ -14,7 +14,7 @@ import numpy as np
 
 from echo_core import Server
 from echo_core.testing.samples import example
-from echo_core.wire import HEADER, Kind
+from echo_core.wire.protocol import HEADER, Kind
 
 from .ledger import Consumer
 from .raw import RawWorker

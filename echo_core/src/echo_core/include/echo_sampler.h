@@ -4,7 +4,7 @@
  * keeps the capsule, and so the memory, for as long as it lives. numpy's bitgen_t is the model: functions and a state pointer.
  * A remover is a sampler too: what `sample` of 1 says goes (fifo: the oldest, min_heap: the lowest priority, uniform: anyone).
  *
- * Keys:      as in echo_core.sampler: a replay sampler's keys are the rows of its table, from 0 to capacity - 1.
+ * Keys:      as in echo_core.store.sampler: a replay sampler's keys are the rows of its table, from 0 to capacity - 1.
  * Threading: the functions of one sampler are never called concurrently, and none needs the GIL.
  * Errors:    none. The table has checked its arguments: inserted keys are not held, all others are; no key occurs twice, except in
  *            `update`, where the last entry of a key counts; priorities are finite and not negative.
@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 #define ECHO_SAMPLER_VERSION 1
-#define ECHO_SAMPLER_NAME "echo_core.sampler"
+#define ECHO_SAMPLER_NAME "echo_core.store.sampler"
 
 typedef struct echo_sampler {
     uint32_t version;

@@ -29,7 +29,7 @@ and this a sampler:
 A plugin is found by its entry point here as everywhere else, so install it first (`pip install -e
 .`). What a transport cannot do at all is said in one place, `capabilities`; what its address does
 not tell, `connect_options`; how its link is cut without sockets, `sever`. Everything else is the
-contract of `echo_core.transport` and `echo_core.sampler`, and not negotiable.
+contract of `echo_core.wire.transport` and `echo_core.store.sampler`, and not negotiable.
 
 The tests are real: several processes, forks, signals, cut links, restarts. They take about a
 minute and leave nothing behind. `echo_core.testing.samples` (samples that tell whether they

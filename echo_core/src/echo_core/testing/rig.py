@@ -14,10 +14,10 @@ from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from ..address import Address
-from ..client import Client
-from ..errors import EchoError, EchoTimeoutError
-from ..server import Server
+from ..base.address import Address
+from ..base.errors import EchoError, EchoTimeoutError
+from ..client.client import Client
+from ..server.server import Server
 from .processes import LONG, SLOWER
 from .samples import Tally, example
 

@@ -1,4 +1,4 @@
-"""The contract of `echo_core.sampler`, one test per clause; see `echo_core.testing`."""
+"""The contract of `echo_core.store.sampler`, one test per clause; see `echo_core.testing`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UnknownKeyError
-from ..sampler import Sampler
+from ..base.errors import UnknownKeyError
+from ..store.sampler import Sampler
 from .sampler_clauses.checkpoints import CheckpointClauses
 from .sampler_clauses.contents import ContentsClauses
 from .sampler_clauses.distribution import DistributionClauses

@@ -1,4 +1,4 @@
-"""The contract of `echo_core.transport`, one test per clause; see `echo_core.testing`."""
+"""The contract of `echo_core.wire.transport`, one test per clause; see `echo_core.testing`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ..client import Client
-from ..server import Server
-from ..transport import Transport
+from ..client.client import Client
+from ..server.server import Server
+from ..wire.transport import Transport
 from .capabilities import Capabilities
 from .clauses.ending import EndingClauses
 from .clauses.experience import ExperienceClauses

@@ -6,9 +6,9 @@ import time
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
-from ..client import Client
-from ..server import Server
-from ..steps import Steps
+from ..client.client import Client
+from ..server.server import Server
+from ..store.steps.steps import Steps
 from .processes import LONG
 from .samples import example, sample, stacked
 

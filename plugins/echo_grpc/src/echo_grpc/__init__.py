@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 
-from echo_core.hookspecs import TransportInfo, hookimpl
+from echo_core.plugins.hookspecs import TransportInfo, hookimpl
 
 # What grpcio is told by the environment it reads when it is first imported, and by its own defaults
 # - it writes a line for every TLS handshake that fails: strangers could fill the disk,

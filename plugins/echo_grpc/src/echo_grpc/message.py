@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from echo_core.errors import ProtocolError
-from echo_core.wire import Buffer
+from echo_core.base.errors import ProtocolError
+from echo_core.wire.protocol import Buffer
 
 __all__ = ["ENVELOPE_BYTES", "MAX_MESSAGE_BYTES", "Message", "envelope", "health_request", "health_response", "pack", "unpack"]
 

@@ -1,4 +1,4 @@
-"""The learner's end: a gRPC server whose calls are clients for `echo_core.channel`."""
+"""The learner's end: a gRPC server whose calls are clients for `echo_core.wire.channel`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from urllib.parse import unquote
 
 import grpc
 
-from echo_core.address import Address
-from echo_core.channel import Acceptor, Channel
-from echo_core.errors import ProtocolError
-from echo_core.handshake import printable
-from echo_core.listening import found_by_trying, listening_sockets
-from echo_core.turnstile import Turnstile
+from echo_core.base.address import Address
+from echo_core.base.errors import ProtocolError
+from echo_core.wire.channel import Acceptor, Channel
+from echo_core.wire.handshake import printable
+from echo_core.wire.network.connection_rate import Turnstile
+from echo_core.wire.network.listening import found_by_trying, listening_sockets
 
 from .arrivals import Arrivals
 from .handshakes import Handshakes
@@ -37,7 +37,7 @@ IDLE_SECONDS = 60  # a connection without a call is ended
 
 
 class GrpcAcceptor(Acceptor):
-    """See `echo_core.channel.Acceptor`.
+    """See `echo_core.wire.channel.Acceptor`.
 
     Args:
         certificates: for TLS: makes grpcio's credentials, given what it is to call for each connection.

@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 
-from echo_core.channel import Channel
-from echo_core.errors import ForkError, SecurityError
-from echo_core.wire import Buffer
+from echo_core.base.errors import ForkError, SecurityError
+from echo_core.wire.channel import Channel
+from echo_core.wire.protocol import Buffer
 
 from . import follows_forks
 from .memory import keep_freed_memory
@@ -122,7 +122,7 @@ class Outbox:
 
 
 class GrpcChannel(Channel):
-    """See `echo_core.channel.Channel`.
+    """See `echo_core.wire.channel.Channel`.
 
     Args:
         outbox: what gRPC sends.

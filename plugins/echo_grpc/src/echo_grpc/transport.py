@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import grpc
 
-from echo_core import tls
-from echo_core.address import Address
-from echo_core.channel import ChannelTransport
-from echo_core.channel.connection import ChannelConnection
-from echo_core.channel.listener import ChannelListener
-from echo_core.client import Client
-from echo_core.security import check_exposure
-from echo_core.transport import Finding
-from echo_core.turnstile import CONNECTION_RATE, check_connection_rate
-from echo_core.wire import HEADER_BYTES
+from echo_core.base.address import Address
+from echo_core.client.client import Client
+from echo_core.security import tls
+from echo_core.security.tokens import check_exposure
+from echo_core.wire.channel import ChannelTransport
+from echo_core.wire.channel.connection import ChannelConnection
+from echo_core.wire.channel.listener import ChannelListener
+from echo_core.wire.network.connection_rate import CONNECTION_RATE, check_connection_rate
+from echo_core.wire.protocol import HEADER_BYTES
+from echo_core.wire.transport import Finding
 
 from . import follows_forks, talkative
 from .message import MAX_MESSAGE_BYTES, PIECE_BYTES
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Self
 
-    from echo_core.channel import Acceptor
-    from echo_core.sink import Sink
-    from echo_core.spec import Spec
-    from echo_core.transport import Connection, Listener, ListenOptions
+    from echo_core.server.sink import Sink
+    from echo_core.spec.spec import Spec
+    from echo_core.wire.channel import Acceptor
+    from echo_core.wire.transport import Connection, Listener, ListenOptions
 
 __all__ = ["GrpcClient", "GrpcConnectOptions", "GrpcListenOptions", "GrpcTransport", "GrpcsTransport"]
 
@@ -74,7 +74,7 @@ class GrpcConnectOptions(tls.TlsConnectOptions):
 
 
 class GrpcListener(ChannelListener):
-    """See `echo_core.channel.listener`: ends the gRPC server when its clients are gone."""
+    """See `echo_core.wire.channel.listener`: ends the gRPC server when its clients are gone."""
 
     _acceptor: GrpcAcceptor
 

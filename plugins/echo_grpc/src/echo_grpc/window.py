@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from echo_core.channel.uplink import Uplink
-from echo_core.channel.window import Entry, Window
-from echo_core.gatherer import Chunk
-from echo_core.wire import HEADER_BYTES, Kind, pack_header
+from echo_core.wire.channel.uplink import Uplink
+from echo_core.wire.channel.window import Entry, Window
+from echo_core.wire.gather import Chunk
+from echo_core.wire.protocol import HEADER_BYTES, Kind, pack_header
 
 from .message import ENVELOPE_BYTES, PIECE_BYTES, Message, envelope
 
 if TYPE_CHECKING:
-    from echo_core.pytree import Flattener
+    from echo_core.spec.pytree.flattener import Flattener
 
 __all__ = ["GrpcUplink"]
 
@@ -22,7 +22,7 @@ CACHED_BYTES = (2 << 20) + (64 << 10)  # ... so much: it passes through several 
 
 
 class MessageWindow(Window):
-    """See `echo_core.channel.window.Window`.
+    """See `echo_core.wire.channel.window.Window`.
 
     What the gatherer fills is the `bytes` that gRPC is given, and what is kept until it is acknowledged. Only full pieces are sent so:
     in others the samples of the second leaf do not follow those of the first, and such a link has time to put them together.
@@ -50,7 +50,7 @@ class MessageWindow(Window):
 
 
 class GrpcUplink(Uplink):
-    """See `echo_core.channel.uplink.Uplink`."""
+    """See `echo_core.wire.channel.uplink.Uplink`."""
 
     def make_window(self) -> Window:
         options = self._options

@@ -3,7 +3,7 @@ from typing import Any, final
 
 from typing_extensions import Buffer, disjoint_base
 
-from echo_core.spec import Spec
+from echo_core.spec.spec import Spec
 
 def load(path: str) -> tuple[int, int, int]: ...
 

@@ -16,9 +16,9 @@ from libcpp.string cimport string
 from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
-from echo_core.capi cimport ECHO_CAPI_VERSION, echo_batch_pointers, echo_capi, echo_leaf_pointers, echo_leaf_pointers_held, echo_store, echo_store_of, echo_table
+from echo_core.store.door.capi cimport ECHO_CAPI_VERSION, echo_batch_pointers, echo_capi, echo_leaf_pointers, echo_leaf_pointers_held, echo_store, echo_store_of, echo_table
 
-from echo_core.errors import ClosedError, ProtocolError
+from echo_core.base.errors import ClosedError, ProtocolError
 
 cdef extern from *:
     """

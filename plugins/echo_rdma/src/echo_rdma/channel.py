@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from echo_core.address import Address
-from echo_core.channel import Acceptor, Channel
-from echo_core.errors import ConfigError
-from echo_core.listening import found_by_trying
-from echo_core.wire import Buffer
+from echo_core.base.address import Address
+from echo_core.base.errors import ConfigError
+from echo_core.wire.channel import Acceptor, Channel
+from echo_core.wire.network.listening import found_by_trying
+from echo_core.wire.protocol import Buffer
 
 from . import _ucx, lanes, library
 
@@ -30,7 +30,7 @@ STOP_SECONDS = 5.0  # for an engine that was replaced to come to its end, when t
 
 
 class RdmaChannel(Channel):
-    """See `echo_core.channel.Channel`.
+    """See `echo_core.wire.channel.Channel`.
 
     Attributes:
         wire: the endpoint.
@@ -124,7 +124,7 @@ def dial(address: Address, options: RdmaConnectOptions, timeout: float) -> RdmaC
 
 
 class RdmaAcceptor(Acceptor):
-    """See `echo_core.channel.Acceptor`. Raises OSError naming the address when it cannot be taken.
+    """See `echo_core.wire.channel.Acceptor`. Raises OSError naming the address when it cannot be taken.
 
     Attributes:
         restarts: how often the engine was stuck, and another took its place.

@@ -16,7 +16,7 @@ import time
 import numpy as np
 
 from echo_core import Client, Server
-from echo_core.errors import EchoError
+from echo_core.base.errors import EchoError
 
 from . import library
 from .lanes import is_rdma, why_no_rdma

@@ -1,4 +1,4 @@
-"""The worker's end: a session of `echo_core.channel` whose samples are sent by the engine, beside the stream.
+"""The worker's end: a session of `echo_core.wire.channel` whose samples are sent by the engine, beside the stream.
 
 Acknowledgements come to the engine too. While a caller waits for one, the engine tells it to the uplink's reader by an ACK frame put into
 the stream, which wakes whoever sleeps there.
@@ -11,18 +11,18 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from echo_core.channel.connection import ChannelConnection
-from echo_core.channel.link import Link, Work
-from echo_core.channel.uplink import Uplink
-from echo_core.errors import EchoTimeoutError
+from echo_core.base.errors import EchoTimeoutError
+from echo_core.wire.channel.connection import ChannelConnection
+from echo_core.wire.channel.link import Link, Work
+from echo_core.wire.channel.uplink import Uplink
 
 from . import _ucx, library
 from .channel import RdmaChannel, dial
 from .lanes import is_rdma
 
 if TYPE_CHECKING:
-    from echo_core.address import Address
-    from echo_core.spec import Spec
+    from echo_core.base.address import Address
+    from echo_core.spec.spec import Spec
 
     from .transport import RdmaConnectOptions
 
@@ -49,7 +49,7 @@ def is_near(lanes: tuple[str, ...]) -> bool:
 
 
 class RdmaUplink(Uplink):
-    """See `echo_core.channel.uplink.Uplink`."""
+    """See `echo_core.wire.channel.uplink.Uplink`."""
 
     window: _ucx.Window  # type: ignore[assignment]
 
@@ -96,7 +96,7 @@ class RdmaUplink(Uplink):
 
 
 class RdmaConnection(ChannelConnection):
-    """See `echo_core.transport.Connection`. Connects when it is made; raises as `ChannelConnection`."""
+    """See `echo_core.wire.transport.Connection`. Connects when it is made; raises as `ChannelConnection`."""
 
     _uplink: RdmaUplink
 

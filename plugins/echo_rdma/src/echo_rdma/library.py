@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from echo_core.errors import ConfigError, ForkError
+from echo_core.base.errors import ConfigError, ForkError
 
 from . import _ucx
 

@@ -1,4 +1,4 @@
-"""The learner's end: a listener of `echo_core.channel` whose clients' samples are taken in by the engine, beside the stream."""
+"""The learner's end: a listener of `echo_core.wire.channel` whose clients' samples are taken in by the engine, beside the stream."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from echo_core.channel.link import Link
-from echo_core.channel.listener import ChannelListener
-from echo_core.channel.served import ServedClient
-from echo_core.errors import ProtocolError
-from echo_core.handshake import ServerHandshake
-from echo_core.wire import Header
+from echo_core.base.errors import ProtocolError
+from echo_core.wire.channel.link import Link
+from echo_core.wire.channel.listener import ChannelListener
+from echo_core.wire.channel.served import ServedClient
+from echo_core.wire.handshake import ServerHandshake
+from echo_core.wire.protocol import Header
 
 from . import _ucx
 from .channel import RdmaAcceptor, RdmaChannel
 from .lanes import receiver_reads
 
 if TYPE_CHECKING:
-    from echo_core.sink import Sink
+    from echo_core.server.sink import Sink
 
     from .transport import RdmaListenOptions
 
@@ -102,7 +102,7 @@ COUNTED = {"inserted": "samples", "bytes": "bytes_received"}  # under other name
 
 
 class RdmaListener(ChannelListener):
-    """See `echo_core.transport.Listener`; made by `RdmaTransport.listen`."""
+    """See `echo_core.wire.transport.Listener`; made by `RdmaTransport.listen`."""
 
     served = RdmaServed
     options: RdmaListenOptions

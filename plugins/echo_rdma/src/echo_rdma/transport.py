@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from echo_core.address import Address
-from echo_core.channel import ChannelTransport
-from echo_core.client import Client
-from echo_core.errors import ConfigError
-from echo_core.options import ConnectOptions, ListenOptions
-from echo_core.security import check_exposure
-from echo_core.transport import Finding
+from echo_core.base.address import Address
+from echo_core.base.errors import ConfigError
+from echo_core.base.transport_options import ConnectOptions, ListenOptions
+from echo_core.client.client import Client
+from echo_core.security.tokens import check_exposure
+from echo_core.wire.channel import ChannelTransport
+from echo_core.wire.transport import Finding
 
 from . import lanes, library
 from .channel import RdmaAcceptor, RdmaChannel, check_family, dial
@@ -19,9 +19,9 @@ from .channel import RdmaAcceptor, RdmaChannel, check_family, dial
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from echo_core.sink import Sink
-    from echo_core.spec import Spec
-    from echo_core.transport import Connection, Listener
+    from echo_core.server.sink import Sink
+    from echo_core.spec.spec import Spec
+    from echo_core.wire.transport import Connection, Listener
 
 __all__ = ["RdmaClient", "RdmaConnectOptions", "RdmaListenOptions", "RdmaTransport", "UcxTransport"]
 

@@ -28,7 +28,7 @@ cdef enum:
 
 @cython.final
 cdef class Window:
-    """Samples until they are acknowledged: what `echo_core.channel.window.Window` is, for samples that the engine sends.
+    """Samples until they are acknowledged: what `echo_core.wire.channel.window.Window` is, for samples that the engine sends.
 
     Args:
         spec: of the samples.
@@ -72,12 +72,12 @@ cdef class Window:
     # ---- samples
 
     def send(self, sample, timeout=None):
-        """See `echo_core.transport.Connection.send`."""
+        """See `echo_core.wire.transport.Connection.send`."""
         if self.take(sample) != WINDOW_TAKEN:
             call(self.slow)(sample, timeout)
 
     def send_batch(self, samples, timeout=None):
-        """See `echo_core.transport.Connection.send_batch`."""
+        """See `echo_core.wire.transport.Connection.send_batch`."""
         cdef const void* few[FEW]
         cdef vector[const void*] many
         cdef const void** out = few

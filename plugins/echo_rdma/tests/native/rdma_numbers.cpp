@@ -15,8 +15,8 @@
 #include <cstdio>
 #include <set>
 
-#include "../../../../echo_core/src/echo_core/capi_table.hpp"
-#include "../../../../echo_core/src/echo_core/ring.hpp"
+#include "../../../../echo_core/src/echo_core/store/door/capi_table.hpp"
+#include "../../../../echo_core/src/echo_core/store/stream/ring.hpp"
 #include "loopback.hpp"
 
 #include "../../src/echo_rdma/ucx/intake.hpp"

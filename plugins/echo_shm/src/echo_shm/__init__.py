@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from echo_core.hookspecs import TransportInfo, hookimpl
+from echo_core.plugins.hookspecs import TransportInfo, hookimpl
 
 
 @hookimpl

@@ -5,7 +5,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
-from echo_core.errors import ProtocolError
+from echo_core.base.errors import ProtocolError
 
 cdef extern from "board.hpp" namespace "echo_shm" nogil:
     cdef cppclass Version:

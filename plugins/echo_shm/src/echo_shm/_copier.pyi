@@ -2,7 +2,7 @@ from typing import Final
 
 from typing_extensions import disjoint_base
 
-from echo_core.spec import Spec
+from echo_core.spec.spec import Spec
 
 ENDED: Final = 0
 CLOSED: Final = 1

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from echo_core.capi cimport ECHO_CAPI_VERSION, echo_capi, echo_store, echo_store_of, echo_table
+from echo_core.store.door.capi cimport ECHO_CAPI_VERSION, echo_capi, echo_store, echo_store_of, echo_table
 
 cdef extern from "lane.hpp" namespace "echo_shm" nogil:
     int64_t monotonic_ns()

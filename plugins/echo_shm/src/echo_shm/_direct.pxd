@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
-from echo_core.shared cimport echo_remote
+from echo_core.store.shared.shared_store cimport echo_remote
 
 cdef extern from "lane.hpp" namespace "echo_shm" nogil:
     cdef cppclass LaneWriter:

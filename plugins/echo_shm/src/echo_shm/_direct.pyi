@@ -3,7 +3,7 @@ from typing import Any, Final
 
 from typing_extensions import Buffer, disjoint_base
 
-from echo_core.spec import Spec
+from echo_core.spec.spec import Spec
 
 @disjoint_base
 class Mapping:

@@ -15,12 +15,12 @@ from libc.string cimport memcpy
 from libcpp.vector cimport vector
 from posix.unistd cimport close
 
-from echo_core.capi cimport ECHO_CLOSED, ECHO_FULL, ECHO_OK, echo_batch_pointers, echo_leaf_pointers, echo_leaf_pointers_held, echo_run
-from echo_core.shared cimport (
+from echo_core.store.door.capi cimport ECHO_CLOSED, ECHO_FULL, ECHO_OK, echo_batch_pointers, echo_leaf_pointers, echo_leaf_pointers_held, echo_run
+from echo_core.store.shared.shared_store cimport (
     ECHO_REVOKED, echo_remote, remote_attach, remote_claim, remote_commit, remote_detach, remote_leaf, remote_leave, remote_wait_space,
 )
 
-from echo_core.errors import ClosedError, EchoError, ProtocolError
+from echo_core.base.errors import ClosedError, EchoError, ProtocolError
 
 cdef enum:
     BUSY = 99             # a status of ours, beside echo_status
@@ -97,7 +97,7 @@ cdef class Direct:
     # ---- samples -----------------------------------------------------------------------------------------------------------
 
     def send(self, sample, timeout=None):
-        """See `echo_core.transport.Connection.send`."""
+        """See `echo_core.wire.transport.Connection.send`."""
         cdef const void* few[FEW]
         cdef vector[const void*] many
         cdef const void** leaves = few
@@ -132,7 +132,7 @@ cdef class Direct:
             self.call(self.slow)(sample, timeout)
 
     def send_batch(self, samples, timeout=None):
-        """See `echo_core.transport.Connection.send_batch`."""
+        """See `echo_core.wire.transport.Connection.send_batch`."""
         cdef const void* few[FEW]
         cdef vector[const void*] many
         cdef const void** leaves = few

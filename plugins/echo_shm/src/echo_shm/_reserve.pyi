@@ -1,6 +1,6 @@
 from typing_extensions import disjoint_base
 
-from echo_core.reservation import Reservation
+from echo_core.wire.reservation import Reservation
 
 from ._direct import Direct
 

@@ -2,13 +2,13 @@
 """Slots of the learner's store that an environment fills in place: `reserve(direct)` gives a `Reserved`."""
 from libc.stdint cimport uint32_t
 
-from echo_core.capi cimport ECHO_OK, echo_run
-from echo_core.shared cimport ECHO_REVOKED, remote_claim, remote_commit, remote_idle, remote_leaf, remote_leave
-from echo_core.reservation cimport Reservation
+from echo_core.store.door.capi cimport ECHO_OK, echo_run
+from echo_core.store.shared.shared_store cimport ECHO_REVOKED, remote_claim, remote_commit, remote_idle, remote_leaf, remote_leave
+from echo_core.wire.reservation cimport Reservation
 
 from echo_shm._direct cimport Direct, Mapping
 
-from echo_core.errors import EchoError
+from echo_core.base.errors import EchoError
 
 
 def reserve(Direct owner not None):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from echo_core.weights import PackedWeights, aligned_bytes
+from echo_core.wire.weights import PackedWeights, aligned_bytes
 
 from ._board import PAGE, PLACES, Places
 

@@ -8,16 +8,16 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from echo_core.channel.connection import ChannelConnection
-from echo_core.errors import EchoTimeoutError
+from echo_core.base.errors import EchoTimeoutError
+from echo_core.wire.channel.connection import ChannelConnection
 
 from ._reserve import Reserved, idle, reserve
 from .sockets import dial
 from .uplink import PUMP_SECONDS, ShmUplink
 
 if TYPE_CHECKING:
-    from echo_core.address import Address
-    from echo_core.spec import Spec
+    from echo_core.base.address import Address
+    from echo_core.spec.spec import Spec
 
     from .transport import ShmConnectOptions
 
@@ -25,7 +25,7 @@ __all__ = ["ShmConnection"]
 
 
 class ShmConnection(ChannelConnection):
-    """See `echo_core.transport.Connection`. Connects when it is made.
+    """See `echo_core.wire.transport.Connection`. Connects when it is made.
 
     A sample is acknowledged as soon as `send` has put it into the learner's store, or the learner has copied it out of the lane.
     While the store is full or the learner gone, samples are kept in this process, as many as the window holds.

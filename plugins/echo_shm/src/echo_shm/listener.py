@@ -10,8 +10,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from echo_core.channel.listener import ChannelListener
-from echo_core.errors import ConnectionClosedError
+from echo_core.base.errors import ConnectionClosedError
+from echo_core.wire.channel.listener import ChannelListener
 
 from .board import Board
 from .served import ShmServed
@@ -20,10 +20,10 @@ from .writer import Writer
 if TYPE_CHECKING:
     import numpy as np
 
-    from echo_core.channel.sessions import Session
-    from echo_core.shared import SharedStore
-    from echo_core.sink import Sink
-    from echo_core.weights import PackedWeights
+    from echo_core.server.sink import Sink
+    from echo_core.store.shared.shared_store import SharedStore
+    from echo_core.wire.channel.sessions import Session
+    from echo_core.wire.weights import PackedWeights
 
     from .lanes import Lane
     from .sockets import UnixAcceptor
@@ -38,7 +38,7 @@ DEATH_SECONDS = 0.005  # the same while somebody has left and its process may be
 
 
 class ShmListener(ChannelListener):
-    """See `echo_core.transport.Listener`; made by `ShmTransport.listen`."""
+    """See `echo_core.wire.transport.Listener`; made by `ShmTransport.listen`."""
 
     served = ShmServed
 

@@ -6,17 +6,17 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from echo_core.channel.link import Work
-from echo_core.channel.served import STREAMING_SECONDS, ServedClient
-from echo_core.errors import ConnectionClosedError, ProtocolError, SecurityError
-from echo_core.wire import Kind, frame, pack_request
+from echo_core.base.errors import ConnectionClosedError, ProtocolError, SecurityError
+from echo_core.wire.channel.link import Work
+from echo_core.wire.channel.served import STREAMING_SECONDS, ServedClient
+from echo_core.wire.protocol import Kind, frame, pack_request
 
 from .lanes import Lane
 from .uplink import WEIGHTS
 
 if TYPE_CHECKING:
-    from echo_core.channel.link import Link
-    from echo_core.wire import Blob, Buffer, Header
+    from echo_core.wire.channel.link import Link
+    from echo_core.wire.protocol import Blob, Buffer, Header
 
     from .listener import ShmListener
     from .sockets import UnixChannel

@@ -20,10 +20,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from echo_core.address import Address
-from echo_core.channel import Acceptor, Channel
-from echo_core.errors import SecurityError
-from echo_core.wire import Buffer
+from echo_core.base.address import Address
+from echo_core.base.errors import SecurityError
+from echo_core.wire.channel import Acceptor, Channel
+from echo_core.wire.protocol import Buffer
 
 __all__ = ["UnixAcceptor", "UnixChannel", "dial"]
 
@@ -36,7 +36,7 @@ MOST_PATH = 107  # bytes of an address in sockaddr_un
 
 
 class UnixChannel(Channel):
-    """See `echo_core.channel.Channel`. Descriptors come with the bytes: `give` and `fds`.
+    """See `echo_core.wire.channel.Channel`. Descriptors come with the bytes: `give` and `fds`.
 
     Args:
         takes_descriptors: whether the other end may send any; otherwise the kernel drops them.

@@ -6,16 +6,16 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from echo_core.address import Address
-from echo_core.client import Client
-from echo_core.options import ConnectOptions, ListenOptions
-from echo_core.transport import Connection, StoreMemory, Transport
+from echo_core.base.address import Address
+from echo_core.base.transport_options import ConnectOptions, ListenOptions
+from echo_core.client.client import Client
+from echo_core.wire.transport import Connection, StoreMemory, Transport
 
 from .sockets import UnixAcceptor
 
 if TYPE_CHECKING:
-    from echo_core.sink import Sink
-    from echo_core.spec import Spec
+    from echo_core.server.sink import Sink
+    from echo_core.spec.spec import Spec
 
     from .listener import ShmListener
 

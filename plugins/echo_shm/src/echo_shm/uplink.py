@@ -1,6 +1,6 @@
 """A worker's session by shared memory, and the thread that puts what had to wait.
 
-Everything but samples and weights travels over the unix socket, by `echo_core.channel`: handshake, requests, goodbye, reconnecting.
+Everything but samples and weights travels over the unix socket, by `echo_core.wire.channel`: handshake, requests, goodbye, reconnecting.
 Samples are put into the learner's store, or into the worker's lane, by `Direct`. What it cannot put at once goes to the session's window,
 from which the pump puts it as soon as there is space, in order; to a learner that shares no memory the window is sent over the socket.
 
@@ -17,18 +17,18 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from echo_core.channel.link import Link, Work, wait_until
-from echo_core.channel.uplink import Uplink
-from echo_core.errors import EchoError, ProtocolError
-from echo_core.wire import REPLY, Buffer, Header, Kind, frame, pack_request, parse_reply, parse_request
+from echo_core.base.errors import EchoError, ProtocolError
+from echo_core.wire.channel.link import Link, Work, wait_until
+from echo_core.wire.channel.uplink import Uplink
+from echo_core.wire.protocol import REPLY, Buffer, Header, Kind, frame, pack_request, parse_reply, parse_request
 
 from ._direct import Direct, Mapping
 from .board import Notice, Reader
 from .sockets import UnixChannel, dial
 
 if TYPE_CHECKING:
-    from echo_core.address import Address
-    from echo_core.spec import Spec
+    from echo_core.base.address import Address
+    from echo_core.spec.spec import Spec
 
     from .transport import ShmConnectOptions
 

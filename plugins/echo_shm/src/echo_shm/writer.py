@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from echo_core.channel.sessions import Session
-    from echo_core.shared import SharedStore
+    from echo_core.store.shared.shared_store import SharedStore
+    from echo_core.wire.channel.sessions import Session
 
 __all__ = ["Writer"]
 

@@ -61,8 +61,8 @@ long sleep_till_woken(long number, uint32_t *word, int what, uint32_t value, con
 
 }  // namespace
 
-#include "../../../../echo_core/src/echo_core/capi_table.hpp"
-#include "../../../../echo_core/src/echo_core/ring.hpp"
+#include "../../../../echo_core/src/echo_core/store/door/capi_table.hpp"
+#include "../../../../echo_core/src/echo_core/store/stream/ring.hpp"
 
 #define mmap map_once
 #define munmap unmap_last

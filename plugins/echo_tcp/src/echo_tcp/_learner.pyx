@@ -11,7 +11,7 @@ from libcpp.string cimport string
 from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
-from echo_core.capi cimport ECHO_CAPI_VERSION, echo_capi, echo_store, echo_store_of, echo_table
+from echo_core.store.door.capi cimport ECHO_CAPI_VERSION, echo_capi, echo_store, echo_store_of, echo_table
 
 cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
     int64_t clock_ns()
@@ -89,7 +89,7 @@ cdef class NativeLearner:
     """Loops that read authenticated sockets into a store.
 
     Args:
-        store: PyCapsule "echo_core.store" (`sink.native`).
+        store: PyCapsule "echo_core.store.store" (`sink.native`).
         threads: loops, one thread each; a client is always served by the same one.
         staging_bytes: memory of one loop for large frames that cannot go straight into slots.
 

@@ -3,8 +3,8 @@ from typing import Any, Final
 
 from typing_extensions import disjoint_base
 
-from echo_core.spec import Spec
-from echo_core.weights import Weights
+from echo_core.spec.spec import Spec
+from echo_core.wire.weights import Weights
 
 LINK_LOST: Final = 1
 WEIGHTS_HERE: Final = 2

@@ -15,13 +15,13 @@ from cpython.exc cimport PyErr_CheckSignals
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from libcpp.utility cimport move
 
-from echo_core.capi cimport echo_batch_pointers, echo_leaf_pointers
+from echo_core.store.door.capi cimport echo_batch_pointers, echo_leaf_pointers
 
-from echo_core.errors import (
+from echo_core.base.errors import (
     ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ForkError, ProtocolError,
 )
-from echo_core.weights import unpack, verify
-from echo_core.wire import pack_request, parse_reply
+from echo_core.wire.weights import unpack, verify
+from echo_core.wire.protocol import pack_request, parse_reply
 
 cdef double monotonic():
     return time.monotonic()
@@ -39,7 +39,7 @@ LINK_LOST = 1
 WEIGHTS_HERE = 2
 OVER = 4
 
-#: The native table of the wire format, for comparing it with echo_core.wire.
+#: The native table of the wire format, for comparing it with echo_core.wire.protocol.
 WIRE = {
     "header": HEADER_BYTES,
     "kinds": {
@@ -114,7 +114,7 @@ cdef class Worker:
     # --- samples --------------------------------------------------------------------------------
 
     def send(self, sample, timeout=None):
-        """See `echo_core.transport.Connection.send`."""
+        """See `echo_core.wire.transport.Connection.send`."""
         cdef const void* few[FEW]
         cdef const void** leaves
         if self.count <= FEW:
@@ -159,7 +159,7 @@ cdef class Worker:
         return self.put(leaves, 1, timeout)
 
     def send_batch(self, samples, timeout=None):
-        """See `echo_core.transport.Connection.send_batch`."""
+        """See `echo_core.wire.transport.Connection.send_batch`."""
         cdef const void* few[FEW]
         cdef const void** leaves = few
         cdef list keep = []
@@ -196,19 +196,19 @@ cdef class Worker:
             again = True
 
     def flush(self, timeout=None):
-        """See `echo_core.transport.Connection.flush`."""
+        """See `echo_core.wire.transport.Connection.flush`."""
         self.check()
         self.until(FLUSHED, self.engine.appended(), Patience(self, timeout, "flush"))
 
     def wait(self, timeout=None):
-        """See `echo_core.transport.Connection.wait`."""
+        """See `echo_core.wire.transport.Connection.wait`."""
         self.check()
         self.until(ACKNOWLEDGED, self.engine.appended(), Patience(self, timeout, "wait"))
 
     # --- weights and requests -------------------------------------------------------------------
 
     def weights(self, timeout=None, newer_than=None, like=None):
-        """See `echo_core.transport.Connection.weights`."""
+        """See `echo_core.wire.transport.Connection.weights`."""
         cdef Patience patience = None
         cdef uint64_t holds
         self.check()
@@ -253,7 +253,7 @@ cdef class Worker:
             self.engine.hold(version, digest)
 
     def ask(self, op, body, blob=b""):
-        """See `echo_core.transport.Connection.ask`."""
+        """See `echo_core.wire.transport.Connection.ask`."""
         cdef string payload
         cdef Question question = Question.__new__(Question)
         self.check()
@@ -265,7 +265,7 @@ cdef class Worker:
         return question
 
     def request(self, op, body, blob=b"", timeout=None):
-        """See `echo_core.transport.Connection.request`."""
+        """See `echo_core.wire.transport.Connection.request`."""
         body, answer = self.ask(op, body, blob)(timeout)
         return body, bytes(answer)
 
@@ -312,7 +312,7 @@ cdef class Worker:
     # --- looking, and the end -------------------------------------------------------------------
 
     def stats(self):
-        """See `echo_core.transport.Connection.stats`."""
+        """See `echo_core.wire.transport.Connection.stats`."""
         if self.engine.forked():
             self.check()
         cdef EngineStats now = self.engine.stats()
@@ -336,7 +336,7 @@ cdef class Worker:
         }
 
     def close(self, timeout=None):
-        """See `echo_core.transport.Connection.close`."""
+        """See `echo_core.wire.transport.Connection.close`."""
         cdef uint64_t missing
         if self.closed or self.engine.forked():
             return

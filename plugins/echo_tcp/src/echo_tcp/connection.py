@@ -11,17 +11,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from echo_core.errors import EchoError, SecurityError, SpecError
-from echo_core.options import ConnectOptions
-from echo_core.transport import Connection
+from echo_core.base.errors import EchoError, SecurityError, SpecError
+from echo_core.base.transport_options import ConnectOptions
+from echo_core.wire.transport import Connection
 
 from ._worker import Question, Worker
 from .keeper import Keeper
 
 if TYPE_CHECKING:
-    from echo_core.address import Address
-    from echo_core.spec import Spec
-    from echo_core.weights import Weights
+    from echo_core.base.address import Address
+    from echo_core.spec.spec import Spec
+    from echo_core.wire.weights import Weights
 
 __all__ = ["TcpConnectOptions", "TcpConnection"]
 
@@ -59,7 +59,7 @@ class TcpConnectOptions(ConnectOptions):
 
 
 class TcpConnection(Connection):
-    """See `echo_core.transport.Connection`. Connects when it is made.
+    """See `echo_core.wire.transport.Connection`. Connects when it is made.
 
     An idle link sends each sample at once; a busy one gathers samples while others are on their
     way. What is not acknowledged is kept, and sent again when the link was lost and is back; a

@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from echo_core.address import Address
-from echo_core.errors import (
+from echo_core.base.address import Address
+from echo_core.base.errors import (
     ConnectionClosedError,
     EchoTimeoutError,
     HandshakeRefused,
     ProtocolError,
     SpecError,
 )
-from echo_core.handshake import ClientHandshake
-from echo_core.spec import Spec
+from echo_core.spec.spec import Spec
+from echo_core.wire.handshake import ClientHandshake
 
 from .sockets import left_at_fork, unpaced
 

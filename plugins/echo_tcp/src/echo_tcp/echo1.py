@@ -11,10 +11,10 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from echo_core.errors import SpecError
+from echo_core.base.errors import SpecError
 
 if TYPE_CHECKING:
-    from echo_core.spec import Spec
+    from echo_core.spec.spec import Spec
 
 __all__ = ["greeting"]
 

@@ -1,6 +1,6 @@
 // The byte stream of echo wire protocol 2 after the handshake, as both native ends see it.
 //
-// Every message is one FrameHeader followed by `length` bytes of payload. echo_core/wire.py is the
+// Every message is one FrameHeader followed by `length` bytes of payload. echo_core/wire/protocol.py is the
 // same table in Python, spoken by pure-Python peers; a test compares the two.
 #pragma once
 

@@ -16,20 +16,20 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from echo_core.errors import (
+from echo_core.base.errors import (
     ConnectionClosedError,
     EchoError,
     EchoTimeoutError,
     HandshakeRefused,
 )
-from echo_core.handshake import ClientHandshake
+from echo_core.wire.handshake import ClientHandshake
 
 from . import _worker
 from .dial import Link, dial_echo1, dial_echo2
 
 if TYPE_CHECKING:
-    from echo_core.address import Address
-    from echo_core.spec import Spec
+    from echo_core.base.address import Address
+    from echo_core.spec.spec import Spec
 
     from .connection import TcpConnectOptions
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from echo_core.address import Address
-from echo_core.transport import Listener, Peer
-from echo_core.turnstile import Turnstile
+from echo_core.base.address import Address
+from echo_core.wire.network.connection_rate import Turnstile
+from echo_core.wire.transport import Listener, Peer
 
 from ._learner import NativeLearner
 from .control import Control
@@ -19,8 +19,8 @@ from .loops import Loops
 from .sockets import listen_on
 
 if TYPE_CHECKING:
-    from echo_core.sink import Sink
-    from echo_core.weights import PackedWeights
+    from echo_core.server.sink import Sink
+    from echo_core.wire.weights import PackedWeights
 
     from .transport import TcpListenOptions
 
@@ -32,7 +32,7 @@ CLOSE_SECONDS = 5.0  # default of close()
 
 
 class TcpListener(Listener):
-    """See `echo_core.transport.Listener`; made by `TcpTransport.listen`."""
+    """See `echo_core.wire.transport.Listener`; made by `TcpTransport.listen`."""
 
     def __init__(
         self, options: TcpListenOptions, sink: Sink, tokens: Callable[[], Sequence[bytes]]

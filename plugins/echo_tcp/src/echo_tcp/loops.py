@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ._learner import NativeLearner
 
 if TYPE_CHECKING:
-    from echo_core.weights import PackedWeights
+    from echo_core.wire.weights import PackedWeights
 
 __all__ = ["Loops"]
 

@@ -8,8 +8,8 @@ import socket
 import time
 from typing import Any
 
-from echo_core.errors import EchoError, ProtocolError
-from echo_core.handshake import ServerHandshake
+from echo_core.base.errors import EchoError, ProtocolError
+from echo_core.wire.handshake import ServerHandshake
 
 __all__ = ["Pending"]
 

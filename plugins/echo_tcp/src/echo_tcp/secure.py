@@ -1,4 +1,4 @@
-"""TCP with TLS, for `echo_core.channel`: sockets and handshakes of the ssl module, records by `_tls` where it reaches them."""
+"""TCP with TLS, for `echo_core.wire.channel`: sockets and handshakes of the ssl module, records by `_tls` where it reaches them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from echo_core.address import Address
-from echo_core.channel import Acceptor, Channel
-from echo_core.errors import SecurityError
-from echo_core.handshake import printable
-from echo_core.turnstile import Turnstile
-from echo_core.wire import Buffer
+from echo_core.base.address import Address
+from echo_core.base.errors import SecurityError
+from echo_core.wire.channel import Acceptor, Channel
+from echo_core.wire.handshake import printable
+from echo_core.wire.network.connection_rate import Turnstile
+from echo_core.wire.protocol import Buffer
 
 from ._tls import Records
 from .dial import KEEPALIVE
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["TlsAcceptor", "TlsChannel", "dial_tls"]
 
 PIECE_BYTES = 64 << 10  # encrypted or decrypted at a time, so that the other thread never waits long for the lock
-BACKLOG = 256  # a TLS handshake costs even a stranger's learner a ms: no more of a flood wait already when the door is shut (see echo_core.turnstile)
+BACKLOG = 256  # a TLS handshake costs even a stranger's learner a ms: no more of a flood wait already when the door is shut
 LOOKS, TRICKLE_SECONDS = 8, 0.2  # a handshake comes in fewer pieces; who sends it byte by byte is looked at so seldom from then on
 
 T = TypeVar("T")
@@ -206,7 +206,7 @@ def dial_tls(address: Address, context: ssl.SSLContext, server_name: str, timeou
 
 
 class TlsAcceptor(Acceptor):
-    """See `echo_core.channel.Acceptor`."""
+    """See `echo_core.wire.channel.Acceptor`."""
 
     def __init__(self, options: TcpsListenOptions, context: ssl.SSLContext) -> None:
         self._context = context

@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from echo_core import tls
-from echo_core.address import Address
-from echo_core.channel import Channel, ChannelTransport
-from echo_core.client import Client
-from echo_core.errors import AddressError
-from echo_core.security import TokenSource, check_exposure
-from echo_core.transport import Connection, ListenOptions, Transport
-from echo_core.turnstile import CONNECTION_RATE, check_connection_rate
+from echo_core.base.address import Address
+from echo_core.base.errors import AddressError
+from echo_core.client.client import Client
+from echo_core.security import tls
+from echo_core.security.tokens import TokenSource, check_exposure
+from echo_core.wire.channel import Channel, ChannelTransport
+from echo_core.wire.network.connection_rate import CONNECTION_RATE, check_connection_rate
+from echo_core.wire.transport import Connection, ListenOptions, Transport
 
 from .connection import TcpConnection, TcpConnectOptions
 
 if TYPE_CHECKING:
-    from echo_core.sink import Sink
-    from echo_core.spec import Spec
+    from echo_core.server.sink import Sink
+    from echo_core.spec.spec import Spec
 
     from .listener import TcpListener
     from .secure import TlsAcceptor

@@ -20,8 +20,8 @@
 #include <random>
 #include <set>
 
-#include "../../../../echo_core/src/echo_core/capi_table.hpp"
-#include "../../../../echo_core/src/echo_core/ring.hpp"
+#include "../../../../echo_core/src/echo_core/store/door/capi_table.hpp"
+#include "../../../../echo_core/src/echo_core/store/stream/ring.hpp"
 #include "../../src/echo_tcp/learner/learner.hpp"
 
 using namespace echo_tcp;

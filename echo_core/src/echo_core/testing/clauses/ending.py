@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ...client import Client
-from ...errors import ClosedError, EchoError, EchoTimeoutError
+from ...base.errors import ClosedError, EchoError, EchoTimeoutError
+from ...client.client import Client
 from ..processes import returns, until
 from ..rig import PATIENCE, Rig, drain
 from ..samples import Tally, example, sample, stacked

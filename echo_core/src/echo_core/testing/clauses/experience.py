@@ -11,7 +11,7 @@ import numpy as np
 import optree
 import pytest
 
-from ...errors import EchoTimeoutError
+from ...base.errors import EchoTimeoutError
 from ..processes import returns
 from ..rig import PATIENCE, Rig, drain
 from ..samples import (

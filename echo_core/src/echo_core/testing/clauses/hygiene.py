@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ...client import Client
-from ...errors import ClosedError
-from ...server import Server
+from ...base.errors import ClosedError
+from ...client.client import Client
+from ...server.server import Server
 from ..processes import descriptors, returns, settled, tasks
 from ..rig import PATIENCE, Rig
 from ..samples import example, sample, stacked

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from ... import plugins
-from ...client import Client
-from ...errors import (
+from ...base.errors import (
     ConfigError,
     EchoError,
     EchoTimeoutError,
     HandshakeRefused,
     SecurityError,
 )
-from ...transport import Listener, Transport
+from ...client.client import Client
+from ...plugins import discovery
+from ...wire.transport import Listener, Transport
 from ..processes import returns, until
 from ..rig import PATIENCE, Rig, drain
 from ..samples import example, sample, stacked
@@ -55,7 +55,7 @@ class IdentityClauses:
         transport = self.transport()
         assert isinstance(transport, Transport)
         try:
-            found = plugins.transport_class(transport.scheme)
+            found = discovery.transport_class(transport.scheme)
         except EchoError as error:
             pytest.fail(f"install the plugin before its tests (pip install -e .): {error}")
         assert found is type(transport)

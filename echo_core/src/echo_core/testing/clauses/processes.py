@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ...errors import EchoTimeoutError, ForkError
-from ...server import Server
-from .. import workers
+from ...base.errors import EchoTimeoutError, ForkError
+from ...server.server import Server
+from ...testing import workers
 from ..processes import forked, interrupted, returns, until
 from ..rig import PATIENCE, Rig, drain, hear
 from ..samples import Tally, example, sample, stacked

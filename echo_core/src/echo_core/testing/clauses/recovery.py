@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ...errors import EchoError, EchoTimeoutError
-from .. import workers
+from ...base.errors import EchoError, EchoTimeoutError
+from ...testing import workers
 from ..processes import returns, until
 from ..rig import PATIENCE, Rig, drain, hear
 from ..samples import FILLER, Tally, example, sample, stacked

@@ -8,7 +8,7 @@ import numpy as np
 import optree
 import pytest
 
-from ...errors import SpecError
+from ...base.errors import SpecError
 from ..rig import PATIENCE, Rig
 
 TREE = {"obs": {"pos": np.zeros(4, np.float32)}, "reward": np.zeros((), np.float32)}

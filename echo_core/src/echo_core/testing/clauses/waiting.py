@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ...errors import EchoTimeoutError
+from ...base.errors import EchoTimeoutError
 from ..processes import until
 from ..rig import PATIENCE, Rig, drain
 from ..samples import sample, stacked

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ...errors import EchoTimeoutError, SpecError
+from ...base.errors import EchoTimeoutError, SpecError
 from ..processes import returns, until
 from ..rig import PATIENCE, Rig, drain
 from ..samples import Pair, assert_same, random_like, rich_example, sample

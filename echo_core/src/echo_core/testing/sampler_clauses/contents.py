@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ...errors import DuplicateKeyError
+from ...base.errors import DuplicateKeyError
 from .keys import keys
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ... import plugins
-from ...errors import ConfigError, EchoError
-from ...sampler import Sampler
+from ...base.errors import ConfigError, EchoError
+from ...plugins import discovery
+from ...store.sampler import Sampler
 from .keys import CAPACITY
 
 
@@ -14,11 +14,11 @@ class IdentityClauses:
     def test_it_is_found_by_its_name(self) -> None:
         sampler = self.sampler()
         assert isinstance(sampler, Sampler)
-        names = [record.name for record in plugins.installed(plugins.SAMPLERS)]
+        names = [record.name for record in discovery.installed(discovery.SAMPLERS)]
         classes = []
         for name in names:
             try:
-                classes.append(plugins.sampler_class(name))
+                classes.append(discovery.sampler_class(name))
             except EchoError:
                 continue  # somebody else's, and broken
         assert type(sampler) in classes, (

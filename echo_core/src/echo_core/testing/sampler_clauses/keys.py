@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...sampler import Keys
+from ...store.sampler import Keys
 
 CAPACITY = 1000  # of a replay sampler here, at least; its keys are below
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ...errors import DuplicateKeyError, UnknownKeyError
+from ...base.errors import DuplicateKeyError, UnknownKeyError
 from .keys import keys
 
 

@@ -384,7 +384,7 @@ class Window final : public Flow {
         retire(chunk);
     }
 
-    // An ACK frame of echo_core.wire; the uplink looks at the window when it reads one, and not at the frame.
+    // An ACK frame of echo_core.wire.protocol; the uplink looks at the window when it reads one, and not at the frame.
     struct {
         uint8_t kind = 2, flags = 0;
         uint16_t table = 0;

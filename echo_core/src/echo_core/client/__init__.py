@@ -1,0 +1,1 @@
+"""The worker's side: `Client`, remote tables, observers and trajectories."""

@@ -1,0 +1,390 @@
+"""The worker's side: samples up, weights down, whatever the transport."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..base.address import Address
+from ..base.errors import ConfigError
+from ..plugins import discovery
+from ..security import tokens
+from ..server import mixture
+from ..spec.spec import Spec
+from ..store.steps.steps import Steps, StepStreams, new_client_id
+from ..wire.labels import SUFFIX, Held, LabelledConnection, UnlabelledError, labelled
+from ..wire.reservation import CopiedReservation, Reservation
+from ..wire.weights import Weights
+from .other_tables import OtherTables
+from .plain_sender import PlainSender
+from .remote_steps import remote_table
+from .remote_table import RemoteSample
+
+if TYPE_CHECKING:
+    from ..wire.transport import Connection
+    from .remote_table import RemoteTable
+
+__all__ = ["Client"]
+
+
+class Client:
+    """A worker's connection to a learner.
+
+    Args:
+        address: where the learner listens, such as `"tcp://learner:5555"` (or an `Address`); the scheme selects the transport.
+        example: a pytree like the server's: one sample. Of a table of steps `Steps(example)`.
+        name: how people see this worker; None is host:pid. To the server the second one of a name is `name#2`.
+        timeout: default of every wait in seconds, and for how long an unreachable learner is tried again.
+        token: the shared secret; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file. It is not pickled.
+        auth: False connects without a token, to a server that asks for none.
+        table: the server's replay table that `example` is of, and where `send` puts samples; None is its first, or its stream.
+        tables: `{name: example}` of further tables that `send(..., table=name)` may name; each has a connection of its own, made when
+            it is first used.
+        **options: the transport's own, such as `window_bytes`.
+
+    Raises:
+        SpecError: the example does not match the server's, naming the leaf.
+        SecurityError: token missing or refused. PluginError: the transport is not installed.
+        EchoTimeoutError: the learner could not be reached in time.
+
+    Attributes:
+        policy_version: of the policy that makes the samples sent from now on, for tables that keep versions. `weights()` sets it to the
+            version it returns; set it yourself where the policy changes later than that. None: the version published last.
+
+    All calls are thread-safe, take `timeout=` and can be interrupted by Ctrl-C. A client can be pickled: the copy connects anew. After a
+    fork the child must make its own.
+    """
+
+    def __init__(
+        self,
+        address: str | Address,
+        example: Any,
+        *,
+        name: str | None = None,
+        timeout: float = 30.0,
+        token: tokens.Explicit = None,
+        auth: bool = True,
+        table: str | None = None,
+        tables: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.address = Address.parse(address)
+        self.spec = example.wire if isinstance(example, Steps) else Spec.from_example(example)
+        self._pickled = (type(self), str(self.address), example, {"name": name, "timeout": timeout, "auth": auth, **options})
+        if table is not None:
+            self._pickled[3]["table"] = options["table"] = table
+        if tables:
+            self._pickled[3]["tables"] = dict(tables)
+        transport = discovery.transport_class(self.address.scheme)
+
+        # Not over self, which keeps it: a dropped client would live on until the garbage collector came by.
+        def connect(spec: Spec, *, address: Address = self.address, **more: Any) -> Connection:
+            secret = tokens.find_token(token) if auth else None
+            return transport.connect(address, spec, name=name or "", timeout=timeout, token=secret, **options | more)
+
+        self._table, self._timeout = table, timeout
+        self._held = Held()
+        self._streams: StepStreams | None = None
+        if isinstance(example, Steps):
+            client_id, labelled_from_start = str(options.get("client_id") or new_client_id()), False
+            self._connection = connect(self.spec, client_id=client_id)  # type: ignore[arg-type]
+            self._streams = StepStreams(example, self._connection.send, self._connection.send_batch, client_id)
+        else:
+            self._connection, labelled_from_start = _connection(connect, self.spec)
+        self._others = OtherTables(connect, tables or {})
+        self._labelled: dict[str | None, LabelledConnection] = {}  # by table, made when labels are first sent
+        self._labelling = threading.Lock()
+        self._connect = connect
+        if labelled_from_start:
+            self._labelled[None] = LabelledConnection(self._connection, self.spec, self._held)
+        elif not tables and (table is None or self._streams is not None):
+            # Bound once: one more Python call per sample would cost a third of a send.
+            sender = PlainSender(self, self._streams or self._connection, self._streams is not None)
+            self.send, self.send_batch = sender.send, sender.send_batch  # type: ignore[method-assign,assignment]
+
+    @classmethod
+    def from_config(cls, source: Any, example: Any = None, /, **overrides: Any) -> Client:
+        """A client as a configuration says; see `Server.from_config`.
+
+        Raises:
+            ConfigError: unknown or ill-typed keys, with file, key and suggestion.
+        """
+        from ..config.config import client_arguments
+
+        arguments = client_arguments(source, overrides)
+        if example is None:
+            raise ConfigError("Client.from_config needs the example pytree: Client.from_config('echo.toml', example)")
+        return cls(arguments.pop("address"), example, **arguments)
+
+    # ---- experience up ----------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        sample: Any,
+        timeout: float | None = None,
+        *,
+        table: str | None = None,
+        priority: float | None = None,
+        policy_version: int | None = None,
+        **step: Any,
+    ) -> None:
+        """Take over one sample; its arrays may be changed at once. It is sent now if the link is idle, with others if it is busy.
+
+        Other threads run while a large one is copied: they may write to its arrays, and some of what they write is sent; taking the memory
+        away (`ndarray.resize(refcheck=False)`, closing what is mapped) is as fatal there as anywhere in numpy.
+
+        Args:
+            sample: a pytree like the example.
+            timeout: seconds to wait while too much is unacknowledged; None is the client's default.
+            table: one of `tables`; None is the client's own.
+            priority: of the new item, finite and not negative; None lets the table's sampler choose.
+            policy_version: of the policy that made it; None is the attribute `policy_version`.
+            **step: `end` and `stream`, to a table of steps: see `StepStreams.send`.
+
+        Raises:
+            ValueError: the priority is negative, NaN or infinite, or no version can be; nothing was taken.
+            SpecError: it does not match, naming the leaf; nothing was taken.
+            EchoTimeoutError: the window of unacknowledged samples stayed full, saying who waits for whom.
+            ConnectionClosedError: the learner is gone for longer than `timeout`, or the client is closed.
+            UnknownTableError: `table` is none of `tables`.
+        """
+        if table is None and priority is None and policy_version is None and not step and self._streams is None and not self._labelled:
+            return self._connection.send(sample, timeout)  # what most do, at the least cost
+        if (streams := self._steps(table)) is not None:
+            if priority is not None or policy_version is not None:
+                raise ConfigError("steps have neither priority nor policy version; items get priorities by update_priorities()")
+            return streams.send(sample, timeout, **step)
+        if step:
+            raise ConfigError(f"{', '.join(step)} belong to tables of steps: give the client Steps(example) as the table's example")
+        sender = self._labels(table, priority is not None or policy_version is not None)
+        if sender is not None:
+            sender.send(sample, timeout, priority, policy_version)
+        else:
+            (self._connection if table is None or table == self._table else self._others.connection(table)).send(sample, timeout)
+
+    def send_batch(
+        self,
+        samples: Any,
+        timeout: float | None = None,
+        *,
+        table: str | None = None,
+        priorities: Any = None,
+        policy_version: int | None = None,
+        **steps: Any,
+    ) -> None:
+        """Take over N samples at once: the same pytree with leaves of shape `(N, *leaf.shape)`, priorities of shape (N,), one version for
+        all of them. Raises as `send`, naming the sample whose priority is bad."""
+        if (streams := self._steps(table)) is not None:
+            if priorities is not None or policy_version is not None:
+                raise ConfigError("steps have neither priorities nor policy versions; items get priorities by update_priorities()")
+            return streams.send_batch(samples, timeout, **steps)
+        if steps:
+            raise ConfigError(f"{', '.join(steps)} belong to tables of steps: give the client Steps(example) as the table's example")
+        sender = self._labels(table, priorities is not None or policy_version is not None)
+        if sender is not None:
+            sender.send_batch(samples, timeout, priorities, policy_version)
+        else:
+            (self._connection if table is None or table == self._table else self._others.connection(table)).send_batch(samples, timeout)
+
+    def end_episode(
+        self, end: str = "truncated", timeout: float | None = None, *, table: str | None = None, stream: int = 0
+    ) -> None:
+        """The episode of a table of steps ended with the step that was sent last: see `StepStreams.end_episode`.
+
+        Raises:
+            ConfigError: the table is none of steps. ValueError: no such end. As `send`.
+        """
+        streams = self._steps(table)
+        if streams is None:
+            raise ConfigError("only tables of steps have episodes: give the client Steps(example) as the table's example")
+        streams.end_episode(end, timeout, stream=stream)
+
+    def _steps(self, table: str | None) -> StepStreams | None:
+        """What sends to this table, where it is one of steps."""
+        return self._streams if table is None or table == self._table else self._others.streams(table)
+
+    @property
+    def policy_version(self) -> int | None:
+        return self._held.version
+
+    @policy_version.setter
+    def policy_version(self, version: int | None) -> None:
+        self._held.version = version
+
+    def _labels(self, table: str | None, wanted: bool) -> LabelledConnection | None:
+        """What sends samples with labels to this table; None while it was sent none and does not ask for them."""
+        name = None if table == self._table else table
+        sender = self._labelled.get(name)
+        if sender is not None or (not wanted and name is None):
+            return sender
+        with self._labelling:
+            sender = self._labelled.get(name)
+            if sender is not None:
+                return sender
+            plain, spec = (self._connection, self.spec) if name is None else (self._others.connection(name), self._others.spec(name))
+            if name is not None and self._others.labelled(name):  # the table asks for them
+                sender = LabelledConnection(plain, spec, self._held)
+            elif not wanted:
+                return None
+            else:
+                plain.wait()  # what went without labels comes first
+                other = self._connect(labelled(spec), table=(table or self._table or "") + SUFFIX, client_id="")
+                self._others.add((table or self._table or "") + SUFFIX, other)
+                sender = LabelledConnection(other, spec, self._held)
+            self._labelled[name] = sender
+            return sender
+
+    def reserve(self, timeout: float | None = None) -> Reservation:
+        """Memory for one sample, to be filled in place: without any copy on this side, where the transport has memory to lend.
+
+            with client.reserve() as slot:
+                slot.sample["obs"][...] = ...    # the example's pytree of arrays
+                slot.commit()                    # leaving the block without it gives the slot back
+
+        Over shared memory it is the learner's store itself, over gRPC the message. Reserved slots have no order among the samples of `send`.
+        Commit, or abort, after dropping every array of the slot.
+
+        Raises:
+            EchoError: too many slots are reserved.
+            EchoTimeoutError: the store, or the window, stayed full. ConnectionClosedError, ClosedError: as `send`.
+        """
+        if self._streams is not None:
+            raise ConfigError("reserved slots have no order, and steps need one: use send()")
+        slot = None if self._labelled else self._connection.reserve(timeout)  # whose rows would have labels as well
+        return CopiedReservation(self.spec, self.send, timeout) if slot is None else slot
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Hand everything taken over to the network now."""
+        for connection in (self._connection, *self._others.open()):
+            connection.flush(timeout)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when everything taken over is committed in the learner's store."""
+        for connection in (self._connection, *self._others.open()):
+            connection.wait(timeout)
+
+    # ---- the server's replay tables -----------------------------------------------------------------------------------------
+
+    def table(self, name: str | None = None) -> RemoteTable:
+        """A replay table of the server, to sample from and to change; None is that of `example`.
+
+        Raises:
+            UnknownTableError: neither this client's table nor one of its `tables`.
+        """
+        if name is None or name == self._table:
+            step = None if self._streams is None else self._streams.step
+            return remote_table(self._connection.ask, self.spec, self._table, self._timeout, step)
+        return remote_table(self._connection.ask, self._others.spec(name), name, self._timeout, self._others.step(name))
+
+    def sample(
+        self, n: int, timeout: float | None = None, *, table: str | None = None, beta: float | None = None
+    ) -> RemoteSample:
+        """Draw n items of a replay table, for a learner in another process than the server's; see `RemoteTable.sample`."""
+        return self.table(table).sample(n, timeout, beta)
+
+    def sample_mixture(
+        self, shares: Mapping[str, float], n: int, timeout: float | None = None, *, beta: float | None = None
+    ) -> mixture.MixedSample:
+        """One batch of n out of several replay tables of the same spec; see `Server.sample_mixture`. The client needs their examples."""
+        counts = mixture.shares_of(shares, n)
+        mixed = mixture.draw({name: self.table(name) for name in counts}, counts, timeout, beta)
+        assert mixed is not None  # a closed server raises
+        return mixed
+
+    def dataset_iter(
+        self, n: int, *, timeout: float | None = None, table: str | None = None, beta: float | None = None, prefetch: int = 2
+    ) -> Iterator[RemoteSample]:
+        """Batches of n, `prefetch` of them on the way while one is worked on; ends when the server is closed.
+
+        A batch on the way is drawn: where items are drawn once (queues), those that nobody reads any more are lost, unless the table has
+        a lease (`lease_timeout`). `prefetch=0` draws none ahead.
+        """
+        return self.table(table).batches(n, timeout, beta, prefetch)
+
+    def ack(self, keys: Any, timeout: float | None = None, *, table: str | None = None) -> int:
+        """Say that items of a table with `lease_timeout` were worked on; how many were on loan. See `ReplayTable.ack`."""
+        return self.table(table).ack(keys, timeout)
+
+    def update_priorities(self, keys: Any, priorities: Any, timeout: float | None = None, *, table: str | None = None) -> int:
+        """Give items new priorities; how many of them were gone. See `ReplayTable.update_priorities`."""
+        return self.table(table).update_priorities(keys, priorities, timeout)
+
+    # ---- weights down -----------------------------------------------------------------------------------------------------
+
+    def weights(self, timeout: float | None = None, newer_than: int | None = None, like: Any = None) -> Weights:
+        """The newest whole version the learner published.
+
+        Args:
+            timeout: seconds to wait for one; None is the client's default.
+            newer_than: wait for a version above this one; None takes any.
+            like: an example pytree, for structures with namedtuples or dataclasses.
+
+        Returns:
+            `Weights(params, version, digest)`; the arrays are read-only and shared with no later version.
+
+        Raises:
+            EchoTimeoutError: none in time. SpecError: `like` does not match, naming the leaf.
+        """
+        weights = self._connection.weights(timeout, newer_than, like)
+        self.policy_version = weights.version
+        return weights
+
+    # ---- looking, and the end ---------------------------------------------------------------------------------------------
+
+    def request(
+        self, op: str, body: dict[str, Any] | None = None, blob: bytes = b"", timeout: float | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        """Ask the server for an operation by name, and wait for its answer `(body, blob)`. Raises EchoError with the server's words."""
+        return self._connection.request(op, body or {}, blob, timeout)
+
+    def server_stats(self, timeout: float | None = None) -> dict[str, Any]:
+        """`Server.stats()` of the learner."""
+        return self.request("stats", timeout=timeout)[0]
+
+    def stats(self) -> dict[str, Any]:
+        """What this connection counted, as a flat dict."""
+        return self._connection.stats()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Deliver what was taken over, then end. Idempotent.
+
+        Raises:
+            EchoTimeoutError, ConnectionClosedError: saying how many samples were not acknowledged; the client is closed all the same.
+        """
+        try:
+            self._others.close(timeout)
+        finally:
+            self._connection.close(timeout)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:  # the block's own error matters more than what could not be delivered
+            self.close(0 if issubclass(kind, KeyboardInterrupt) else None)
+        except (ConnectionError, TimeoutError):
+            pass
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reconnect, self._pickled
+
+    def __repr__(self) -> str:
+        return f"<Client {self.address}>"
+
+
+def _connection(connect: Callable[..., Connection], spec: Spec) -> tuple[Connection, bool]:
+    """A connection, and whether it carries labels, because its table keeps policy versions."""
+    try:
+        return connect(spec), False
+    except UnlabelledError:
+        return connect(labelled(spec)), True
+
+
+def _reconnect(cls: type[Client], address: str, example: Any, options: dict[str, Any]) -> Client:
+    client = cls.__new__(cls)
+    Client.__init__(client, address, example, **options)
+    return client

@@ -1,0 +1,141 @@
+"""Looking at a running server from outside, without its example: what live views and checks connect with."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..base.address import Address
+from ..base.errors import EchoTimeoutError, ProtocolError
+from ..plugins import discovery
+from ..security import tokens
+from ..server.operations import split
+from ..server.tap import MAX_LOOK_BYTES, MAX_LOOK_SAMPLES
+from ..spec.spec import Spec
+from ..spec.structure import rebuilt
+
+__all__ = ["Look", "Observer"]
+
+POLL = (0.01, 0.2)  # seconds between two questions while there is nothing to look at: at first, and at most
+
+
+class Look(NamedTuple):
+    """Copies of samples of a running server.
+
+    Attributes:
+        samples: one pytree of arrays each, the newest last. Its containers are plain dicts, lists and tuples: classes stay at home.
+        leaves: the same numbers as one array for each leaf of `spec`, of shape (n, *leaf.shape).
+        keys: of the items in their replay table; None in a stream.
+        spec: the server's, for paths, shapes and dtypes.
+    """
+
+    samples: list[Any]
+    leaves: list[np.ndarray]
+    keys: list[int] | None
+    spec: Spec
+
+
+class Observer:
+    """A connection that sends no samples and counts as no worker; it asks a server for its figures.
+
+    Args:
+        address: where the server listens; the scheme selects the transport.
+        timeout: seconds: default of every wait, and for how long an unreachable server is tried again.
+        token: the shared secret; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file.
+        auth: False connects without a token, to a server that asks for none.
+        name: how the server's log calls it.
+
+    Raises:
+        EchoTimeoutError: nobody answers there. SecurityError: token missing or refused. PluginError: the transport is not installed.
+        HandshakeRefused: the server is older than observers.
+    """
+
+    def __init__(
+        self,
+        address: str | Address,
+        *,
+        timeout: float = 5.0,
+        token: tokens.Explicit = None,
+        auth: bool = True,
+        name: str = "observer",
+    ) -> None:
+        self.address = Address.parse(address)
+        self.timeout = timeout
+        # Some spec has to be there; the handshake of an observer compares none, and it is never used.
+        self._connection = discovery.transport_class(self.address.scheme).connect(
+            self.address,
+            Spec.from_example(np.zeros(1, np.uint8)),
+            role="observer",
+            name=name,
+            timeout=timeout,
+            token=tokens.find_token(token) if auth else None,
+        )
+
+    def request(self, op: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> dict[str, Any]:
+        """Ask for an operation by name. Raises EchoError with the server's words, EchoTimeoutError."""
+        return self._connection.request(op, body or {}, b"", timeout)[0]
+
+    def stats(self, timeout: float | None = None) -> dict[str, Any]:
+        """`Server.stats()`."""
+        return self.request("stats", timeout=timeout)
+
+    def tap(self, n: int = 4, *, table: str | None = None, timeout: float | None = None) -> Look:
+        """Copies of up to n of the newest samples, which stay where they are: nobody misses them, no limiter and no count sees it.
+
+        Of a stream these are samples committed and not yet taken or, where the learner takes all of them at once, the newest of its next
+        batch. The answer is at most 16 MiB: of large samples it has fewer.
+
+        Args:
+            n: from 1 to 1024.
+            table: a replay table; None is the first, or the stream.
+            timeout: seconds to wait for a sample to look at.
+
+        Raises:
+            EchoTimeoutError: there was none, saying why. EchoError: no such table, or a sample is larger than 16 MiB. SecurityError: the
+                token does not permit to read.
+        """
+        if type(n) is not int or not 1 <= n <= MAX_LOOK_SAMPLES:
+            raise ValueError(f"n must be a whole number from 1 to {MAX_LOOK_SAMPLES}, not {n!r}")
+        seconds = self.timeout if timeout is None else timeout
+        began, pause = time.monotonic(), POLL[0]
+        while True:
+            body, data = self._connection.request("tap", {"n": n, "table": table}, b"", max(1.0, seconds))
+            if "wait" not in body:
+                break
+            if time.monotonic() - began >= seconds:
+                raise EchoTimeoutError(f"tap() waited {seconds:g} s for a sample: {body['wait']}; start a worker, or see who waits: echoctl top {self.address}")
+            time.sleep(pause)
+            pause = min(2 * pause, POLL[1])
+        spec, count, size = Spec.from_json(body["spec"]), int(body["n"]), int(body["bytes"])
+        if size > MAX_LOOK_BYTES or count * spec.sample_bytes != size:
+            raise ProtocolError(f"a look of {count} samples and {size} bytes makes no sense; install the same echo-core at both ends")
+        while len(data) < size:
+            part = self._connection.request("tap", {"tap": body["tap"], "at": len(data)}, b"", max(1.0, seconds))[1]
+            if not part:
+                raise ProtocolError(f"a look ended after {len(data)} of {size} bytes; ask again")
+            data += part
+        leaves = split(data, *((leaf.dtype, (count, *leaf.shape)) for leaf in spec.leaves))
+        samples = [rebuilt(spec.structure, [leaf[i, ...] for leaf in leaves]) for i in range(count)]
+        return Look(samples, leaves, body.get("keys"), spec)
+
+    def ping(self) -> tuple[float, float]:
+        """Seconds of one round trip, and by how many the server's clock is ahead of this one (to within half a round trip)."""
+        start, sent = time.monotonic(), time.time()
+        theirs = float(self.request("ping")["time"])
+        took = time.monotonic() - start
+        return took, theirs - (sent + took / 2)
+
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        self._connection.close(1.0)
+
+    def __enter__(self) -> Observer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Observer {self.address}>"

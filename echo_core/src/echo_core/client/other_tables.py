@@ -1,0 +1,94 @@
+"""The connections of one client to tables besides its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..base.errors import UnknownTableError
+from ..spec.spec import Spec
+from ..store.steps.steps import Steps, StepStreams, new_client_id
+from ..wire.labels import UnlabelledError, labelled
+
+if TYPE_CHECKING:
+    from ..wire.transport import Connection
+
+__all__ = ["OtherTables"]
+
+
+class OtherTables:
+    """Made when first used. Thread-safe."""
+
+    def __init__(self, connect: Callable[..., Connection], examples: Mapping[str, Any]) -> None:
+        self._connect = connect
+        self._steps = {name: example for name, example in examples.items() if isinstance(example, Steps)}
+        self._specs = {
+            name: self._steps[name].wire if name in self._steps else Spec.from_example(example) for name, example in examples.items()
+        }
+        self._streams: dict[str, StepStreams] = {}
+        self._connections: dict[str, Connection] = {}
+        self._labelled: set[str] = set()
+        self._lock = threading.Lock()
+
+    def spec(self, name: str) -> Spec:
+        if name not in self._specs:
+            have = ", ".join(map(repr, self._specs)) or "none besides its own"
+            raise UnknownTableError(
+                f"this client was given no example for table {name!r} (it has {have}): Client(..., tables={{{name!r}: example}})"
+            )
+        return self._specs[name]
+
+    def connection(self, name: str) -> Connection:
+        connection = self._connections.get(name)
+        if connection is None:
+            with self._lock:
+                connection = self._connections.get(name)
+                if connection is None:
+                    spec = self.spec(name)
+                    if name in self._steps:
+                        client_id = new_client_id()
+                        connection = self._connect(spec, table=name, client_id=client_id)
+                        self._streams[name] = StepStreams(self._steps[name], connection.send, connection.send_batch, client_id)
+                        self._connections[name] = connection
+                        return connection
+                    try:
+                        connection = self._connect(spec, table=name, client_id="")
+                    except UnlabelledError:
+                        connection = self._connect(labelled(spec), table=name, client_id="")
+                        self._labelled.add(name)
+                    self._connections[name] = connection
+        return connection
+
+    def streams(self, name: str | None) -> StepStreams | None:
+        """What sends to this table, where it is one of steps."""
+        if name is None or name not in self._steps:
+            return None
+        self.connection(name)
+        return self._streams[name]
+
+    def step(self, name: str) -> Spec | None:
+        """The spec of a step, where the table is one of steps."""
+        return self._steps[name].step if name in self._steps else None
+
+    def labelled(self, name: str) -> bool:
+        """Whether the connection carries labels, because its table keeps policy versions."""
+        return name in self._labelled
+
+    def add(self, name: str, connection: Connection) -> None:
+        """One more to be flushed, waited for and closed with the others."""
+        self._connections[name] = connection
+
+    def open(self) -> list[Connection]:
+        return list(self._connections.values())
+
+    def close(self, timeout: float | None) -> None:
+        """Close all of them, and then raise the first error."""
+        errors = []
+        for connection in self.open():
+            try:
+                connection.close(timeout)
+            except (ConnectionError, TimeoutError) as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]

@@ -1,0 +1,34 @@
+from typing import Any
+
+from typing_extensions import disjoint_base
+
+from ..store.steps.steps import StepStreams
+from ..wire.transport import Connection
+from .client import Client
+
+@disjoint_base
+class PlainSender:
+    def __init__(self, client: Client, connection: Connection | StepStreams, steps: bool) -> None: ...
+    def send(
+        self,
+        sample: Any,
+        timeout: float | None = None,
+        *,
+        table: str | None = None,
+        priority: float | None = None,
+        policy_version: int | None = None,
+        end: str | None = None,
+        stream: int | None = None,
+    ) -> None: ...
+    def send_batch(
+        self,
+        samples: Any,
+        timeout: float | None = None,
+        *,
+        table: str | None = None,
+        priorities: Any = None,
+        policy_version: int | None = None,
+        ends: Any = None,
+        stream: int | None = None,
+        streams: Any = None,
+    ) -> None: ...

@@ -1,0 +1,102 @@
+"""A learner's table of items over steps from another process or machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.errors import ConfigError
+from ..base.memory.recycled import empty
+from ..server.operations import DRAWN, MAX_BYTES, MAX_KEYS, split
+from ..spec.spec import Spec
+from ..store.sampler import Keys
+from ..store.steps.items import Slices
+from ..store.steps.step_layout import Layout, StepSample
+from .remote_table import Drawing, RemoteInfo, RemoteTable, weights_of
+
+if TYPE_CHECKING:
+    from ..spec.leaf import LeafSpec
+    from ..wire.transport import Pending
+
+__all__ = ["RemoteStepTable", "remote_table"]
+
+
+class RemoteStepTable(RemoteTable):
+    """As `RemoteTable`; batches are `StepSample`s. The server says once what its items are."""
+
+    def __init__(self, send: Callable[..., Pending], spec: Spec, name: str | None, timeout: float, step: Spec) -> None:
+        super().__init__(send, spec, name, timeout)
+        self._step = step
+        self._layout: Layout | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """What a batch looks like."""
+        if self._layout is None:
+            self._layout = Layout.from_json(self._step, self._ask("layout", 1, b"", None)[0])
+        return self._layout
+
+    def sample(self, n: int, timeout: float | None = None, beta: float | None = None) -> StepSample:  # type: ignore[override]
+        """Draw n items; see `RemoteTable.sample`.
+
+        Raises:
+            ConfigError: a slice is larger than a message; sample where the server is, or make slices shorter.
+        """
+        return self._finish(self._begin(n, beta), timeout)
+
+    def _plan(self) -> tuple[int, Sequence[LeafSpec], dict[str, Any]]:
+        layout = self.layout
+        fit = MAX_BYTES // (layout.item_bytes + DRAWN)
+        if fit < 1 and isinstance(layout.items, Slices):
+            raise ConfigError(
+                f"one slice of {layout.items} has {layout.item_bytes:,} bytes, and a message carries {MAX_BYTES:,}; sample in the server's "
+                f"process, or make slices shorter"
+            )
+        if fit < 1:
+            return MAX_KEYS, (), {"keys_only": True}
+        return fit, layout.leaves, {}
+
+    def _finish(  # type: ignore[override]
+        self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None
+    ) -> StepSample:
+        draw = self._draw if drawing.wanted else self._draw_large
+        (keys, probabilities, *leaves), info, figures = draw(drawing, timeout, answered)
+        return self.layout.from_leaves(leaves, info, keys, probabilities, weights_of(probabilities, figures["beta"]))
+
+    def _draw_large(
+        self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None
+    ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
+        """As `_draw`, of items larger than a message: keys first, then each leaf in parts. One that goes meanwhile is drawn anew."""
+        drawn, info, figures = self._draw(drawing, timeout, answered)
+        leaves = [empty((drawing.n, *leaf.shape), leaf.dtype) for leaf in self.layout.leaves]
+        for i in range(drawing.n):
+            while not all(self._fetch(int(drawn[0][i]), index, leaf[i : i + 1], timeout) for index, leaf in enumerate(leaves)):
+                anew, info, figures = self._draw(Drawing(1, 1, (), drawing.more), timeout)
+                drawn[0][i], drawn[1][i] = anew[0][0], anew[1][0]
+        return [*drawn, *leaves], info, figures
+
+    def _fetch(self, key: int, leaf: int, to: np.ndarray, timeout: float | None) -> bool:
+        """Fill `to` with a leaf of an item; False when the item is gone."""
+        data = to.reshape(-1).view(np.uint8)
+        for start in range(0, data.size, MAX_BYTES):
+            part = data[start : start + MAX_BYTES]
+            body, blob = self._ask("item", part.size, b"", timeout, key=key, leaf=leaf, start=start)
+            if body.get("gone"):
+                return False
+            part[:] = split(blob, (np.uint8, (part.size,)))[0]
+        return True
+
+    def insert(self, samples: Any, priorities: Any = None, timeout: float | None = None) -> Keys:
+        """Not of steps: they belong to an episode, and what gets a key is an item over several of them.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("steps are sent in order, by send() and send_batch(); a table of steps has no insert()")
+
+
+def remote_table(send: Callable[..., Pending], spec: Spec, name: str | None, timeout: float, step: Spec | None) -> RemoteTable:
+    """A table of the server; `step` is given where it is one of steps."""
+    return RemoteTable(send, spec, name, timeout) if step is None else RemoteStepTable(send, spec, name, timeout, step)

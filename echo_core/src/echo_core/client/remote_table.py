@@ -1,0 +1,365 @@
+"""A learner's replay table from another process or machine: requests to the server that holds it, over any transport."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..base.errors import ClosedError, EchoError, EchoTimeoutError, SpecError
+from ..base.memory.recycled import empty
+from ..server.operations import MAX_KEYS, fill, join, max_rows, split
+from ..spec.spec import Spec
+from ..store.sampler import Keys, check_keys, check_priorities
+
+if TYPE_CHECKING:
+    from ..spec.leaf import LeafSpec
+    from ..wire.protocol import Buffer
+    from ..wire.transport import Pending
+
+__all__ = ["Drawing", "RemoteInfo", "RemoteSample", "RemoteTable"]
+
+_log = logging.getLogger("echo")
+
+PATIENCE = 5.0  # seconds, then a wait is logged
+POLL = (0.001, 0.05)  # seconds between two questions while there is nothing to sample: at first, and at most
+AHEAD = 2  # messages of one batch under way: more, and what a processor keeps of them in its caches is overwritten before it is read
+
+
+class RemoteInfo(NamedTuple):
+    """Figures about the table when the batch was drawn; see `ReplayInfo`."""
+
+    table: str | None
+    store_size: int
+    inserted: int
+    sampled: int
+    redrawn: int
+    effective_sample_size: float
+    policy_version: int = 0
+    policy_versions: np.ndarray | None = None
+
+
+class RemoteSample(NamedTuple):
+    """A batch from another process: like `Sample`, the arrays are this process's own.
+
+    Attributes:
+        batch: leaves of shape `(n, *leaf.shape)`.
+        info: `RemoteInfo`.
+        keys, probabilities, weights: as in `Sample`, shape (n,).
+    """
+
+    batch: Any
+    info: RemoteInfo
+    keys: np.ndarray
+    probabilities: np.ndarray
+    weights: np.ndarray
+
+    def with_batch(self, batch: Any) -> RemoteSample:
+        """The same figures with another batch."""
+        return self._replace(batch=batch)
+
+
+@dataclass
+class Drawing:
+    """A batch of `n` items, `step` of them in a message, with the leaves `wanted`; `more` is what a message asks besides."""
+
+    n: int
+    step: int
+    wanted: Sequence[LeafSpec]
+    more: dict[str, Any]
+    to_ask: int = 0  # the first item that was not asked for
+    asked: deque[Pending] = field(default_factory=deque)  # the messages under way
+    first: tuple[dict[str, Any], Buffer] | None = None  # of them, where its answer is here
+    number: int = field(default_factory=partial(next, itertools.count(1)))  # of no other batch that this process asks for
+
+    def body(self, start: int) -> dict[str, Any]:
+        """What the message asks for that brings the items from `start` on."""
+        if self.n <= self.step:
+            return self.more
+        return self.more | {"batch": self.number, "start": start, "rows": min(self.step, self.n - start)}
+
+
+class RemoteTable:
+    """One table of a server, through `send` (`Connection.ask`). Thread-safe."""
+
+    def __init__(self, send: Callable[..., Pending], spec: Spec, name: str | None, timeout: float) -> None:
+        self._send_request = send
+        self._spec = spec
+        self._name = name
+        self._timeout = timeout
+
+    @property
+    def spec(self) -> Spec:
+        return self._spec
+
+    def update_priorities(self, keys: Any, priorities: Any, timeout: float | None = None) -> int:
+        """As `ReplayTable.update_priorities`; applied when this returns, part by part where there are very many."""
+        checked = check_keys(keys)
+        values = check_priorities(priorities, checked)
+        gone, zeros = 0, np.flatnonzero(values == 0)[:1]
+        if checked.size > MAX_KEYS and zeros.size:  # some tables refuse it: then before any other is applied
+            self._ask("update_priorities", 1, join(checked[zeros], values[zeros]), timeout)
+        for start in range(0, checked.size, MAX_KEYS):
+            part = slice(start, start + MAX_KEYS)
+            blob = join(checked[part], values[part])
+            gone += self._ask("update_priorities", len(checked[part]), blob, timeout)[0]["gone"]
+        return gone
+
+    def delete(self, keys: Any, timeout: float | None = None) -> int:
+        """As `ReplayTable.delete`."""
+        checked = check_keys(keys)
+        deleted = 0
+        for part in _parts(checked, MAX_KEYS):
+            deleted += self._ask("delete", len(part), join(part), timeout)[0]["deleted"]
+        return deleted
+
+    def ack(self, keys: Any, timeout: float | None = None) -> int:
+        """As `ReplayTable.ack`."""
+        checked = check_keys(keys)
+        ended = 0
+        for part in _parts(checked, MAX_KEYS):
+            ended += self._ask("ack", len(part), join(part), timeout)[0]["acknowledged"]
+        return ended
+
+    def peek(self, keys: Any, timeout: float | None = None) -> tuple[Any, np.ndarray]:
+        """As `ReplayTable.peek`: items by key, and which of them were there. Those of different messages are not of one moment."""
+        checked = check_keys(keys)
+        if checked.size == 0:
+            raise ValueError("peek() of no keys")
+        parts = []
+        for part in _parts(checked, max_rows(self._spec)):
+            blob = self._ask("peek", len(part), join(part), timeout)[1]
+            parts.append(split(blob, (np.bool_, (len(part),)), *((leaf.dtype, (len(part), *leaf.shape)) for leaf in self._spec.leaves)))
+        here, *leaves = [np.concatenate(rows) for rows in zip(*parts)]
+        return self._spec.flattener.unflatten(leaves), here
+
+    def update_items(self, keys: Any, leaves: Mapping[str, Any], timeout: float | None = None) -> np.ndarray:
+        """As `ReplayTable.update_items`: overwrite leaves of items in place, from a worker that reanalyses; which of them were there."""
+        checked = check_keys(keys)
+        known = {leaf.path: leaf for leaf in self._spec.leaves}
+        arrays = {}
+        for path, value in leaves.items():
+            if path not in known:
+                raise SpecError(f"no leaf {path!r}; this table has {', '.join(map(repr, known))}")
+            leaf, array = known[path], np.ascontiguousarray(value)
+            if array.dtype != leaf.dtype or array.shape != (checked.size, *leaf.shape):
+                raise SpecError(
+                    f"leaf {path!r}: {checked.size} items need {leaf.dtype} of shape {(checked.size, *leaf.shape)}, "
+                    f"not {array.dtype} of {array.shape}"
+                )
+            arrays[path] = array
+        here, start = [np.empty(0, np.bool_)], 0
+        for part in _parts(checked, max_rows(self._spec)):
+            rows = slice(start, start + len(part))
+            blob = join(part, *(array[rows] for array in arrays.values()))
+            answer = self._ask("update_items", len(part), blob, timeout, leaves=list(arrays))[1]
+            here.append(split(answer, (np.bool_, (len(part),)))[0])
+            start += len(part)
+        return np.concatenate(here)
+
+    def top(self, k: int, timeout: float | None = None) -> tuple[Keys, np.ndarray]:
+        """As `ReplayTable.top`; k is at most 65 280."""
+        body, blob = self._ask("top", k, b"", timeout)
+        keys, priorities = split(blob, (np.uint64, (body["n"],)), (np.float64, (body["n"],)))
+        return keys, priorities
+
+    def priority_histogram(self, bins: int = 32, timeout: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """As `ReplayTable.priority_histogram`, of `bins` equal ranges."""
+        counts, edges = split(self._ask("priority_histogram", bins, b"", timeout)[1], (np.int64, (bins,)), (np.float64, (bins + 1,)))
+        return counts, edges
+
+    def insert(self, samples: Any, priorities: Any = None, timeout: float | None = None) -> Keys:
+        """Insert N samples and learn their keys; leaves have shape `(N, *leaf.shape)`. For streams of samples `send` is faster.
+
+        Raises:
+            SpecError, ValueError: nothing was inserted. EchoTimeoutError: the rate limiter let none in; those of earlier parts of a large
+                batch stay, the error's `inserted` attribute says how many. EchoError: the table refused some; the text says how many
+                were inserted before.
+        """
+        total, data = self._spec.flattener.batch_tobytes(samples)
+        leaves = split(data, *((leaf.dtype, (total, *leaf.shape)) for leaf in self._spec.leaves))
+        values = None if priorities is None else check_priorities(priorities, np.arange(total, dtype=np.uint64), what="sample")
+        keys, step = [np.empty(0, np.uint64)], max_rows(self._spec)
+        for start in range(0, total, step):
+            part = slice(start, start + step)
+            given = [] if values is None else [values[part]]
+            n = min(step, total - start)
+            blob = join(*given, *(leaf[part] for leaf in leaves))
+            try:
+                answer = self._until_there("insert", n, blob, timeout, {"priorities": bool(given)})
+            except EchoTimeoutError as error:
+                error.inserted = start
+                raise
+            except EchoError as error:
+                if start:
+                    raise type(error)(f"{start} of {total} were inserted; of the others, counted from there: {error}") from error
+                raise
+            keys.append(split(answer[1], (np.uint64, (n,)))[0])
+        return np.concatenate(keys)
+
+    def sample(self, n: int, timeout: float | None = None, beta: float | None = None) -> RemoteSample:
+        """Draw n items, at most 1 GiB. More than fit into one message are drawn at once, and travel in several.
+
+        Raises:
+            ValueError: n is no whole number from 1.
+            EchoTimeoutError: the rate limiter let no such batch out in time. ClosedError: the server is closed.
+        """
+        return self._finish(self._begin(n, beta), timeout)
+
+    def _plan(self) -> tuple[int, Sequence[LeafSpec], dict[str, Any]]:
+        """How a batch is asked for: items of a message, leaves, and what else to say."""
+        return max_rows(self._spec), self._spec.leaves, {}
+
+    def _begin(self, n: int, beta: float | None) -> Drawing:
+        """A batch to be asked for; `_finish` does what is left of that, and waits for it."""
+        if not hasattr(type(n), "__index__") or n < 1:
+            raise ValueError(f"n must be a whole number from 1, not {n!r}")
+        step, wanted, more = self._plan()
+        return Drawing(n, step, wanted, more | ({} if beta is None else {"beta": beta}))
+
+    def _finish(self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None) -> RemoteSample:
+        (keys, probabilities, *leaves), info, figures = self._draw(drawing, timeout, answered)
+        weights = weights_of(probabilities, figures["beta"])
+        if info.policy_versions is not None and figures["lag_weight"] != 1:
+            lags = np.maximum(info.policy_version - info.policy_versions.astype(np.int64), 0)
+            weights *= (float(figures["lag_weight"]) ** lags).astype(np.float32)
+        return RemoteSample(self._spec.flattener.unflatten(leaves), info, keys, probabilities, weights)
+
+    def _draw(
+        self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None
+    ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
+        """Keys, probabilities and leaves of a batch; figures, of the table and of the draw. `answered`: called after each message."""
+        n, step, wanted = drawing.n, drawing.step, drawing.wanted
+        ends = time.monotonic() + (self._timeout if timeout is None else timeout)  # of all messages together
+        arrays: list[np.ndarray] = []
+        shapes: list[tuple[Any, tuple[int, ...]]] = [(np.uint64, ()), (np.float64, ()), *((leaf.dtype, leaf.shape) for leaf in wanted)]
+        for start in range(0, n, step):
+            k = min(step, n - start)
+            if start == 0:
+                body, blob = drawing.first or self._until_there("sample", n, b"", timeout, drawing.body(0))
+                drawing.to_ask = max(drawing.to_ask, k)
+            else:
+                body, blob = self._part(drawing, start, max(0.0, ends - time.monotonic()))
+            if body.get("closed"):
+                raise ClosedError("sample(): the server is closed")
+            if answered is not None:
+                answered()
+            else:
+                self._ask_ahead((drawing,), AHEAD)
+            if not arrays:  # of the whole batch, into which every message goes at once
+                versions = [(np.uint64, ())] if body.get("versions") else []
+                arrays = [empty((n, *shape), dtype) for dtype, shape in [*shapes, *versions]]
+            fill(blob, [array[start : start + k] for array in arrays])
+            figures = body
+        made_by = arrays.pop() if figures.get("versions") else None
+        w = 1.0 / arrays[1]
+        info = RemoteInfo(
+            table=self._name,
+            store_size=int(figures["store_size"]),
+            inserted=int(figures["inserted"]),
+            sampled=int(figures["sampled"]),
+            redrawn=int(figures["redrawn"]),
+            effective_sample_size=float(w.sum() ** 2 / np.square(w).sum()),
+            policy_version=int(figures.get("policy_version", 0)),
+            policy_versions=made_by,
+        )
+        return arrays, info, figures
+
+    def _part(self, drawing: Drawing, start: int, left: float) -> tuple[dict[str, Any], Buffer]:
+        """The message of a batch that was drawn which brings its items from `start` on."""
+        if left == 0:
+            raise EchoTimeoutError(f"sample() had {start} of {drawing.n} items in time; draw fewer, or wait longer (timeout=)")
+        self._ask_ahead((drawing,), 1)
+        answer = drawing.asked.popleft()(_patience(left))
+        if answer[0].get("gone"):  # asked for before it was drawn
+            answer = self._ask("sample", drawing.n, b"", left, **drawing.body(start))
+        if answer[0].get("gone"):
+            raise EchoError(f"the server no longer has the batch of {drawing.n} that this is a part of; draw such large batches in fewer threads")
+        return answer
+
+    def batches(self, n: int, timeout: float | None, beta: float | None, prefetch: int) -> Iterator[RemoteSample]:
+        """Batches of n in the order in which they were drawn, `prefetch` of them on the way while one is worked on; ends when the server
+        is closed. Of large ones, as many messages as `AHEAD` says."""
+        drawings: deque[Drawing] = deque()
+
+        def answered() -> None:
+            while len(drawings) <= prefetch:
+                drawings.append(self._begin(n, beta))
+            self._ask_ahead(drawings, 1 + max(prefetch, AHEAD))
+
+        try:
+            while True:
+                answered()
+                # Those that were not there when they were asked for come after the one that was drawn next, and are asked for again with it.
+                for _ in range(len(drawings)):
+                    if (drawing := drawings[0]).asked:
+                        drawing.first = drawing.asked.popleft()(_patience(timeout))
+                    if drawing.first is None or "wait" not in drawing.first[0]:
+                        break
+                    drawing.first, drawing.to_ask = None, 0
+                    drawing.asked.clear()
+                    drawings.rotate(-1)
+                sample = self._finish(drawings[0], timeout, answered)
+                drawings.popleft()
+                yield sample
+        except ClosedError:
+            return
+
+    def _ask_ahead(self, drawings: Iterable[Drawing], most: int) -> None:
+        """Have up to `most` messages of these batches under way, in order."""
+        under_way = sum(len(drawing.asked) for drawing in drawings)
+        for drawing in drawings:
+            while drawing.to_ask < drawing.n and under_way < most:
+                drawing.asked.append(self._send("sample", drawing.n, b"", **drawing.body(drawing.to_ask)))
+                drawing.to_ask = min(drawing.to_ask + drawing.step, drawing.n)
+                under_way += 1
+
+    def _until_there(self, op: str, n: int, blob: bytes, timeout: float | None, more: dict[str, Any]) -> tuple[dict[str, Any], Buffer]:
+        """Ask until the answer is not "wait"."""
+        seconds = self._timeout if timeout is None else timeout
+        began, pause, told = time.monotonic(), POLL[0], False
+        while True:
+            answer = self._ask(op, n, blob, timeout, **more)
+            reason = answer[0].get("wait")
+            if reason is None:
+                return answer
+            waited = time.monotonic() - began
+            if waited >= seconds:
+                raise EchoTimeoutError(f"{op}() waited {seconds:g} s: {reason}")
+            if waited > PATIENCE and not told:
+                told = True
+                _log.warning("%s() has waited 5 s: %s", op, reason)
+            time.sleep(min(pause, max(0.0, seconds - waited)))
+            pause = min(pause * 2, POLL[1])
+
+    def _ask(self, op: str, n: int, blob: bytes, timeout: float | None, **body: Any) -> tuple[dict[str, Any], Buffer]:
+        return self._send(op, n, blob, **body)(_patience(timeout))
+
+    def _send(self, op: str, n: int, blob: bytes, **body: Any) -> Pending:
+        if self._name is not None:
+            body["table"] = self._name
+        return self._send_request(op, {"n": n, **body}, blob)
+
+
+def _patience(timeout: float | None) -> float | None:
+    """Seconds for an answer: "is there a batch now" still needs one; None is the connection's own time."""
+    return None if timeout is None or timeout == math.inf else max(1.0, timeout)
+
+
+def _parts(keys: Keys, most: int) -> Iterator[Keys]:
+    """`keys` in runs of at most `most`."""
+    return (keys[start : start + most] for start in range(0, keys.size, most))
+
+
+def weights_of(probabilities: np.ndarray, beta: float) -> np.ndarray:
+    """As `ReplayTable` weighs a batch: (1 / (N p))^beta, the largest 1."""
+    weights: np.ndarray = ((probabilities.min() / probabilities) ** beta).astype(np.float32)
+    return weights

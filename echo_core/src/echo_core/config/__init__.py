@@ -1,0 +1,1 @@
+"""Configuration: files, environment, command line and arguments, merged and checked."""

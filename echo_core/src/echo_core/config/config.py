@@ -1,0 +1,368 @@
+"""Configuration: defaults < files < environment < command line < arguments, checked twice.
+
+First core reads its own keys and finds the plugin that a `type` names; then the plugin's own
+dataclass of options checks the rest, when that plugin is needed and not before: a worker reads
+the same file as its learner without having the learner's plugins installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from ..base.address import Address
+from ..base.errors import AddressError, ConfigError, PluginError, did_you_mean, nearest
+from ..base.option_reader import Text, build_options
+from ..plugins.discovery import PluginHost
+from ..spec.example import from_table
+from ..store.sampler import Sampler
+from ..wire.transport import Transport
+from .layers import Layer, from_command_line, from_environment, from_file, from_mapping
+from .sections import (
+    KEYS,
+    ClientConfig,
+    PluginChoice,
+    PluginsConfig,
+    SecurityConfig,
+    ServerConfig,
+)
+from .table_config import table_configs
+
+__all__ = [
+    "ClientConfig",
+    "Config",
+    "PluginChoice",
+    "PluginsConfig",
+    "SecurityConfig",
+    "ServerConfig",
+    "Text",
+    "build_options",
+    "client_arguments",
+    "load",
+    "server_arguments",
+]
+
+Source = str | os.PathLike[str] | Mapping[str, Any]
+
+
+class Config:
+    """A whole configuration, checked as far as core knows it. Made by `load`.
+
+    Attributes:
+        server, client, security, plugins: the sections.
+        example: the pytree that the tables of `[example]` describe; None without them.
+        host: the installed plugins under the settings of `[plugins]`.
+    """
+
+    server: ServerConfig
+    client: ClientConfig
+    security: SecurityConfig
+    plugins: PluginsConfig
+    host: PluginHost
+    example: Any
+
+    def __init__(self, layer: Layer, env: Mapping[str, str] | None = None) -> None:
+        self._layer = layer
+        self._env = env
+        self._origins = layer.dotted_origins()
+        self._check_keys()
+        sections = {name: {} for name in KEYS} | layer.nested()
+        self.example = from_table(sections["example"]) if "example" in sections else None
+        self.plugins = self._build(PluginsConfig, sections["plugins"], "plugins")
+        self.host = PluginHost(self.plugins.disable, self.plugins.require, env)
+        self.security = self._build(SecurityConfig, sections["security"], "security")
+        self.server = self._server(sections["server"])
+        self.client = self._client(sections["client"])
+
+    def origin(self, key: str) -> str:
+        """Where the value of a dotted key came from: a file's path, "environment variable X", ...
+
+        Keys that nobody gave have the origin "default".
+
+        Raises:
+            ConfigError: there is no such key.
+        """
+        path = tuple(key.split("."))
+        if key not in self._origins:
+            self._check_key(path, "")
+        return self._origins.get(key, "default")
+
+    def require(self, key: str) -> Any:
+        """The value of a core key such as "server.batch_size".
+
+        Raises:
+            ConfigError: it is not given; shows the two ways to give it.
+        """
+        self.origin(key)
+        section, _, name = key.partition(".")
+        value = getattr(getattr(self, section), name)
+        if value is None:
+            variable = "ECHO_" + key.upper().replace(".", "__")
+            raise ConfigError(
+                f"{key} is missing; add {name} = ... under [{section}], or set {variable}"
+            )
+        return value
+
+    def explain(self) -> list[tuple[str, Any, str]]:
+        """Every key that has a value, as `(key, value, origin)`, defaults included."""
+        lines = {".".join(path): value for path, value in self._layer.values.items()}
+        for section, names in KEYS.items():
+            for name in names:
+                key = f"{section}.{name}"
+                if key in lines or key not in self._origins:
+                    value = getattr(getattr(self, section), name, None)
+                    lines[key] = value.type if isinstance(value, PluginChoice) else value
+        return [(key, lines[key], self.origin(key)) for key in sorted(lines)]
+
+    def check(self) -> None:
+        """Load every plugin that is mentioned and check its options too.
+
+        Raises:
+            ConfigError, PluginError: the first thing that is wrong.
+        """
+        self.host.check_required()
+        self.server.sampler.create()
+        for table in self.server.tables:
+            table.check()
+        for transport in self.server.transports:
+            transport.create()
+        if self.client.address is not None or self.client.options:
+            self.connect_options()
+
+    def connect_options(self) -> dict[str, Any]:
+        """What to connect with besides the address: the options of `[client]` and those behind
+        the `?` of its address, checked and converted; only those that were given.
+
+        Raises:
+            PluginError: the transport is missing or broken.
+            ConfigError: the address is missing, or an option is unknown or of the wrong type.
+        """
+        near = nearest("address", self.client.options) if self.client.address is None else None
+        if near is not None:
+            origin = self.origin(f"client.{near}")
+            raise ConfigError(f"{origin}: client.{near}: unknown key; did you mean 'address'?")
+        address: Address = self.require("client.address")
+        given: dict[str, Any] = {key: Text(value) for key, value in address.options.items()}
+        for key in ("timeout", "name"):
+            if f"client.{key}" in self._origins and getattr(self.client, key) is not None:
+                given[key] = getattr(self.client, key)
+        given |= self.client.options
+        if "token" in given:
+            raise ConfigError(
+                f"{self.origin('client.address')}: client.token: a token belongs into [security], "
+                "where it does not show"
+            )
+        try:
+            plugin = self.host.transport_class(address.scheme)
+        except PluginError as error:
+            origin = self.origin("client.address")
+            raise type(error)(f"{origin}: client.address: {error}") from error
+        checked: Any = build_options(plugin.ConnectOptions, given, "client", self._origins)
+        return {key: getattr(checked, key) for key in given}
+
+    def replace(self, overrides: Mapping[str, Any]) -> Config:
+        """This configuration with arguments over it, as `load(..., overrides=...)` takes them."""
+        layer = Layer()
+        layer.merge(self._layer)
+        layer.merge(from_mapping(overrides, "arguments"))
+        return Config(layer, self._env)
+
+    def __repr__(self) -> str:
+        given = sorted(self._layer.values.items())
+        shown = [f"{'.'.join(path)}={value!r}" for path, value in given]
+        return f"Config({', '.join(shown)})"
+
+    def _build(self, cls: type[Any], mapping: Mapping[str, Any], where: str) -> Any:
+        return build_options(cls, mapping, where, self._origins)
+
+    def _server(self, table: dict[str, Any]) -> ServerConfig:
+        sampler = table.pop("sampler", None) or {"type": "fifo"}
+        transport = table.pop("transport", None)
+        table["sampler"] = self._choice("sampler", sampler, "server.sampler")
+        if transport is None:
+            transports = []
+        elif any(key.isdigit() for key in transport):
+            transports = [
+                self._choice("transport", transport[key], f"server.transport.{key}")
+                if key.isdigit()
+                else self._mixed(key)
+                for key in sorted(transport, key=lambda key: (len(key), key))
+            ]
+        else:
+            transports = [self._choice("transport", transport, "server.transport")]
+        table["transports"] = transports
+        tables = table.pop("tables", None)
+        if tables is not None:
+            if "server.sampler" in self._origins:
+                raise ConfigError(
+                    f"{self.origin('server.sampler')}: server.sampler: each of [[server.tables]] has a sampler of its own; "
+                    "keep one or the other"
+                )
+            if not isinstance(tables, Mapping):
+                raise ConfigError(f"{self.origin('server.tables')}: server.tables: must be a list of tables: [[server.tables]]")
+            table["tables"] = table_configs(tables, self._origins, self.host)
+        return self._build(ServerConfig, table, "server")  # type: ignore[no-any-return]
+
+    def _mixed(self, key: str) -> PluginChoice:
+        origin = self.origin(f"server.transport.{key}")
+        raise ConfigError(
+            f"{origin}: server.transport.{key}: transport is a list; "
+            f"say which one is meant: server.transport.0.{key}"
+        )
+
+    def _choice(
+        self, kind: Literal["transport", "sampler"], table: Any, where: str
+    ) -> PluginChoice:
+        options = dict(table)
+        name = options.pop("type", None)
+        if not isinstance(name, str) or not name:
+            origin = self._origins.get(f"{where}.type") or self._origins.get(where)
+            example = "tcp" if kind == "transport" else "fifo"
+            raise ConfigError(f'{origin}: {where}: has no type; add type = "{example}"')
+        return PluginChoice(kind, str(name), options, where, self._origins, self.host)
+
+    def _client(self, table: dict[str, Any]) -> ClientConfig:
+        core = {key: value for key, value in table.items() if key in KEYS["client"]}
+        free = {key: value for key, value in table.items() if key not in core}
+        if core.get("address") is not None:
+            try:
+                core["address"] = Address.parse(core["address"])
+            except AddressError as error:
+                origin = self.origin("client.address")
+                raise ConfigError(f"{origin}: client.address: {error}") from error
+        config: ClientConfig = self._build(ClientConfig, core, "client")
+        return dataclasses.replace(config, options=free)
+
+    def _check_keys(self) -> None:
+        for path, origin in self._layer.origins.items():
+            self._check_key(path, origin)
+
+    def _check_key(self, path: tuple[str, ...], origin: str) -> None:
+        said = f"{origin}: " if origin else ""
+        section = path[0]
+        if section == "example" and len(path) > 1:  # names of leaves are free
+            return
+        if section not in KEYS:
+            sections = [*KEYS, "example"]
+            hint = did_you_mean(section, sections) or f"; there are {', '.join(sections)}"
+            raise ConfigError(f"{said}{'.'.join(path)}: no section {section!r}{hint}")
+        if len(path) == 1:
+            if origin:
+                raise ConfigError(f"{said}{section}: must be a table: [{section}]")
+        elif section != "client" and path[1] not in KEYS[section]:
+            hint = did_you_mean(path[1], KEYS[section])
+            hint = hint or f"; known here: {', '.join(KEYS[section])}"
+            raise ConfigError(f"{said}{'.'.join(path)}: unknown key{hint}")
+
+
+def load(
+    *sources: Source,
+    env: Mapping[str, str] = os.environ,
+    command_line: Iterable[str] = (),
+    overrides: Mapping[str, Any] | None = None,
+) -> Config:
+    """Read a configuration; of two sources the later one wins, key by key.
+
+    Args:
+        sources: paths of TOML files, or mappings of sections (from Hydra, pydantic, ...).
+        env: variables such as ECHO_SERVER__TRANSPORT__PORT win over the sources.
+        command_line: items such as `"server.batch_size=64"` win over the environment.
+        overrides: a mapping, or dotted keys, given by the program; wins over everything.
+
+    Raises:
+        ConfigError: a key is unknown or a value does not fit; names origin, key and suggestion.
+        SecurityError: a file with a token in it can be read by other users.
+        PluginError: `[plugins] require` is not met.
+    """
+    layer = Layer()
+    for number, source in enumerate(sources, 1):
+        if isinstance(source, Mapping):
+            layer.merge(from_mapping(source, f"mapping {number}"))
+        else:
+            layer.merge(from_file(source))
+    layer.merge(from_environment(env))
+    layer.merge(from_command_line(command_line))
+    layer.merge(from_mapping(overrides or {}, "arguments"))
+    config = Config(layer, None if env is os.environ else env)
+    config.host.check_required()
+    return config
+
+
+def server_arguments(
+    source: Source | Config | Iterable[Source], overrides: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Keyword arguments for `Server`, with its sampler and transports made; `tables` still have to be given their examples, by
+    `table_config.with_tables`.
+
+    `overrides` are keyword arguments of `Server`: those that are keys of `[server]` win over the
+    sources, the others (and objects, such as a `Transport`) are passed on as they are.
+
+    Raises what `load` and `PluginChoice.create` raise; ConfigError without a batch size.
+    """
+    config, passed = _with_arguments(source, "server", overrides or {})
+    security = config.security
+    arguments: dict[str, Any] = {
+        "batch_size": config.require("server.batch_size"),
+        "num_buffers": config.server.num_buffers,
+        "lease_timeout": config.server.lease_timeout,
+        "pinned": config.server.pinned,
+        "host": config.host,
+    }
+    if config.server.tables and "tables" not in passed:
+        arguments["tables"] = list(config.server.tables)
+    elif "sampler" not in passed and "tables" not in passed:
+        arguments["sampler"] = config.server.sampler.create()
+    if "transport" not in passed and config.server.transports:
+        arguments["transport"] = [
+            transport.create(auth=security.auth, allow_insecure=security.allow_insecure)
+            for transport in config.server.transports
+        ]
+    if "token" not in passed and security.names_token:
+        arguments["token"] = security.accepted()
+    config.host.observers().hook.echo_configure(config=config)
+    return arguments | passed
+
+
+def client_arguments(
+    source: Source | Config | Iterable[Source], overrides: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Keyword arguments for `Client`, its address (without options) among them.
+
+    `overrides` are keyword arguments of `Client`; they win over the sources.
+
+    Raises what `load` and `Config.connect_options` raise; ConfigError without an address.
+    """
+    config, passed = _with_arguments(source, "client", overrides or {})
+    security = config.security
+    options = config.connect_options()
+    address = dataclasses.replace(config.require("client.address"), options={})
+    arguments = {"address": address, "auth": security.auth, **options}
+    if "token" not in passed and security.names_token:
+        arguments["token"] = security.find_token()
+    config.host.observers().hook.echo_configure(config=config)
+    return arguments | passed
+
+
+def _with_arguments(
+    source: Any, section: str, overrides: Mapping[str, Any]
+) -> tuple[Config, dict[str, Any]]:
+    if not isinstance(source, Config):
+        one = isinstance(source, (str, os.PathLike, Mapping))
+        if not one and not isinstance(source, Iterable):
+            raise ConfigError(f"a configuration is the path of a TOML file, a mapping, or several in a list, not {source!r}")
+        source = load(*([source] if one else source))
+    passed = {key: value for key, value in overrides.items() if _is_passed(section, key, value)}
+    given = {key: value for key, value in overrides.items() if key not in passed}
+    return source.replace({section: given}) if given else source, passed
+
+
+def _is_passed(section: str, key: str, value: Any) -> bool:
+    """Whether a keyword argument is none of the configuration's business."""
+    if section == "client":
+        return key in ("token", "auth", "tables")
+    members = value if isinstance(value, (list, tuple)) else [value]
+    if key == "tables":
+        return not all(isinstance(table, Mapping) for table in members)
+    return key not in KEYS[section] or any(isinstance(v, (Transport, Sampler)) for v in members)

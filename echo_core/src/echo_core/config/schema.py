@@ -1,0 +1,146 @@
+"""A JSON Schema (2020-12) of Echo's configuration, put together from the option dataclasses of core and of the installed plugins."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Union
+
+from ..base.errors import PluginError
+from ..plugins import discovery
+from ..plugins.discovery import PluginHost
+from .sections import PluginsConfig, SecurityConfig, ServerConfig
+from .table_config import ITEMS, LIMITERS, TableConfig
+
+__all__ = ["configuration_schema", "options_schema"]
+
+_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", Path: "string", bytes: "string"}
+
+
+def options_schema(cls: type[Any]) -> dict[str, Any]:
+    """The schema of a table that `build_options(cls, ...)` takes. A field that only code can give (a class of its own) takes anything."""
+    hints = typing.get_type_hints(cls)
+    properties, required = {}, []
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        described = _type(hints[field.name])
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            required.append(field.name)
+        elif isinstance(field.default, (str, int, float, bool)) and field.repr:
+            described = {**described, "default": field.default}
+        properties[field.name] = described
+    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**schema, "required": required} if required else schema
+
+
+def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
+    """The schema of a whole configuration file. Plugins that cannot be loaded are left out, so their tables count as mistakes."""
+    host = host or discovery.default
+    transports = _choices(host, discovery.TRANSPORTS)
+    samplers = _choices(host, discovery.SAMPLERS)
+    server = options_schema(ServerConfig)
+    del server["properties"]["transports"]
+    server.pop("required", None)
+    address = {"type": "string", "description": "an address such as scheme://host:port?option=value"}
+    one = {"anyOf": [address, *transports]}
+    server["properties"]["transport"] = {"anyOf": [one, {"type": "array", "items": one}]}
+    server["properties"]["sampler"] = {"anyOf": [{"type": "string"}, *samplers]}
+    table = options_schema(TableConfig)
+    del table["properties"]["where"], table["properties"]["origin"]
+    of_table = {"anyOf": [{"type": "string"}, *map(_without_capacity, samplers)]}
+    table["properties"] |= {"sampler": of_table, "remover": of_table}
+    table["properties"]["rate_limiter"] = {"anyOf": [_typed(name, options) for name, (options, _) in LIMITERS.items()]}
+    table["properties"]["items"] = {"anyOf": [_typed(name, options) for name, options in ITEMS.items()]}
+    server["properties"]["tables"] = {"type": "array", "items": table}
+    client = _client(host)
+    security = options_schema(SecurityConfig)
+    security["properties"]["token"] = {"type": "string"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Echo",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "server": server,
+            "client": {"type": "object", "properties": client, "additionalProperties": False},
+            "security": security,
+            "plugins": options_schema(PluginsConfig),
+            "example": {"type": "object", "description": "what a sample looks like: nested tables; a leaf has a dtype and a shape"},
+        },
+    }
+
+
+def _client(host: PluginHost) -> dict[str, Any]:
+    """The properties of [client]: its own, and of every transport those that connecting takes, each with the transports that know it.
+
+    Which transport it will be is said by the address, so an editor is offered the options of all of them.
+    """
+    own = {"address": {"type": "string"}, "timeout": {"type": "number", "default": 30.0}, "name": {"type": "string"}}
+    forms: dict[str, list[dict[str, Any]]] = {}
+    users: dict[str, list[str]] = {}
+    for record in host.examine(discovery.TRANSPORTS):
+        if record.error is not None or record.disabled is not None:
+            continue
+        try:
+            cls = host.transport_class(record.name)
+        except PluginError:
+            continue
+        for key, described in options_schema(cls.ConnectOptions)["properties"].items():
+            if key not in own and key != "token":  # the token belongs into [security]
+                users.setdefault(key, []).append(record.name)
+                if described not in forms.setdefault(key, []):
+                    forms[key].append(described)
+    for key, found in forms.items():
+        own[key] = {**(found[0] if len(found) == 1 else {"anyOf": found}), "description": f"of {', '.join(users[key])}"}
+    return own
+
+
+def _choices(host: PluginHost, group: str) -> list[dict[str, Any]]:
+    """One schema for each installed plugin: its options, and a `type` that names it."""
+    found = []
+    for record in host.examine(group):
+        if record.error is not None or record.disabled is not None:
+            continue
+        try:
+            cls = host.transport_class(record.name) if group == discovery.TRANSPORTS else host.sampler_class(record.name)
+        except PluginError:
+            continue
+        schema = options_schema(cls.Options)
+        schema["properties"] = {"type": {"const": record.name}, **schema["properties"]}
+        schema["required"] = ["type", *schema.get("required", [])]
+        summary = getattr(record.info, "summary", "")
+        found.append({"title": f"{record.name}: {summary}" if summary else record.name, **schema})
+    return found
+
+
+def _without_capacity(sampler: dict[str, Any]) -> dict[str, Any]:
+    """Of a sampler in a table, which gives it its own capacity."""
+    properties = {key: value for key, value in sampler["properties"].items() if key != "capacity"}
+    return {**sampler, "properties": properties, "required": ["type", *(key for key in sampler["required"][1:] if key != "capacity")]}
+
+
+def _typed(name: str, options: type[Any]) -> dict[str, Any]:
+    """Of a table whose `type` says which options it has."""
+    schema = options_schema(options)
+    properties = {"type": {"const": name}, **schema["properties"]}
+    return {"title": name, **schema, "properties": properties, "required": ["type", *schema.get("required", [])]}
+
+
+def _type(hint: Any) -> dict[str, Any]:
+    kind, members = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in (Union, types.UnionType):
+        parts = [_type(member) for member in members if member is not type(None)]
+        return parts[0] if len(parts) == 1 else {"anyOf": parts}  # TOML has no null: None is said by leaving the key out
+    if kind is Literal:
+        return {"enum": list(members)}
+    if kind in (tuple, list):
+        return {"type": "array", **({"items": _type(members[0])} if members else {})}
+    if kind in (dict, Mapping):
+        return {"type": "object"}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return options_schema(kind)
+    return {"type": _NAMES[kind]} if kind in _NAMES else {}

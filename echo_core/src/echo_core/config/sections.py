@@ -1,0 +1,167 @@
+"""What a configuration consists of: its sections, and the choice of a plugin, as dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ..base.address import Address
+from ..base.errors import PluginError
+from ..base.option_reader import build_options
+from ..plugins.discovery import PluginHost
+from ..security.tokens import Token, find_tokens
+
+__all__ = [
+    "KEYS",
+    "ClientConfig",
+    "PluginChoice",
+    "PluginsConfig",
+    "SecurityConfig",
+    "ServerConfig",
+]
+
+# The keys people may write in each section; [client] takes options of its transport as well.
+KEYS: dict[str, tuple[str, ...]] = {
+    "server": ("batch_size", "sampler", "transport", "tables", "num_buffers", "lease_timeout", "pinned"),
+    "client": ("address", "timeout", "name"),
+    "security": ("token_file", "token", "auth", "allow_insecure"),
+    "plugins": ("disable", "require"),
+}
+
+
+PluginClass = type[Any]  # inside PluginChoice, `type` is a field
+
+
+@dataclass(frozen=True)
+class PluginChoice:
+    """A plugin chosen by `type`, with options that nobody has checked yet.
+
+    Attributes:
+        kind: what is chosen.
+        type: the plugin's name.
+        options: the other keys of the table.
+        where: the table's dotted key.
+    """
+
+    kind: Literal["transport", "sampler"]
+    type: str
+    options: Mapping[str, Any]
+    where: str
+    origins: Mapping[str, str] = field(repr=False, compare=False)
+    host: PluginHost = field(repr=False, compare=False)
+
+    def load(self) -> PluginClass:
+        """The plugin's class. Raises PluginError, naming the key and where it was given."""
+        find = self.host.transport_class if self.kind == "transport" else self.host.sampler_class
+        try:
+            return find(self.type)
+        except PluginError as error:
+            origin = self.origins.get(f"{self.where}.type")
+            if origin is None:
+                raise
+            raise type(error)(f"{origin}: {self.where}: {error}") from error
+
+    def create(self, **fallbacks: Any) -> Any:
+        """Check the options and make the transport or sampler.
+
+        Args:
+            fallbacks: values for options that are not given, where the plugin has such options.
+
+        Raises:
+            PluginError: the plugin is missing or broken.
+            ConfigError: an option is unknown, missing or of the wrong type.
+        """
+        return self.load()(**self.checked(**fallbacks))
+
+    def checked(self, **fallbacks: Any) -> dict[str, Any]:
+        """The options that are given, checked and converted, with those `fallbacks` that the plugin has. Raises as `create`."""
+        plugin = self.load()
+        known = {field.name for field in dataclasses.fields(plugin.Options)}
+        given = {key: value for key, value in fallbacks.items() if key in known}
+        given |= self.options
+        checked: Any = build_options(plugin.Options, given, self.where, self.origins)
+        values = {key: getattr(checked, key) for key in given}
+        return {key: value.given if isinstance(value, Token) else value for key, value in values.items()}
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """`[server]`. A learner needs `batch_size`; the other keys have defaults."""
+
+    sampler: PluginChoice
+    transports: tuple[PluginChoice, ...] = ()
+    tables: tuple[Any, ...] = ()  # of table_config.TableConfig
+    batch_size: int | None = None
+    num_buffers: int = 3
+    lease_timeout: float = 10.0
+    pinned: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {self.batch_size}")
+        if self.num_buffers < 2:
+            raise ValueError(f"num_buffers must be at least 2, not {self.num_buffers}")
+        if not self.lease_timeout >= 0:
+            raise ValueError(f"lease_timeout must be 0 or more seconds, not {self.lease_timeout}")
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """`[client]`. All keys but these are options of the transport that `address` selects."""
+
+    address: Address | None = None
+    timeout: float = 30.0
+    name: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.timeout >= 0:
+            raise ValueError(f"timeout must be 0 or more seconds, not {self.timeout}")
+
+
+@dataclass(frozen=True)
+class SecurityConfig:
+    """`[security]`, for both ends."""
+
+    token_file: Path | None = None
+    token: Token | None = None
+    auth: bool = True
+    allow_insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if self.token is not None and self.token_file is not None:
+            raise ValueError("both a token and a file with a token are given; keep one")
+
+    @property
+    def names_token(self) -> bool:
+        """Whether these settings, and not only the environment, say where the token is."""
+        return self.auth and (self.token is not None or self.token_file is not None)
+
+    def find_token(self) -> Token | None:
+        """The token these settings lead to; None without authentication. Raises SecurityError."""
+        tokens = self._tokens() if self.auth else None
+        return tokens[0] if tokens else None
+
+    def accepted(self) -> Path | list[Token] | None:
+        """What a server takes as `token=`: a file as such, so that it is read again when it changes.
+
+        None without authentication. Raises SecurityError.
+        """
+        tokens = self._tokens() if self.auth else None
+        return self.token_file if tokens and self.token_file is not None else tokens
+
+    def _tokens(self) -> list[Token]:
+        if self.token is None:
+            return find_tokens(self.token_file)
+        return find_tokens(self.token.given)
+
+
+@dataclass(frozen=True)
+class PluginsConfig:
+    """`[plugins]`: what to ignore, and which versions must be there."""
+
+    disable: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()

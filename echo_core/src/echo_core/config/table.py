@@ -1,0 +1,279 @@
+"""What a replay table is made of: storage, sampler, remover, rate limiter."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from numbers import Real
+from typing import Any
+
+from ..base.errors import ConfigError
+from ..plugins import discovery
+from ..spec.spec import Spec
+from ..store.replay.policy_lag import Lags
+from ..store.replay.rate_limiters import MinSize, RateLimiter
+from ..store.replay.replay_table import ReplayTable
+from ..store.sampler import Sampler
+from ..store.steps.items import FrameStack, Items, Slices
+from ..store.steps.step_layout import Layout
+from ..store.steps.step_table import StepTable
+from ..store.steps.steps import Steps
+
+__all__ = ["Table", "make_sampler"]
+
+MAX_CAPACITY = (1 << 31) - 1
+MAX_SEED = (1 << 128) - 1
+NAME_LIMIT = 64
+EVENLY = "uniform"  # the sampler whose draws `Slices(by="steps")` makes for it: it has no preferences of its own
+_serving: dict[int, tuple[weakref.ref[Sampler], weakref.ref[ReplayTable]]] = {}  # samplers by id, as they need not be hashable, and their tables
+A_SAMPLER = "a name such as 'uniform', a mapping {'type': name, ...}, or a Sampler"
+OLDEST = "fifo"  # the remover that tables have themselves: the oldest goes, and no sampler needs to be installed for it
+
+
+class Table:
+    """A description of a table, for `Server(tables=[...])`; `server.tables[name]` then is the table itself, a `ReplayTable`.
+
+    Args:
+        name: what workers call it in `send(sample, table=name)`.
+        example: a pytree of numpy arrays: one sample of this table.
+        capacity: items it holds at most; with `items`, steps.
+        sampler: which items make the next batch: a sampler's name, `{"type": name, ...}`, or a `Sampler` of the same capacity.
+        remover: which item goes when it is full: "fifo" (the oldest), or a sampler whose next draw goes. The name of a
+            sampler that `evicts` itself, such as "hot_cold" for both: that one decides.
+        rate_limiter: when inserts and samples wait; None is `MinSize(1)`.
+        max_times_sampled: an item goes after so many samples; 0 keeps it. None takes 1 with `Queue` and `Stack`, otherwise 0.
+        max_bytes: of the items, beside `capacity`: whichever is reached first.
+        beta: exponent of importance weights, from 0 to 1; None takes the sampler's `beta` option, or 0.4.
+        seed: of the table's generator of random numbers; None draws one.
+        storage: path of a new file to keep the items in, for tables larger than memory; it is unlinked when made, and its space reserved.
+        policy_versions: keep with every item the version of the policy that made it; `Sample.info.policy_versions` tells them, `stats()`
+            has a histogram of the lags. The next two imply it.
+        max_policy_lag: items that lag further behind the version published last go at once, and later arrivals of that age with them.
+        lag_weight: multiplies an item's importance weight for each version it lags behind; above 0, at most 1.
+        lease_timeout: seconds in which a learner has to `ack` the keys it was given; what it has not is given out again. Of tables whose
+            items are sampled once (`Queue`, `max_times_sampled=1`); None gives them away for good.
+        items: None, or what items are where `example` is one step of an episode and workers send `Steps`: `Sequences(...)`, `NStep(...)`
+            or `Slices(...)`. Such a table keeps no policy versions.
+        stack: `FrameStack(4, leaf="obs")`, or several of them: leaves whose last values are stacked when they are sampled.
+
+    Raises:
+        ConfigError: something does not fit together, naming the table.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        example: Any,
+        *,
+        capacity: int,
+        sampler: Sampler | str | Mapping[str, Any],
+        remover: Sampler | str | Mapping[str, Any] = OLDEST,
+        rate_limiter: RateLimiter | None = None,
+        max_times_sampled: int | None = None,
+        max_bytes: int | None = None,
+        beta: float | None = None,
+        seed: int | None = None,
+        storage: str | os.PathLike[str] | None = None,
+        policy_versions: bool = False,
+        max_policy_lag: int | None = None,
+        lag_weight: float = 1.0,
+        lease_timeout: float | None = None,
+        items: Items | None = None,
+        stack: FrameStack | Sequence[FrameStack] | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not 1 <= len(name) <= NAME_LIMIT or not name.isprintable():
+            raise ConfigError(f"a table's name must be printable text of 1 to {NAME_LIMIT} characters, not {name!r}")
+        self.name = name
+        self.spec = example.step if isinstance(example, Steps) else Spec.from_example(example)
+        self.capacity = _whole(name, "capacity", capacity, 1, MAX_CAPACITY)
+        if max_bytes is not None:
+            rows = _whole(name, "max_bytes", max_bytes, 1, 1 << 62) // max(1, self.spec.sample_bytes)
+            if rows < 1:
+                raise ConfigError(f"table {name!r}: max_bytes {max_bytes} is less than one item of {self.spec.sample_bytes} bytes")
+            self.capacity = min(self.capacity, rows)
+        self.layout: Layout | None = None
+        self.steps = 0
+        if items is not None:
+            self.layout, self.steps = _layout(name, self.spec, items, stack), self.capacity
+            needed = self.layout.lookback + self.layout.forward
+            if self.steps < needed:
+                raise ConfigError(f"table {name!r}: capacity={self.steps} steps are fewer than the {needed} of one item; raise capacity")
+            self.capacity = min(items.most(self.steps), MAX_CAPACITY)
+        elif stack is not None:
+            raise ConfigError(f"table {name!r}: stack={stack!r} needs steps that follow each other; give the table items=NStep(...)")
+        self.limiter = MinSize(1) if rate_limiter is None else rate_limiter
+        if not isinstance(self.limiter, RateLimiter):
+            raise ConfigError(f"table {name!r}: rate_limiter must be a RateLimiter such as MinSize(1), not {rate_limiter!r}")
+        if max_times_sampled is None:
+            max_times_sampled = 1 if self.limiter.once else 0
+        self.max_times_sampled = _whole(name, "max_times_sampled", max_times_sampled, 0, (1 << 31) - 1)
+        if isinstance(items, Slices) and items.by == "steps" and (self.max_times_sampled or _name_of(sampler) != EVENLY):
+            raise ConfigError(
+                f"table {name!r}: Slices(by='steps') makes every slice equally likely, which needs sampler={EVENLY!r} and no "
+                f"max_times_sampled; or take Slices(by='episodes')"
+            )
+        if beta is not None and (isinstance(beta, bool) or not isinstance(beta, Real) or not 0 <= beta <= 1):
+            raise ConfigError(f"table {name!r}: beta must be from 0 to 1, not {beta!r}")
+        self.lags: Lags | None = None
+        if max_policy_lag is not None:
+            max_policy_lag = _whole(name, "max_policy_lag", max_policy_lag, 0, (1 << 63) - 1)
+        if isinstance(lag_weight, bool) or not isinstance(lag_weight, (int, float)) or not 0 < lag_weight <= 1:
+            raise ConfigError(f"table {name!r}: lag_weight must be above 0 and at most 1, not {lag_weight!r}")
+        if policy_versions or max_policy_lag is not None or lag_weight != 1:
+            self.lags = Lags(max_policy_lag, float(lag_weight))
+            if items is not None:
+                raise ConfigError(
+                    f"table {name!r}: items over steps keep no policy versions; make the version a leaf of the step, and leave out "
+                    f"policy_versions, max_policy_lag and lag_weight"
+                )
+        if lease_timeout is not None:
+            if isinstance(lease_timeout, bool) or not isinstance(lease_timeout, (int, float)) or not 1e-3 <= lease_timeout <= 1e9:
+                raise ConfigError(f"table {name!r}: lease_timeout must be a number of seconds from 0.001 to 1e9, not {lease_timeout!r}")
+            if self.max_times_sampled != 1:
+                raise ConfigError(
+                    f"table {name!r}: lease_timeout is for items that are sampled once: rate_limiter=Queue(...) or max_times_sampled=1"
+                )
+        self.lease_timeout = lease_timeout
+        if seed is not None:
+            seed = _whole(name, "seed", seed, 0, MAX_SEED)
+        if storage is not None and not isinstance(storage, (str, os.PathLike)):
+            raise ConfigError(f"table {name!r}: storage must be the path of a new file, not {storage!r}")
+        for what, choice in (("sampler", sampler), ("remover", remover)):
+            if not isinstance(choice, (Sampler, str, Mapping)):
+                raise ConfigError(f"table {name!r}: {what} must be {A_SAMPLER}, not {choice!r}")
+        self.sampler, self.remover, self.beta, self.seed, self.storage = sampler, remover, beta, seed, storage
+
+    @property
+    def sampler_name(self) -> str | None:
+        """The sampler's plugin, None where it was given as an object."""
+        return _name_of(self.sampler)
+
+    def make(self, batch_size: int, host: discovery.PluginHost | None = None) -> ReplayTable:
+        """The table itself, for batches of `batch_size`.
+
+        Raises:
+            PluginError: sampler or remover is not installed. MemoryError: it does not fit into memory.
+            OSError: the storage does not fit onto the disk, or its path is taken.
+            ConfigError: no batch could ever be drawn.
+        """
+        host = host or discovery.default
+        sampler = make_sampler(self.sampler, host, self.capacity)
+        if sampler.storage != "replay" or sampler.capacity != self.capacity:
+            raise ConfigError(
+                f"table {self.name!r}: sampler {type(sampler).__name__} is for {sampler.capacity or 'a stream of'} samples, "
+                f"the table holds {self.capacity}; give them the same capacity"
+            )
+        remover: Sampler | None = None
+        if sampler.evicts and not isinstance(self.remover, Sampler) and self.remover in (self.sampler_name, {"type": self.sampler_name}, self.sampler):
+            remover = sampler
+        elif self.remover != OLDEST:
+            remover = make_sampler(self.remover, host, self.capacity)
+        owned = {id(one): one for one in (sampler, remover) if one is not None}
+        for own in owned.values():
+            if len(own) or _serves(own):
+                raise ConfigError(
+                    f"table {self.name!r}: this {type(own).__name__} object serves a table already; make one for each table, or give a name and "
+                    f"options, such as {{'type': 'prioritized'}}, of which every table makes its own"
+                )
+        if remover is sampler and not sampler.evicts:
+            raise ConfigError(f"table {self.name!r}: sampler and remover are one {type(sampler).__name__}, which cannot be both; give it two of them")
+        reason = self.limiter.refusal(batch_size, self.capacity, sampler.replacement)
+        uses = self.max_times_sampled
+        if reason is None and uses:
+            if uses * self.capacity < batch_size:
+                reason = f"{self.capacity} items of {uses} samples each are too few; raise capacity or max_times_sampled"
+            elif self.limiter.samples_per_insert > uses and self.limiter.max_diff < float("inf"):
+                reason = f"{self.limiter} wants more samples of each item than max_times_sampled={uses} allows; raise it"
+        if reason:
+            raise ConfigError(f"table {self.name!r} with batches of {batch_size} could never be satisfied: {reason}")
+        beta = self.beta if self.beta is not None else getattr(sampler.options, "beta", None)
+        descriptor = -1
+        try:
+            if self.storage is not None:
+                descriptor = os.open(self.storage, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                os.unlink(self.storage)
+                self._reserve(descriptor, self.storage)
+            make: Callable[..., ReplayTable]
+            make = partial(ReplayTable, self.name, self.spec) if self.layout is None else partial(StepTable, self.name, self.layout, self.steps)
+            table = make(
+                self.capacity,
+                batch_size,
+                sampler,
+                remover,
+                self.limiter,
+                self.max_times_sampled,
+                self.seed,
+                0.4 if beta is None else beta,
+                descriptor,
+                self.lags,
+                self.lease_timeout,
+            )
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)  # the mapping keeps the file
+        for key, own in owned.items():
+            _serving[key] = weakref.ref(own, partial(_gone, key)), weakref.ref(table)
+        return table
+
+    def _reserve(self, descriptor: int, path: str | os.PathLike[str]) -> None:
+        """Here, as native code, which adds what alignment takes, knows neither the table's name nor the path."""
+        size = max(1, (self.steps or self.capacity) * self.spec.sample_bytes)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            text = f"table {self.name!r}: {size / 2**30:.3g} GiB of storage do not fit ({error.strerror}); free space there, or lower capacity or max_bytes"
+            raise OSError(error.errno, text, os.fspath(path)) from None
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r}, capacity={self.capacity}, sampler={self.sampler!r})"
+
+
+def _gone(key: int, _: object) -> None:
+    _serving.pop(key, None)
+
+
+def _serves(sampler: Sampler) -> bool:
+    """Whether a table of this process has it."""
+    known, table = _serving.get(id(sampler), (None, None))
+    return known is not None and table is not None and known() is sampler and table() is not None
+
+
+def make_sampler(choice: Sampler | str | Mapping[str, Any], host: discovery.PluginHost, capacity: int | None = None) -> Sampler:
+    """A sampler as a configuration names it; with a `capacity`, one for a replay table.
+
+    Raises:
+        ConfigError: the options do not fit. PluginError: it is not installed.
+    """
+    if isinstance(choice, Sampler):
+        return choice
+    if not isinstance(choice, (str, Mapping)):
+        raise ConfigError(f"a sampler is {A_SAMPLER}, not {choice!r}")
+    options: dict[str, Any] = {"type": choice} if isinstance(choice, str) else dict(choice)
+    try:
+        name = options.pop("type")
+    except KeyError:
+        raise ConfigError("the sampler's table needs a key 'type', such as {type = 'fifo'}") from None
+    if capacity is not None:
+        if options.get("capacity", capacity) != capacity:
+            raise ConfigError(f"sampler {name!r} is given capacity {options['capacity']}, its table {capacity}; leave the sampler's out")
+        options["capacity"] = capacity
+    return host.sampler_class(name)(**options)
+
+
+def _name_of(sampler: Sampler | str | Mapping[str, Any]) -> str | None:
+    return sampler.get("type") if isinstance(sampler, Mapping) else sampler if isinstance(sampler, str) else None
+
+
+def _layout(table: str, spec: Spec, items: Items, stack: FrameStack | Sequence[FrameStack] | None) -> Layout:
+    try:
+        return Layout(spec, items, stack)
+    except ConfigError as error:
+        raise ConfigError(f"table {table!r}: {error}") from error
+
+
+def _whole(table: str, what: str, value: Any, least: int, most: int) -> int:
+    if isinstance(value, bool) or not hasattr(type(value), "__index__") or not least <= value <= most:
+        raise ConfigError(f"table {table!r}: {what} must be a whole number from {least} to {most}, not {value!r}")
+    return int(value)

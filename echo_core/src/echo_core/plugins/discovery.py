@@ -1,0 +1,334 @@
+"""Finding plugins: listing imports nothing, selecting imports one, a broken one breaks no other.
+
+Plugins are entry points of installed distributions (see `echo_core.plugins.hookspecs`). pluggy's bulk
+loader is not used: it imports every plugin, lets one broken plugin break all, and skips a
+duplicate name without a word.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from typing import Any
+
+import pluggy
+
+from ..base.errors import (
+    ConfigError,
+    PluginConflict,
+    PluginError,
+    PluginNotFound,
+    PluginVersionError,
+    nearest,
+)
+from ..store.sampler import Sampler
+from ..wire.transport import Transport
+from .hookspecs import SamplerInfo, TransportInfo
+from .loading import (
+    KINDS,
+    OBSERVERS,
+    SAMPLERS,
+    TRANSPORTS,
+    PluginRecord,
+    failure,
+    import_class,
+    import_module,
+    load_info,
+    new_manager,
+    register,
+)
+
+__all__ = [
+    "OBSERVERS",
+    "SAMPLERS",
+    "TRANSPORTS",
+    "PluginHost",
+    "PluginRecord",
+    "client_class",
+    "installed",
+    "known",
+    "notify",
+    "observers",
+    "sampler",
+    "sampler_class",
+    "transport",
+    "transport_class",
+]
+
+# The only place where core names plugins: for telling how to install one that is not there.
+_EXTRAS: dict[str, dict[str, str]] = {
+    TRANSPORTS: {"tcp": "tcp", "tcps": "tcp", "shm": "shm", "grpc": "grpc", "grpcs": "grpc", "rdma": "rdma", "ucx": "rdma"},
+    SAMPLERS: dict.fromkeys(("fifo", "lifo", "uniform", "prioritized", "hot_cold", "min_heap", "max_heap"), "samplers"),
+}
+
+_log = logging.getLogger("echo")
+
+
+class PluginHost:
+    """The plugins of this environment, under one set of `[plugins]` settings.
+
+    Immutable, usable from any thread. The module's functions are those of a host without settings.
+    """
+
+    def __init__(
+        self,
+        disable: Iterable[str] = (),
+        require: Iterable[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Read the settings; nothing is looked up yet.
+
+        Args:
+            disable: plugin or distribution names to ignore, besides those in the environment
+                variable ECHO_DISABLE_PLUGINS (separated by commas or spaces).
+            require: requirements such as `"echo-rdma>=0.1"`, checked by `check_required`.
+            env: where ECHO_DISABLE_PLUGINS is read, now; None reads the process environment
+                at every look-up.
+        """
+        self.require = tuple(require)
+        self._disable = tuple(disable)
+        self._listed = None if env is None else env.get("ECHO_DISABLE_PLUGINS", "")
+
+    def installed(self, group: str) -> list[PluginRecord]:
+        """Every plugin of `group`, disabled and broken ones too, sorted by name.
+
+        Imports nothing. `error` tells of collisions and of imports that failed earlier; use
+        `examine` to try them all.
+        """
+        records = [record for record, _ in self._found(group)]
+        usable = [record for record in records if not record.disabled]
+        return [
+            record
+            if record.disabled
+            else replace(record, error=_collision(record, usable) or failure(record))
+            for record in records
+        ]
+
+    def examine(self, group: str) -> list[PluginRecord]:
+        """Like `installed`, but loads each enabled plugin so that `error` and `info` are known.
+
+        For listings made for people. A plugin that fails is reported and the next one is tried.
+        """
+        infos: dict[tuple[str, str], Any] = {}
+        for record, entry in self._found(group):
+            if not record.disabled:
+                try:
+                    infos[record.name, record.distribution] = load_info(record, entry)
+                except PluginError:
+                    continue  # `installed` shows it
+        return [
+            replace(record, info=infos.get((record.name, record.distribution)))
+            for record in self.installed(group)
+        ]
+
+    def transport(self, name: str) -> TransportInfo:
+        """The transport with this name or address scheme; imports the one module that has it.
+
+        Raises:
+            PluginNotFound: nothing of this name is installed and enabled.
+            PluginConflict: two distributions provide it.
+            PluginVersionError: it was written for another plugin API.
+            PluginError: its import failed or it does not describe itself properly.
+        """
+        info: TransportInfo = self._select(TRANSPORTS, name)[1]
+        return info
+
+    def sampler(self, name: str) -> SamplerInfo:
+        """The sampler with this name; raises like `transport`."""
+        info: SamplerInfo = self._select(SAMPLERS, name)[1]
+        return info
+
+    def transport_class(self, name: str) -> type[Transport]:
+        """The `Transport` subclass of this name or scheme, imported; raises like `transport`."""
+        record, info = self._select(TRANSPORTS, name)
+        return import_class(record, info.factory, Transport)
+
+    def client_class(self, name: str) -> type[Any]:
+        """The transport's own client class (`TcpClient`), imported; raises like `transport`.
+
+        Raises:
+            PluginError: also when the transport has none.
+        """
+        record, info = self._select(TRANSPORTS, name)
+        if info.client is None:
+            raise PluginError(
+                f'{record.title} has no client class of its own; use Client("{name}://...")'
+            )
+        return import_class(record, info.client)
+
+    def sampler_class(self, name: str) -> type[Sampler]:
+        """The `Sampler` subclass of this name, imported; raises like `transport`."""
+        record, info = self._select(SAMPLERS, name)
+        return import_class(record, info.factory, Sampler)
+
+    def observers(self, *extra: object) -> pluggy.PluginManager:
+        """A plugin manager with every observer of group `echo`, and `extra` objects, registered.
+
+        An observer whose import fails is logged, listed with its error and left out. One that
+        implements a hook Echo does not have is an error, because it would never be called.
+
+        Raises:
+            PluginError: an observer implements an unknown hook or one with unknown arguments.
+        """
+        manager = new_manager()
+        for record, entry in self._found(OBSERVERS):
+            if record.disabled:
+                continue
+            try:
+                module = import_module(record, entry)
+            except PluginError as error:
+                _log.warning("%s", error)
+                continue
+            # pluggy refuses a second plugin of the same name: make the names unique.
+            register(manager, module, f"{record.distribution}:{record.name}", record.title)
+        for plugin in extra:
+            register(manager, plugin, None, f"observer {plugin!r}")
+        return manager
+
+    def check_required(self) -> None:
+        """Check every requirement of `[plugins] require` against what is installed.
+
+        Raises:
+            ConfigError: a requirement cannot be read, or names what is disabled.
+            PluginNotFound: the distribution is not installed.
+            PluginVersionError: it has another version.
+        """
+        for text in self.require:
+            self._check_requirement(text)
+
+    def _check_requirement(self, text: str) -> None:
+        from packaging.requirements import InvalidRequirement, Requirement
+
+        where = "[plugins] require"
+        try:
+            wanted = Requirement(text)
+        except InvalidRequirement as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f'{where}: {text!r} must be written like "echo-rdma>=0.1": {reason}'
+            ) from None
+        by = self._disabled_by(wanted.name)
+        if by:
+            raise ConfigError(f"{where}: {wanted.name} is disabled by {by}; take it out of one")
+        fix = f'run: pip install "{text}"'
+        try:
+            have = version(wanted.name)
+        except PackageNotFoundError:
+            raise PluginNotFound(f"{where}: {wanted.name} is not installed; {fix}") from None
+        if not wanted.specifier.contains(have, prereleases=True):
+            raise PluginVersionError(
+                f"{where}: {text} is required, {wanted.name} {have} is installed; {fix}"
+            )
+
+    def _disabled_by(self, *names: str) -> str | None:
+        wanted = {_canonical(name) for name in names}
+        if not wanted.isdisjoint(map(_canonical, self._disable)):
+            return "[plugins] disable"
+        listed = self._listed
+        if listed is None:
+            listed = os.environ.get("ECHO_DISABLE_PLUGINS", "")
+        if not wanted.isdisjoint(map(_canonical, re.split(r"[,\s]+", listed))):
+            return "ECHO_DISABLE_PLUGINS"
+        return None
+
+    def _found(self, group: str) -> list[tuple[PluginRecord, EntryPoint]]:
+        found = {}
+        for entry in entry_points(group=group):
+            name, number = _provider(entry)
+            disabled = self._disabled_by(entry.name, name)
+            found[PluginRecord(group, entry.name, entry.value, name, number, disabled)] = entry
+        return sorted(found.items(), key=lambda pair: (pair[0].name, pair[0].distribution))
+
+    def _select(self, group: str, name: str) -> tuple[PluginRecord, Any]:
+        found = [pair for pair in self._found(group) if pair[0].name == name]
+        usable = [pair for pair in found if not pair[0].disabled]
+        if len(usable) > 1:
+            raise PluginConflict(_collision(usable[0][0], [record for record, _ in usable]))
+        if not usable:
+            raise self._missing(group, name, [record for record, _ in found])
+        record, entry = usable[0]
+        return record, load_info(record, entry)
+
+    def _missing(self, group: str, name: str, disabled: list[PluginRecord]) -> PluginNotFound:
+        noun, known = KINDS[group].noun, _EXTRAS[group]
+        if disabled:
+            record = disabled[0]
+            return PluginNotFound(
+                f"{record.title} is disabled by {record.disabled}; "
+                f"take {name!r} or {record.distribution!r} out of it"
+            )
+        if name in known:
+            return PluginNotFound(f"{noun} {name!r} is not installed; {_install(known[name])}")
+        have = sorted({record.name for record, _ in self._found(group) if not record.disabled})
+        near = nearest(name, [*have, *known])
+        hint = "" if near is None else f"; did you mean {near!r}?"
+        if near in known and near not in have:
+            hint += f" {_install(known[near])}"
+        return PluginNotFound(
+            f"no {noun} named {name!r} (installed: {', '.join(have) or 'none'}){hint}"
+        )
+
+
+def known() -> list[tuple[str, str, str]]:
+    """Transports and samplers there are elsewhere, installed or not: `(group, name, how to install it)`."""
+    return [(group, name, _install(extra)) for group, names in _EXTRAS.items() for name, extra in names.items()]
+
+
+def notify(manager: pluggy.PluginManager, hook: str, **arguments: Any) -> None:
+    """Call `hook` of every observer; one that raises is logged and the others are still called.
+
+    For the reporting hooks. `echo_configure` is called directly (`manager.hook.echo_configure`),
+    because an exception there is meant to stop the start.
+    """
+    plugins = manager.get_plugins()
+    for plugin in plugins:
+        only = manager.subset_hook_caller(hook, plugins - {plugin})
+        try:
+            only(**arguments)
+        except Exception:
+            _log.exception("observer %s failed in %s", manager.get_name(plugin), hook)
+
+
+def _collision(record: PluginRecord, usable: list[PluginRecord]) -> str | None:
+    rivals = [other for other in usable if other.name == record.name]
+    if record.group == OBSERVERS or len(rivals) < 2:  # nobody selects observers by name
+        return None
+    listed = ", ".join(map(str, rivals))
+    return (
+        f"{record.name!r} is provided by more than one distribution: {listed}; "
+        f"uninstall or disable one (ECHO_DISABLE_PLUGINS={rivals[-1].distribution})"
+    )
+
+
+def _provider(entry: EntryPoint) -> tuple[str, str]:
+    """Name and version of the distribution it belongs to; "?" for what that does not say.
+
+    One that is being installed at this moment lists its entry points before its metadata is there, and must not break the others.
+    Then these are None, or an error: which, is up to Python's version.
+    """
+    try:
+        return (entry.dist.name or "?", entry.dist.version or "?") if entry.dist else ("?", "?")
+    except (KeyError, PackageNotFoundError):
+        return "?", "?"
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _install(extra: str) -> str:
+    return f'run: pip install "echo-core[{extra}]"'
+
+
+default = PluginHost()
+installed = default.installed
+transport = default.transport
+transport_class = default.transport_class
+client_class = default.client_class
+sampler = default.sampler
+sampler_class = default.sampler_class
+observers = default.observers

@@ -1,0 +1,213 @@
+"""Loading one plugin: whatever it does wrong becomes one PluginError that ends in the fix."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any, NamedTuple
+
+import pluggy
+
+from ..base.errors import PluginError, PluginVersionError, did_you_mean
+from . import hookspecs
+from .hookspecs import PLUGIN_API, PROJECT, SamplerInfo, TransportInfo
+
+__all__ = [
+    "KINDS",
+    "OBSERVERS",
+    "SAMPLERS",
+    "TRANSPORTS",
+    "Kind",
+    "PluginRecord",
+    "failure",
+    "import_class",
+    "import_module",
+    "load_info",
+    "new_manager",
+    "register",
+]
+
+TRANSPORTS = "echo.transports"
+SAMPLERS = "echo.samplers"
+OBSERVERS = "echo"
+
+
+class Kind(NamedTuple):
+    """What the plugins of one group are called, and how they describe themselves."""
+
+    noun: str
+    hook: str
+    info: type
+
+
+KINDS = {
+    TRANSPORTS: Kind("transport", "echo_transports", TransportInfo),
+    SAMPLERS: Kind("sampler", "echo_samplers", SamplerInfo),
+    OBSERVERS: Kind("observer", "", type(None)),
+}
+
+
+@dataclass(frozen=True)
+class PluginRecord:
+    """One entry point, as found; nothing of it needs to have been imported.
+
+    Attributes:
+        group: `"echo.transports"`, `"echo.samplers"` or `"echo"`.
+        name: the entry-point name, which users type.
+        value: the module it names.
+        distribution, version: who provides it.
+        disabled: what disables it (`"ECHO_DISABLE_PLUGINS"`, `"[plugins] disable"`), or None.
+        error: why it cannot be used, as far as is known without importing it, or None.
+        info: what the plugin says about itself; only from `PluginHost.examine`.
+    """
+
+    group: str
+    name: str
+    value: str
+    distribution: str
+    version: str
+    disabled: str | None = None
+    error: str | None = None
+    info: TransportInfo | SamplerInfo | None = None
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+    @property
+    def title(self) -> str:
+        """How messages call it: `transport 'tcp' (echo-tcp 0.1)`."""
+        return f"{KINDS[self.group].noun} {self.name!r} ({self})"
+
+
+# Why a plugin could not be loaded, for listings: per process, as the imports themselves are.
+_failures: dict[tuple[str, str, str], str] = {}
+
+
+def failure(record: PluginRecord) -> str | None:
+    """Why the last attempt of this process to load the plugin failed; None if it did not."""
+    return _failures.get(_key(record))
+
+
+def load_info(record: PluginRecord, entry: EntryPoint) -> Any:
+    """Import the plugin's module and return what it says about `record.name`.
+
+    Returns a TransportInfo or SamplerInfo, or None for observers, which describe nothing.
+
+    Raises:
+        PluginVersionError: it speaks another plugin API.
+        PluginError: anything else is wrong with it.
+    """
+
+    def load() -> Any:
+        info = _describe(record, entry.load())
+        if info is not None and info.api != PLUGIN_API:
+            newer = isinstance(info.api, int) and info.api > PLUGIN_API
+            raise PluginVersionError(
+                f"{record} speaks echo plugin API {info.api}, this echo-core speaks {PLUGIN_API}; "
+                f"run: pip install --upgrade {'echo-core' if newer else record.distribution}"
+            )
+        return info
+
+    return _guarded(record, load)
+
+
+def import_module(record: PluginRecord, entry: EntryPoint) -> Any:
+    """Import what the entry point names. Raises PluginError."""
+    return _guarded(record, entry.load)
+
+
+def import_class(record: PluginRecord, path: str, base: type | None = None) -> type[Any]:
+    """Import the class at `"module:Class"`, a subclass of `base` if given. Raises PluginError."""
+    module, _, attribute = path.partition(":")
+
+    def load() -> Any:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+        if not isinstance(found, type):
+            raise TypeError(f"{path} is not a class")
+        if base is not None and not issubclass(found, base):
+            raise TypeError(f"{path} is not a subclass of {base.__module__}.{base.__qualname__}")
+        return found
+
+    loaded: type[Any] = _guarded(record, load)
+    return loaded
+
+
+def new_manager() -> pluggy.PluginManager:
+    """A pluggy manager that knows Echo's hooks and has no plugins."""
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hookspecs)
+    return manager
+
+
+def register(
+    manager: pluggy.PluginManager, plugin: object, name: str | None, title: str
+) -> None:
+    """Register `plugin`; a hook that Echo does not have is an error, as nobody would call it.
+
+    Raises:
+        PluginError: an unknown hook, or one with arguments it does not get; starts with `title`.
+    """
+    try:
+        manager.register(plugin, name)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        hooks = [hook for hook in vars(hookspecs) if hook.startswith("echo_")]
+        unknown = [w for w in re.findall(r"hook '(\w+)'", str(error)) if w not in hooks]
+        hint = did_you_mean(unknown[0], hooks) if unknown else ""
+        raise PluginError(f"{title}: {' '.join(str(error).split())}{hint}") from error
+
+
+def _describe(record: PluginRecord, module: object) -> TransportInfo | SamplerInfo | None:
+    manager = new_manager()
+    register(manager, module, record.name, record.title)
+    kind = KINDS[record.group]
+    if not kind.hook:
+        return None
+    infos: list[Any] = [info for result in getattr(manager.hook, kind.hook)() for info in result]
+    odd = [info for info in infos if not isinstance(info, kind.info)]
+    if odd:
+        raise PluginError(
+            f"{record.title}: {kind.hook}() returned {odd[0]!r}, which is no "
+            f"{kind.info.__name__}; {_repair(record)}"
+        )
+    for info in infos:
+        if record.name in (info.name, *getattr(info, "schemes", ())):
+            return info  # type: ignore[no-any-return]
+    listed = ", ".join(sorted(info.name for info in infos)) or "nothing"
+    raise PluginError(
+        f"{record.title}: the @hookimpl {kind.hook}() of {record.value} offers {listed}, "
+        f"not {record.name!r}; {_repair(record)}"
+    )
+
+
+def _guarded(record: PluginRecord, load: Callable[[], Any]) -> Any:
+    """Run a plugin's own code: whatever it raises becomes a PluginError and is remembered."""
+    try:
+        found = load()
+    except PluginError as error:
+        _failures[_key(record)] = str(error)
+        raise
+    except Exception as error:
+        text = (
+            f"{record.title} failed to import: {type(error).__name__}: {error}; {_repair(record)}"
+        )
+        _failures[_key(record)] = text
+        raise PluginError(text) from error
+    _failures.pop(_key(record), None)
+    return found
+
+
+def _key(record: PluginRecord) -> tuple[str, str, str]:
+    return record.group, record.name, record.distribution
+
+
+def _repair(record: PluginRecord) -> str:
+    return (
+        f"run: pip install --upgrade --force-reinstall {record.distribution}, "
+        f"or disable it: ECHO_DISABLE_PLUGINS={record.distribution}"
+    )

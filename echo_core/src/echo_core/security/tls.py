@@ -1,0 +1,349 @@
+"""TLS for transports that have it: which certificates to use, and an authority of one's own for a private cluster.
+
+    authority = Authority.create("/etc/echo/tls")                  # authority.pem is for everybody, authority.key for nobody else
+    authority.issue("learner", hosts=["learner", "10.0.0.5"])      # learner.pem and learner.key, for tls_certificate and tls_key
+    authority.issue("worker-3")                                    # for mutual TLS
+
+A learner that is given no certificate takes one of the user's own authority, which is made on first use beside the token file: so on
+one machine, and wherever a home directory is shared, TLS needs no set-up. Clients trust it beside the system's authorities.
+
+Keys are made by the `cryptography` package (`pip install "echo-core[tls]"`), or by the `openssl` command where that is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import secrets
+import shutil
+import socket
+import ssl
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..base.address import is_ip
+from ..base.errors import SecurityError
+from ..base.transport_options import ConnectOptions, ListenOptions
+from .tokens import check_directory, check_genuine, check_private, default_token_path
+
+__all__ = ["Authority", "Identity", "TlsConnectOptions", "TlsListenOptions", "client_context", "server_context", "trusted"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+AUTHORITY_DAYS = 3650.0
+CERTIFICATE_DAYS = 365.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsListenOptions(ListenOptions):
+    """What a listener with TLS understands beside `ListenOptions`."""
+
+    tls_certificate: Path | None = None  # PEM, with intermediate ones; None: of the user's own authority
+    tls_key: Path | None = field(default=None, repr=False)
+    tls_client_authority: Path | None = None  # PEM: clients need a certificate of its (mutual TLS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together; give both or neither")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsConnectOptions(ConnectOptions):
+    """What a connection with TLS understands beside `ConnectOptions`."""
+
+    tls_authority: Path | None = None  # PEM; None: the system's authorities and the user's own
+    tls_certificate: Path | None = None  # for a learner that asks for one
+    tls_key: Path | None = field(default=None, repr=False)
+    tls_server_name: str = ""  # what the learner's certificate must say; "": the host of the address
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key go together; give both or neither")
+
+
+class Identity(NamedTuple):
+    """A certificate chain and its key, as PEM files."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """A certificate authority in a folder: `authority.pem` and `authority.key`.
+
+    Whoever reads the key can pass for any learner or worker; the certificate is no secret.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        """The authority that lies in `directory`. Raises SecurityError if there is none, its key is open to other users, or they can change the rest."""
+        self.directory = Path(directory).expanduser()
+        self.certificate = self.directory / "authority.pem"
+        self._key = self.directory / "authority.key"
+        try:
+            check_directory(self.directory)
+            check_private(self._key, self._key.stat())
+            check_genuine(self.certificate)
+        except OSError as error:
+            if isinstance(error, SecurityError):
+                raise
+            raise SecurityError(
+                f"{self.directory} holds no authority: {error.strerror}; make one with Authority.create({str(directory)!r})"
+            ) from None
+
+    @classmethod
+    def create(cls, directory: str | os.PathLike[str], *, days: float = AUTHORITY_DAYS) -> Authority:
+        """Make a new one; `directory` must not hold one already. Raises SecurityError saying why not."""
+        directory = Path(directory).expanduser()
+        if (directory / "authority.key").exists():
+            raise SecurityError(f"{directory} holds an authority already; open it with Authority(...), or choose another folder")
+        directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+        check_directory(directory)
+        _make("Echo authority", [], days, directory / "authority.pem", directory / "authority.key", None)
+        return cls(directory)
+
+    @classmethod
+    def of_the_user(cls) -> Authority:
+        """The user's own, beside the token file; made on first use. Of several first users one wins."""
+        directory = default_token_path().with_name("authority")
+        if not directory.exists():
+            try:
+                directory.parent.parent.mkdir(parents=True, exist_ok=True)
+                directory.parent.mkdir(mode=0o700, exist_ok=True)
+            except OSError as error:
+                raise SecurityError(
+                    f"cannot keep an authority of your own in {directory}: {error.strerror}; give tls_certificate and tls_key, or set "
+                    f"XDG_CONFIG_HOME to a folder that can be written to"
+                ) from error
+            new = directory.with_name(f".authority-{secrets.token_hex(8)}")
+            try:
+                cls.create(new)
+                with contextlib.suppress(OSError):  # somebody was first: theirs counts
+                    new.rename(directory)
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+        return cls(directory)
+
+    def issue(
+        self, name: str, hosts: Sequence[str] = (), *, days: float = CERTIFICATE_DAYS, directory: str | os.PathLike[str] | None = None
+    ) -> Identity:
+        """A certificate for `name`, good at both ends: `name.pem` and `name.key` in `directory` (None: the authority's).
+
+        Args:
+            name: shown to people; also a file name.
+            hosts: names and addresses under which it may be reached as a learner; `name` itself is always one.
+            days: of validity.
+
+        Raises:
+            SecurityError: the name is unusable, or neither `cryptography` nor `openssl` is there.
+        """
+        if not _NAME.fullmatch(name):
+            raise SecurityError(f"{name!r} cannot name a certificate; use letters, digits, dots and dashes")
+        folder = self.directory if directory is None else Path(directory)
+        identity = Identity(folder / f"{name}.pem", folder / f"{name}.key")
+        if not folder.is_dir():
+            raise SecurityError(f"there is no folder {folder} for the certificate of {name!r}; make it, or name another (directory=)")
+        if name == "authority" and folder.samefile(self.directory):
+            raise SecurityError(f"a certificate named 'authority' would replace the authority itself in {folder}; choose another name")
+        for host in hosts:
+            if not host or not host.isascii():
+                raise SecurityError(f"{host!r} is no name or address of a host; write an international name in its ASCII form (xn--...)")
+        _make(name, list(dict.fromkeys((name, *hosts))), days, *identity, self)
+        return identity
+
+    def __repr__(self) -> str:
+        return f"<Authority {self.directory}>"
+
+
+# ------------------------------------------------------------------------------------------------------ what a transport asks
+
+
+@contextlib.contextmanager
+def server_identity(options: TlsListenOptions, host: str) -> Iterator[Identity]:
+    """The learner's certificate: the one given, or a new one of the user's authority for as long as the block runs."""
+    if options.tls_certificate is not None and options.tls_key is not None:
+        _check_key(options.tls_key)
+        yield Identity(options.tls_certificate, options.tls_key)
+        return
+    with tempfile.TemporaryDirectory(prefix="echo-tls-") as folder:
+        hosts = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
+        if host not in ("0.0.0.0", "::", ""):
+            hosts.append(host)
+        yield Authority.of_the_user().issue("learner", hosts, days=90, directory=folder)
+
+
+def trusted(options: TlsConnectOptions) -> bytes:
+    """PEM of the authorities whose certificates a learner may show."""
+    if options.tls_authority is not None:
+        return _read(options.tls_authority)
+    paths = ssl.get_default_verify_paths()
+    own = default_token_path().with_name("authority") / "authority.pem"
+    if os.path.exists(own):
+        check_directory(own.parent.parent)
+        check_directory(own.parent)
+        check_genuine(own)
+    return b"\n".join(_read(Path(path)) for path in (paths.cafile, own) if path and os.path.exists(path))
+
+
+def server_context(options: TlsListenOptions, host: str) -> ssl.SSLContext:
+    """For the learner's sockets: TLS 1.3, and clients' certificates where they are asked for."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0  # with one of a session before, a client's certificate is not looked at again, expired or not
+    with server_identity(options, host) as identity, _explained(identity.certificate):
+        context.load_cert_chain(*identity)
+    if options.tls_client_authority is not None:
+        with _explained(options.tls_client_authority):
+            context.load_verify_locations(options.tls_client_authority)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(options: TlsConnectOptions) -> ssl.SSLContext:
+    """For a worker's sockets: TLS 1.3, the learner's name and certificate checked."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if options.tls_authority is None:
+        context.load_default_certs()  # also from where the system keeps a folder of them
+    if roots := trusted(options):
+        with _explained(options.tls_authority or Path("the system's authorities")):
+            context.load_verify_locations(cadata=roots.decode("ascii", "ignore"))
+    if options.tls_certificate is not None and options.tls_key is not None:
+        _check_key(options.tls_key)
+        with _explained(options.tls_certificate):
+            context.load_cert_chain(options.tls_certificate, options.tls_key)
+    return context
+
+
+def client_identity(options: TlsConnectOptions) -> tuple[bytes | None, bytes | None]:
+    """(key, certificate chain) of a worker as PEM, or (None, None)."""
+    if options.tls_certificate is None or options.tls_key is None:
+        return None, None
+    _check_key(options.tls_key)
+    return _read(options.tls_key), _read(options.tls_certificate)
+
+
+def _check_key(path: Path) -> None:
+    try:
+        check_private(path, path.stat())
+    except SecurityError:
+        raise
+    except OSError as error:
+        raise SecurityError(f"cannot read {path}: {error.strerror}; check tls_key") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SecurityError(f"cannot read {path}: {error.strerror}; check the tls_ options") from None
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ssl.SSLError, OSError) as error:
+        if isinstance(error, SecurityError):
+            raise
+        raise SecurityError(f"{path} cannot be used for TLS: {error}; it must be PEM, and the key must belong to the certificate") from None
+
+
+# ------------------------------------------------------------------------------------------------------ making certificates
+
+
+def _make(name: str, hosts: list[str], days: float, certificate: Path, key: Path, issuer: Authority | None) -> None:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError:
+        make: Any = _by_openssl
+    else:
+        make = _by_cryptography
+    make(name, hosts, days, certificate, key, issuer)
+
+
+def _by_cryptography(name: str, hosts: list[str], days: float, certificate: Path, key: Path, issuer: Authority | None) -> None:
+    import datetime
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    own = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    signer: Any = own
+    signers_name = subject
+    if issuer is not None:
+        signer = serialization.load_pem_private_key(issuer._key.read_bytes(), None)
+        signers_name = x509.load_pem_x509_certificate(issuer.certificate.read_bytes()).subject
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(signers_name)
+        .public_key(own.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=0 if issuer is None else None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(own.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+    if issuer is None:
+        usage = dict.fromkeys(["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"], False)
+        signing = x509.KeyUsage(key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False, **usage)
+        builder = builder.add_extension(signing, critical=True)
+    else:
+        names = [x509.IPAddress(ipaddress.ip_address(host)) if is_ip(host) else x509.DNSName(host) for host in hosts]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
+    signed = builder.sign(signer, hashes.SHA256())
+    plain = serialization.NoEncryption()
+    _write(key, own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain), 0o600)
+    _write(certificate, signed.public_bytes(serialization.Encoding.PEM), 0o644)
+
+
+def _by_openssl(name: str, hosts: list[str], days: float, certificate: Path, key: Path, issuer: Authority | None) -> None:
+    whole_days = str(max(1, round(days)))
+    with tempfile.TemporaryDirectory(prefix="echo-tls-") as folder:
+        new, request, extensions, signed = (Path(folder, part) for part in ("key", "request", "extensions", "signed"))
+        _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", new)
+        _openssl("req", "-new", "-key", new, "-subj", f"/CN={name}", "-out", request)
+        if issuer is None:
+            usage = "keyUsage=critical,keyCertSign,cRLSign\nsubjectKeyIdentifier=hash\n"
+            extensions.write_text(f"basicConstraints=critical,CA:TRUE,pathlen:0\n{usage}")
+            sign: list[Any] = ["-signkey", new]
+        else:
+            names = ",".join(f"{'IP' if is_ip(host) else 'DNS'}:{host}" for host in hosts)
+            extensions.write_text(f"basicConstraints=critical,CA:FALSE\nextendedKeyUsage=serverAuth,clientAuth\nsubjectAltName={names}\n")
+            sign = ["-CA", issuer.certificate, "-CAkey", issuer._key, "-set_serial", f"0x{secrets.token_hex(16)}"]
+        _openssl("x509", "-req", "-in", request, *sign, "-days", whole_days, "-sha256", "-extfile", extensions, "-out", signed)
+        _write(key, new.read_bytes(), 0o600)
+        _write(certificate, signed.read_bytes(), 0o644)
+
+
+def _openssl(*arguments: str | Path) -> None:
+    try:
+        subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, umask=0o077, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise SecurityError(
+            'making certificates takes the cryptography package or the openssl command; run: pip install "echo-core[tls]"'
+        ) from None
+    except subprocess.CalledProcessError as error:
+        raise SecurityError(f"openssl {arguments[0]} failed: {error.stderr.decode(errors='replace').strip()[-300:]}") from None
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """Whole or not at all, and never readable by others for a moment."""
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+        file.write(data)
+    temporary.rename(path)

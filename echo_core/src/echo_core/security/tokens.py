@@ -1,0 +1,367 @@
+"""Safe by default: the shared token, and no learner open to the network without one.
+
+Whoever holds the token may feed the learner and read its weights. It never travels: both ends
+prove that they hold it (see `echo_core.wire.handshake`). On one machine it needs no set-up, because
+the first process creates a file that only its user can read.
+
+A learner may accept several tokens, one a line: while they are rotated, and to give out less than
+everything. `write:9f2c...` is a token for rollout workers: whoever holds it may send experience and
+receive weights, but neither read a replay table (`read`) nor do anything that changes the learner
+(`admin`, which includes the others). A token without roles in front of it has all of them. The
+learner's list decides; what stands in front of a worker's own token is not even sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ..base.address import Address, is_loopback_host
+from ..base.errors import SecurityError
+
+__all__ = [
+    "EVERYTHING",
+    "ROLES",
+    "Token",
+    "TokenSource",
+    "check_directory",
+    "check_exposure",
+    "check_genuine",
+    "check_private",
+    "default_token_path",
+    "find_token",
+    "find_tokens",
+    "may",
+    "needs",
+]
+
+ROLES: Final = ("write", "read", "admin")
+EVERYTHING: Final = frozenset(ROLES)
+
+Explicit = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]] | None
+_Operation = TypeVar("_Operation", bound=Callable[..., Any])
+
+_PREFIX = re.compile(r"((?:write|read|admin)(?:,(?:write|read|admin))*):(.*)", re.S)
+
+_MAX_BYTES = 4096
+_SHORT = 16  # bytes; below this a token can be guessed offline from one recorded handshake
+
+_log = logging.getLogger("echo")
+
+
+class Token(bytes):
+    """A secret as bytes that never shows: not in repr, str, format, logs or tracebacks.
+
+    Compare proofs made from it with `hmac.compare_digest`, never tokens themselves.
+
+    Attributes:
+        roles: what its holder may do.
+        is_text: these are the lines of a configuration, not yet read; see `given`.
+    """
+
+    roles: frozenset[str] = EVERYTHING
+    is_text = False
+
+    @classmethod
+    def from_text(cls, text: str) -> Token:
+        """What a configuration says, kept hidden until `find_tokens` reads `given`."""
+        token = cls(text.encode())
+        token.is_text = True
+        return token
+
+    @property
+    def given(self) -> str | Token:
+        """What `find_tokens` takes: text with its lines and roles, or the token itself."""
+        return self.decode() if self.is_text else self
+
+    def __repr__(self) -> str:
+        return "Token(hidden)"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
+
+def find_token(explicit: Explicit = None, env: Mapping[str, str] = os.environ) -> Token:
+    """The token with which this process proves itself: the first of `find_tokens`."""
+    return find_tokens(explicit, env)[0]
+
+
+def find_tokens(explicit: Explicit = None, env: Mapping[str, str] = os.environ) -> list[Token]:
+    """The tokens of this process, from the first place that has any.
+
+    1. `explicit`: a token as text or bytes, a path object that names a file, or several of these in a list;
+    2. ECHO_TOKEN: the token;
+    3. ECHO_TOKEN_FILE: the path of a token file;
+    4. `default_token_path()`, created with a random token when it is not there, so that all
+       processes of one user on one machine agree without any set-up.
+
+    Text holds one token a line, `secret` or `role,role:secret`; surrounding white space, empty
+    lines and lines that begin with # do not count. Bytes are one token as they are.
+
+    Raises:
+        SecurityError: a token is empty, or the file is missing, readable by other users, owned by
+            another user, not a plain file, or cannot be created; ends in what to do.
+    """
+    if isinstance(explicit, os.PathLike):
+        return _read(Path(explicit).expanduser(), "token_file")
+    if isinstance(explicit, (str, bytes)):
+        return _parse([explicit], "the token given")
+    if explicit is not None:
+        given: list[str | bytes] = []
+        for item in explicit:
+            given += _read(Path(item).expanduser(), "token_file") if isinstance(item, os.PathLike) else [item]
+        return _parse(given, "the tokens given")
+    if "ECHO_TOKEN" in env:
+        return _parse([env["ECHO_TOKEN"]], "ECHO_TOKEN")
+    if "ECHO_TOKEN_FILE" in env:
+        if not env["ECHO_TOKEN_FILE"].strip():
+            raise SecurityError("ECHO_TOKEN_FILE is empty; unset it, or set it to a file's path")
+        return _read(Path(env["ECHO_TOKEN_FILE"]).expanduser(), "ECHO_TOKEN_FILE")
+    path = default_token_path(env)
+    if not os.path.exists(path):
+        _create(path)
+    check_directory(path.parent)
+    return _read(path, "the token file")
+
+
+class TokenSource:
+    """The tokens a learner accepts, looked up again for every client: a token file that changes
+    counts at once, and for the clients to come only.
+
+    While the file cannot be read, as in the middle of being replaced, the last tokens count on.
+    """
+
+    def __init__(self, explicit: Explicit = None, env: Mapping[str, str] = os.environ) -> None:
+        """Raises as `find_tokens`."""
+        self._explicit, self._env = explicit, env
+        self._last = tuple(find_tokens(explicit, env))
+        self._trouble = ""
+
+    def __call__(self) -> tuple[Token, ...]:
+        try:
+            self._last = tuple(find_tokens(self._explicit, self._env))
+            self._trouble = ""
+        except SecurityError as error:
+            if self._trouble != str(error):
+                self._trouble = str(error)
+                _log.error("the tokens read before are kept: %s", error)
+        return self._last
+
+
+def needs(*roles: str) -> Callable[[_Operation], _Operation]:
+    """Declare that an operation for clients takes any one of these roles (`admin` always suffices).
+
+    An operation that declares nothing is for `admin` alone.
+    """
+    unknown = set(roles) - EVERYTHING
+    if unknown:
+        raise ValueError(f"unknown roles {sorted(unknown)}; there are {', '.join(ROLES)}")
+
+    def declare(operation: _Operation) -> _Operation:
+        operation.needs = frozenset(roles)  # type: ignore[attr-defined]
+        return operation
+
+    return declare
+
+
+def may(held: frozenset[str], operation: Callable[..., Any]) -> str | None:
+    """None if who holds these roles may have `operation` carried out, else the roles it takes."""
+    wanted: frozenset[str] = getattr(operation, "needs", frozenset(("admin",)))
+    if "admin" in held or held & wanted:
+        return None
+    return " or ".join(role for role in ROLES if role in wanted) or "admin"
+
+
+def default_token_path(env: Mapping[str, str] = os.environ) -> Path:
+    """`$XDG_CONFIG_HOME/echo/token`, or `~/.config/echo/token`.
+
+    Raises:
+        SecurityError: this user has no home directory.
+    """
+    base = Path(env.get("XDG_CONFIG_HOME") or ".")
+    if not base.is_absolute():  # the XDG specification has relative paths ignored
+        try:
+            base = Path(env["HOME"] if env.get("HOME") else Path.home(), ".config")
+        except RuntimeError:
+            raise SecurityError(
+                "this user has no home directory for a token file; "
+                "set ECHO_TOKEN, or ECHO_TOKEN_FILE"
+            ) from None
+    return base / "echo" / "token"
+
+
+def check_private(path: Path, status: os.stat_result) -> None:
+    """Refuse a file with a secret in it that other users can read or change.
+
+    Raises:
+        SecurityError: names the mode and the chmod or chown to run.
+    """
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        raise SecurityError(
+            f"{path} holds a secret and is open to other users (mode {mode:04o}); "
+            f"run: chmod 600 {path}"
+        )
+    me = os.geteuid()
+    if me != 0 and status.st_uid not in (me, 0):
+        raise SecurityError(
+            f"{path} holds a secret and belongs to another user (uid {status.st_uid}); "
+            f"copy it to a file of your own, or run: chown {me} {path}"
+        )
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse a folder into which other users can put a token or an authority of theirs.
+
+    Raises:
+        SecurityError: names the mode and the chmod to run.
+    """
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & 0o022:
+        raise SecurityError(
+            f"{directory} can be written by other users (mode {mode:04o}); "
+            f"run: chmod 700 {directory}"
+        )
+
+
+def check_genuine(path: Path) -> None:
+    """Refuse a file that other users can change, such as an authority in which this user is to trust; they may read it.
+
+    Raises:
+        SecurityError: names the mode and the chmod or chown to run. OSError: there is none.
+    """
+    status = path.stat()
+    mode, me = stat.S_IMODE(status.st_mode), os.geteuid()
+    if mode & 0o022:
+        raise SecurityError(f"{path} can be changed by other users (mode {mode:04o}); run: chmod 644 {path}")
+    if me != 0 and status.st_uid not in (me, 0):
+        raise SecurityError(f"{path} belongs to another user (uid {status.st_uid}); remove it, or run: chown {me} {path}")
+
+
+def check_exposure(
+    host: str | Address, authenticated: bool, allow_insecure: bool = False
+) -> None:
+    """Refuse to listen where other machines can connect while anyone may connect.
+
+    Args:
+        host: the host about to be bound (`""` binds every interface), or a whole address.
+        authenticated: whether clients have to prove that they hold the token.
+        allow_insecure: the user's explicit wish to be exposed all the same.
+
+    Raises:
+        SecurityError: exposed and not authenticated; lists the three remedies.
+    """
+    loopback = host.is_loopback if isinstance(host, Address) else is_loopback_host(host)
+    if loopback or authenticated or allow_insecure:
+        return
+    shown = str(host) or "every interface"
+    raise SecurityError(
+        f"refusing to listen on {shown} without authentication: everyone who can reach it could "
+        "feed this learner and read its weights. Do one of these:\n"
+        '  - bind to loopback, for workers on this machine: host="127.0.0.1"\n'
+        "  - give a token, the same to learner and workers: set ECHO_TOKEN or ECHO_TOKEN_FILE and "
+        "leave authentication on\n"
+        "  - accept the risk, on a network you trust: allow_insecure=True"
+    )
+
+
+def _parse(given: Sequence[str | bytes], where: str) -> list[Token]:
+    tokens: dict[bytes, Token] = {}
+    for item in given:
+        for secret in item.splitlines() if isinstance(item, str) else [item]:
+            if isinstance(secret, bytes):
+                token = _checked(secret, where)
+                token.roles = getattr(secret, "roles", EVERYTHING)  # one that was read before keeps its own
+            else:
+                secret = secret.strip()
+                if not secret or secret.startswith("#"):
+                    continue
+                prefix = _PREFIX.fullmatch(secret)
+                token = _checked((prefix[2] if prefix else secret).strip().encode(), where)
+                if prefix:
+                    token.roles = frozenset(prefix[1].split(","))
+                    if "admin" in token.roles:
+                        token.roles = EVERYTHING
+            tokens.setdefault(bytes(token), token)
+    if not tokens:
+        _checked(b"", where)
+    return list(tokens.values())
+
+
+_warned: set[str] = set()  # places whose short token was complained of
+
+
+def _checked(token: bytes, where: str) -> Token:
+    if not token:
+        raise SecurityError(
+            f"{where} is empty; make a token with: "
+            'python -c "import secrets; print(secrets.token_hex(32))"'
+        )
+    if len(token) < _SHORT and where not in _warned:
+        _warned.add(where)
+        _log.warning(
+            "%s has only %d bytes, which can be guessed; 32 random ones are better",
+            where,
+            len(token),
+        )
+    return Token(token)
+
+
+def _read(path: Path, where: str) -> list[Token]:
+    try:
+        # Without O_NONBLOCK, opening a named pipe would wait for somebody to write.
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise SecurityError(
+            f"{where}: cannot read {path}: {error.strerror}; "
+            "check the path, or give the token itself in ECHO_TOKEN"
+        ) from error
+    try:
+        status = os.fstat(file)  # of what was opened, whatever the path names by now
+        if not stat.S_ISREG(status.st_mode):
+            raise SecurityError(f"{where}: {path} is not a plain file; point to one with a token")
+        check_private(path, status)
+        if status.st_size > _MAX_BYTES:
+            raise SecurityError(
+                f"{where}: {path} has {status.st_size} bytes, tokens at most {_MAX_BYTES}"
+            )
+        data = os.read(file, _MAX_BYTES)
+    finally:
+        os.close(file)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise SecurityError(f"{where}: {path} is no text; put one token a line into it") from None
+    return _parse([text], f"{where} {path}")
+
+
+def _create(path: Path) -> None:
+    """Create the token file, whole or not at all; of several first starters one wins."""
+    temporary = path.with_name(f".token-{os.getpid()}-{secrets.token_hex(8)}")
+    try:
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with open(file, "wb") as stream:
+                stream.write(secrets.token_hex(32).encode() + b"\n")
+            # Unlike a rename this never replaces: the loser keeps the winner's token, which
+            # others may have read already. And unlike a plain create nobody sees half of it.
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+        finally:
+            os.unlink(temporary)
+    except OSError as error:
+        raise SecurityError(
+            f"cannot create a token file at {path}: {error.strerror}; "
+            "set ECHO_TOKEN, or ECHO_TOKEN_FILE"
+        ) from error

@@ -1,0 +1,1 @@
+"""The learner's side: `Server`, what clients may ask it, and its figures."""

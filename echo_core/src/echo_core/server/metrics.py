@@ -1,0 +1,119 @@
+"""What is counted, seen from outside: flat dicts for loggers, and the ticker that feeds observers and the log."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING
+
+from ..plugins import discovery
+from .waiting_workers import BlockedWorkers
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from .server import Server
+
+__all__ = ["StatsTicker", "as_html", "server_stats"]
+
+
+def server_stats(server: Server) -> dict[str, float | int | str]:
+    """`Server.stats()`. Names are `group/figure`; latencies in nanoseconds.
+
+    `store/*` the counters of `SampleInfo`; `latency/<histogram>_count` and `_{p50,p90,p99,max}_ns`; `weights/version` (0: none
+    published), `weights/age_s`; `transport/<scheme>/*` what each listener counts; `worker/<name>/*` samples, bytes, weights_version,
+    weights_digest (hex), state, state_s of each connected worker; `table/<name>/*` of each replay table its counters,
+    samples_per_insert, whom its rate limiter blocks now (`blocked`), and why (`blocked_by`).
+    """
+    c = server._counters()
+    out: dict[str, float | int | str] = {
+        "store/samples": c["stored"],
+        "store/samples_inserted_total": c["inserted"],
+        "store/batches_taken_total": c["batches_taken"],
+        "store/batches_out_of_order_total": c["batches_out_of_order"],
+        "store/leases_held": c["leased"],
+        "store/num_buffers": server.num_buffers,
+        "store/batch_size": server.batch_size,
+        "store/capacity": server.num_buffers * server.batch_size,
+        "store/push_blocked_count": c["push_blocked"],
+        "store/samples_aborted_total": c["aborted"],
+        "store/notify_count": c["notified"],
+        "store/queue_depth_sum": c["queued"],
+        "store/queue_depth_max": c["queue_depth_max"],
+        "store/active_connections": c["connections"],
+    }
+    if server.tables:
+        out["store/capacity"] = sum(table.capacity for table in server.tables.values())
+    for table_name, table in server.tables.items():
+        out.update({f"table/{table_name}/{key}": value for key, value in table.stats().items()})
+    for name, h in server._histograms().items():
+        out[f"latency/{name}_count"] = h.count
+        for figure in ("p50", "p90", "p99", "max"):
+            out[f"latency/{name}_{figure}_ns"] = getattr(h, f"{figure}_ns")
+    packed = server._weights
+    out["weights/version"] = 0 if packed is None else packed.version
+    out["weights/age_s"] = 0.0 if packed is None else time.monotonic() - server._published_at
+    for listener in list(server._listeners):
+        scheme = listener.address.scheme
+        for key, value in listener.stats().items():  # of several listeners of a scheme the sum
+            name = f"transport/{scheme}/{key}"
+            out[name] = out.get(name, 0) + value  # type: ignore[operator]
+    now = time.monotonic()
+    for peer in server.peers():
+        if peer.role != "worker":
+            continue
+        worker = f"worker/{peer.name}"
+        out[f"{worker}/samples"] = peer.samples
+        out[f"{worker}/bytes"] = peer.bytes
+        out[f"{worker}/weights_version"] = peer.weights_version
+        out[f"{worker}/weights_digest"] = f"{peer.weights_digest:016x}"
+        out[f"{worker}/state"] = peer.state
+        out[f"{worker}/state_s"] = now - peer.state_since
+    return out
+
+
+def as_html(title: str, stats: Mapping[str, float | int | str]) -> str:
+    """Figures as an HTML table. Workers choose their names, so that everything is escaped."""
+    def cell(value: float | int | str) -> str:
+        return f"{value:,}" if isinstance(value, int) else f"{value:.3f}" if isinstance(value, float) else escape(value)
+
+    rows = "".join(f"<tr><th style='text-align:left'>{escape(key)}</th><td>{cell(value)}</td></tr>" for key, value in stats.items())
+    return f"<details open><summary><code>{escape(title)}</code></summary><table>{rows}</table></details>"
+
+
+class StatsTicker:
+    """About once a second while the server lives: calls the observers' `echo_stats`, and logs whom replay tables keep waiting. Without
+    either, observers or tables, there is no thread."""
+
+    INTERVAL = 1.0  # seconds
+
+    def __init__(self, server: Server, observers: pluggy.PluginManager) -> None:
+        self._server = weakref.ref(server)
+        self._observers = observers
+        self._blocked = BlockedWorkers()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="echo-stats", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def maybe(cls, server: Server, observers: pluggy.PluginManager) -> StatsTicker | None:
+        return cls(server, observers) if server.tables or observers.hook.echo_stats.get_hookimpls() else None
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.INTERVAL):
+            server = self._server()
+            if server is None:
+                return
+            if self._observers.hook.echo_stats.get_hookimpls():
+                discovery.notify(self._observers, "echo_stats", stats=server.stats())
+            if server.tables:
+                self._blocked.look(server)
+            del server
+
+    def stop(self) -> None:
+        self._stop.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()

@@ -1,0 +1,94 @@
+"""One batch out of several replay tables, in given shares: demonstrations beside what the agent has seen (Ball et al. 2023, RLPD)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from numbers import Real
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import optree
+
+from ..base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..client.remote_table import RemoteSample, RemoteTable
+    from ..store.replay.replay_table import ReplayTable
+    from ..store.sample import Sample
+
+__all__ = ["MixedSample", "draw", "shares_of"]
+
+
+class MixedSample(NamedTuple):
+    """A batch whose rows come from several tables.
+
+    Attributes:
+        batch: leaves of shape `(n, *leaf.shape)`, the tables' rows one after another.
+        parts: for each table its `Sample`, whose batch is a view of the rows it gave; its keys are for
+            `update_priorities(..., table=name)`.
+        weights: float32 of shape (n,): those of the parts, one after another.
+    """
+
+    batch: Any
+    parts: dict[str, Sample | RemoteSample]
+    weights: np.ndarray
+
+
+def shares_of(shares: Mapping[str, float], n: int) -> dict[str, int]:
+    """How many of n items come from each table: in proportion, by largest remainder, so that they are n in all.
+
+    Raises:
+        ConfigError: a share is not positive and finite, or there are more tables than items, or n is no whole number.
+    """
+    if not hasattr(type(n), "__index__"):
+        raise ConfigError(f"n must be a whole number, not {n!r}")
+    if not isinstance(shares, Mapping):
+        raise ConfigError(f"shares are a mapping of tables and how much each gives, such as {{'demonstrations': 0.5, 'online': 0.5}}, not {shares!r}")
+    bad = [name for name, share in shares.items() if isinstance(share, bool) or not isinstance(share, Real) or not 0 < share < math.inf]
+    if bad or not shares or len(shares) > n:
+        raise ConfigError(f"a batch of {n} needs a positive share of each of its tables, of {n} tables at most, not {dict(shares)}")
+    total = sum(shares.values())
+    exact = {name: n * share / total for name, share in shares.items()}
+    counts = {name: max(1, int(value)) for name, value in exact.items()}
+    while sum(counts.values()) < n:
+        counts[max(counts, key=lambda name: exact[name] - counts[name])] += 1
+    while sum(counts.values()) > n:
+        counts[max(counts, key=lambda name: counts[name] - exact[name] if counts[name] > 1 else -math.inf)] -= 1
+    return counts
+
+
+def draw(
+    tables: Mapping[str, ReplayTable] | Mapping[str, RemoteTable], counts: Mapping[str, int], timeout: float | None, beta: float | None
+) -> MixedSample | None:
+    """A batch of `counts[name]` items from each table; None once closed.
+
+    Raises:
+        ConfigError: their specs differ, naming the leaf, or their items over steps. EchoTimeoutError: a table let none out in time; what
+            others gave is counted as sampled all the same.
+    """
+    names = list(counts)
+    spec = tables[names[0]].spec
+    for name in names[1:]:
+        if difference := spec.difference(tables[name].spec, f"in {names[0]!r}", f"in {name!r}"):
+            raise ConfigError(f"tables of one batch need the same spec: {difference}")
+    layouts = {name: layout.to_json() for name in names if (layout := getattr(tables[name], "layout", None)) is not None}
+    if any(layouts.get(name) != layouts.get(names[0]) for name in names):
+        raise ConfigError(f"tables of one batch need the same items and stacks: {', '.join(map(repr, names))} differ in what they make of steps")
+    deadline = None if timeout is None else time.monotonic() + timeout
+    parts: dict[str, Sample | RemoteSample] = {}
+    for name in names:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        sample = tables[name].sample(counts[name], left, beta)
+        if sample is None:
+            return None
+        parts[name] = sample
+    batch = optree.tree_map(lambda *rows: np.concatenate(rows), *(part.batch for part in parts.values()), namespace=spec.namespace)
+    weights = np.concatenate([part.weights for part in parts.values()])
+    start = 0
+    for name, part in parts.items():
+        rows = slice(start, start + counts[name])
+        parts[name] = part.with_batch(optree.tree_map(lambda leaf, rows=rows: leaf[rows], batch, namespace=spec.namespace))
+        start += counts[name]
+    return MixedSample(batch, parts, weights)

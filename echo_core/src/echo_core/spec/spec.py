@@ -1,0 +1,264 @@
+"""What follows from an example: per leaf a path, shape, dtype and size, the containers around
+them, and a fingerprint of it all by which two processes know that they mean the same.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import optree
+
+from ..base.errors import SpecError
+from . import device, structure
+from .dtypes import dtype_from_json, dtype_to_json, native, refusal
+from .leaf import LeafSpec
+from .pytree.flattener import Flattener
+from .structure import leaf_name, shown
+
+__all__ = ["MAX_LEAVES", "MAX_NDIM", "MAX_SAMPLE_BYTES", "LeafSpec", "Spec"]
+
+MAX_LEAVES = 4096
+MAX_NDIM = 32
+MAX_SAMPLE_BYTES = 1 << 46  # so that no product of sizes further on can overflow 64 bits
+
+
+class Spec:
+    """The contract of one table: what every sample must look like.
+
+    Made by `from_example` (or by `from_json` for comparing with a peer's). Immutable, hashable,
+    picklable, safe to share between threads. Equal specs accept the same samples.
+
+    Attributes:
+        leaves: one `LeafSpec` per array, in the order their bytes travel (optree's: dict keys
+            sorted).
+        treedef: optree's treedef; None for a spec made by `from_json`.
+        namespace: the optree namespace in which the example's classes are registered.
+    """
+
+    leaves: tuple[LeafSpec, ...]
+    treedef: optree.PyTreeSpec | None
+    namespace: str
+    structure: Any
+
+    def __init__(
+        self,
+        leaves: tuple[LeafSpec, ...],
+        structure: Any,
+        treedef: optree.PyTreeSpec | None = None,
+        namespace: str = "",
+    ) -> None:
+        self.leaves = leaves
+        self.structure = structure
+        self.treedef = treedef
+        self.namespace = namespace
+        if self.sample_bytes > MAX_SAMPLE_BYTES:
+            raise SpecError(
+                f"one sample would take {self.sample_bytes} bytes, more than {MAX_SAMPLE_BYTES}; "
+                "make the arrays of the example smaller"
+            )
+
+    @classmethod
+    def from_example(cls, example: Any, *, namespace: str = "") -> Spec:
+        """The spec of a pytree of numpy arrays, numpy scalars or array-likes (torch, jax).
+
+        Containers are those optree knows: dict, list, tuple, namedtuple, None, and classes
+        registered with it globally or in `namespace`. Only shapes and dtypes count, not values;
+        byte order and memory layout do not. A `Spec` is returned as it is.
+
+        Raises SpecError naming the leaf for Python scalars (their dtype is a guess: write
+        `np.float32(0)`), object dtypes, and trees beyond the limits.
+        """
+        if isinstance(example, Spec):
+            return example
+        values, treedef = optree.tree_flatten(example, namespace=namespace)
+        if len(values) > MAX_LEAVES:
+            raise SpecError(
+                f"the example has {len(values)} leaves, at most {MAX_LEAVES} are carried; "
+                "stack arrays of the same shape into one"
+            )
+        paths = structure.leaf_paths(treedef)
+        leaves = tuple(_leaf_of(path, value) for path, value in zip(paths, values))
+        return cls(leaves, structure.to_json(treedef), treedef, namespace)
+
+    @classmethod
+    def from_json(cls, value: Any) -> Spec:
+        """The spec a peer described with `to_json`, for `difference` and sizes; it has no
+        treedef. Trusts nothing: raises SpecError for anything but a well-formed description
+        within the limits, before allocating for it."""
+        try:
+            leaves, containers = value["leaves"], value["structure"]
+            if len(leaves) > MAX_LEAVES:
+                raise SpecError(f"a spec of {len(leaves)} leaves, at most {MAX_LEAVES} are carried")
+            _check_depth(containers)
+            return cls(tuple(_leaf_from_json(leaf) for leaf in leaves), containers)
+        except SpecError:
+            raise
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise SpecError(f"not a description of a spec: {error!r}; see Spec.to_json") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"leaves": [{"path", "shape", "dtype"}], "structure": ...}`, plain JSON values; the
+        forms of dtype and structure are those of `dtypes.dtype_to_json`, `structure.to_json`."""
+        return {
+            "leaves": [
+                {
+                    "path": leaf.path,
+                    "shape": list(leaf.shape),
+                    "dtype": dtype_to_json(leaf.dtype),
+                }
+                for leaf in self.leaves
+            ],
+            "structure": self.structure,
+        }
+
+    @cached_property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample: the leaves laid end to end, without padding."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the canonical JSON: equal exactly when two specs are."""
+        return sha256(_canonical(self.to_json()).encode()).hexdigest()
+
+    @cached_property
+    def flattener(self) -> Flattener:
+        """The native fast path: checks samples, finds their leaves' memory, builds batches."""
+        if self.treedef is None:
+            raise SpecError(
+                "this spec came from a peer's description and has no tree to check samples "
+                "against; use Spec.from_example"
+            )
+        return Flattener(self.treedef, self.leaves, self.namespace)
+
+    def check(self, sample: Any) -> None:
+        """Raise SpecError naming the first leaf of `sample` that does not fit."""
+        self.flattener.check(sample)
+
+    def difference(self, other: Spec, here: str = "here", there: str = "there") -> str | None:
+        """How `other` differs, in one sentence with both sides' values; None when it does not.
+
+        `here` and `there` say whose specs these are, as in "by the learner".
+        """
+        if self.fingerprint == other.fingerprint:
+            return None
+        mine = {leaf.path: leaf for leaf in self.leaves}
+        theirs = {leaf.path: leaf for leaf in other.leaves}
+        for path, leaf in mine.items():
+            twin = theirs.get(path)
+            if twin is None:
+                extra = [name for name in theirs if name not in mine]
+                but = f", which has {shown(extra[0])} instead" if extra else ""
+                return f"{leaf_name(path)} ({leaf}) is declared {here} but not {there}{but}"
+            if str(leaf) != str(twin) or leaf != twin:
+                return f"{leaf_name(path)} is {leaf} {here} but {twin} {there}"
+        for path, leaf in theirs.items():
+            if path not in mine:
+                return f"{leaf_name(path)} ({leaf}) is declared {there} but not {here}"
+        for one, two in zip(self.leaves, other.leaves):
+            if one.path != two.path:
+                return (
+                    f"the leaves are the same but {shown(one.path)} comes where {shown(two.path)} "
+                    f"comes {there}; use plain dicts, whose keys are sorted, at both ends"
+                )
+        return (
+            f"the arrays are the same but their containers differ: {_short(self.structure)} "
+            f"{here}, {_short(other.structure)} {there}"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spec) and self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Spec, (self.leaves, self.structure, self.treedef, self.namespace)
+
+    def __repr__(self) -> str:
+        shown_leaves = ", ".join(f"{leaf.path or 'array'}: {leaf}" for leaf in self.leaves[:8])
+        more = f", ... {len(self.leaves)} leaves" if len(self.leaves) > 8 else ""
+        return f"Spec({shown_leaves}{more}; {self.sample_bytes} bytes)"
+
+
+def _leaf_of(path: str, value: Any) -> LeafSpec:
+    where = f"{leaf_name(path)} of the example"
+    if isinstance(value, (bool, int, float, complex, str, bytes)) and not isinstance(
+        value, np.generic
+    ):
+        like = {bool: "bool_", int: "int64", float: "float32", complex: "complex64"}
+        hint = f"np.{like.get(type(value), 'array')}({value!r:.40})"
+        if isinstance(value, (str, bytes)):
+            hint = f"np.array({value!r:.40}, dtype='{'U' if isinstance(value, str) else 'S'}32')"
+        raise SpecError(
+            f"{where} is the Python {type(value).__name__} {value!r:.40}, which leaves its dtype "
+            f"to be guessed; say it, for instance {hint}"
+        )
+    lent: device.Lent | str = ""
+    try:
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    except Exception as error:
+        if not (lent := device.lend(value)):
+            raise SpecError(
+                f"{where}: numpy cannot read this {type(value).__name__}: {error}; use numpy arrays"
+            ) from error
+    else:
+        if array.dtype.hasobject and not isinstance(value, np.ndarray):
+            lent = device.lend(value)
+    if isinstance(lent, device.Lent):
+        return LeafSpec(path, lent.shape, lent.dtype)
+    if lent:
+        raise SpecError(f"{where}: {lent}")
+    if array.dtype.hasobject and not isinstance(value, np.ndarray):
+        raise SpecError(
+            f"{where} is a {type(value).__name__}, neither an array nor a container optree knows; "
+            "register the class (optree.register_pytree_node, optree.dataclasses.dataclass) and "
+            "pass its namespace, or use a dict"
+        )
+    reason = refusal(array.dtype)
+    if reason is not None:
+        raise SpecError(f"{where}: {reason}")
+    if array.ndim > MAX_NDIM:
+        raise SpecError(
+            f"{where} has {array.ndim} axes, at most {MAX_NDIM} are carried; merge some"
+        )
+    return LeafSpec(path, array.shape, native(array.dtype))
+
+
+def _leaf_from_json(value: Any) -> LeafSpec:
+    path, shape = value["path"], value["shape"]
+    if not isinstance(path, str) or len(path) > 4096:
+        raise SpecError("a leaf's path must be text of at most 4096 characters")
+    if len(shape) > MAX_NDIM or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
+        raise SpecError(f"{leaf_name(path)}: {shape!r:.80} is not a shape Echo carries")
+    dtype = dtype_from_json(value["dtype"])
+    if dtype.hasobject or dtype.subdtype is not None:
+        raise SpecError(f"{leaf_name(path)}: {dtype} is not a dtype Echo carries")
+    return LeafSpec(path, tuple(shape), dtype)
+
+
+def _check_depth(containers: Any) -> None:
+    level = [containers]
+    for _ in range(3 * structure.MAX_DEPTH + 3):  # up to three JSON levels per container
+        level = [
+            child
+            for node in level
+            if isinstance(node, (list, dict))
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+        if not level:
+            return
+    raise SpecError(f"containers nested more than {structure.MAX_DEPTH} deep")
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def _short(value: Any) -> str:
+    text = _canonical(value)
+    return text if len(text) <= 160 else text[:157] + "..."

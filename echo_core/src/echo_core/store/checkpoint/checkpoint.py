@@ -1,0 +1,395 @@
+"""Replay tables on disk: written while the server runs, whole or not at all, and checked when read.
+
+    path/LATEST             the name of the newest checkpoint and its manifest's CRC-32, replaced in one step when that is whole
+    path/00000007/          one checkpoint
+        manifest.json       what there is: tables, specs, limiters, and every file with its dtype, shape and CRC-32
+        0.keys, 0.leaf.0, … arrays, little-endian, as they lie in memory
+
+Nothing is pickled. A table is paused only while its sampler's state and its index are copied. The items' bytes follow with writers running;
+a writer that comes to an item before the checkpoint does first puts its bytes aside, so that all are those of the moment of the pause.
+
+What is being written lies in path/.echo-writing-*, which is renamed when it is whole. Nothing else in `path` is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...base.errors import CheckpointError
+from ...spec.dtypes import dtype_from_json, dtype_to_json
+from ..steps.step_table import StepTable
+from . import table_snapshot
+from .step_checkpoint import identity, read_steps, save_steps
+
+if TYPE_CHECKING:
+    from ..replay.replay_table import ReplayTable
+
+__all__ = ["load", "save"]
+
+FORMAT = 2
+CHUNK_BYTES = 8 << 20  # of items, copied and written at once
+MAPPED_BYTES = 64 << 20  # files of at least so many are mapped
+COLUMNS = ("keys", "rows", "loaned", "generations", "high", "times", "versions")
+FIGURES = ("inserts", "samples", "policy_version", "random")
+WRITING = ".echo-writing-"  # how the folders begin that are not whole yet
+LOCK, MANIFEST = "lock", "manifest.json"
+OURS = b'{"format": '  # how our manifests begin
+
+
+class Saved(NamedTuple):
+    """A table as a checkpoint has it."""
+
+    snapshot: dict[str, Any]
+    stored: np.ndarray
+    leaves: list[np.ndarray]
+    first: int  # of steps, as the next one; see step_checkpoint.py
+    steps: tuple[dict[str, np.ndarray], list[np.ndarray]] | None
+
+
+def save(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Path:
+    """Write a checkpoint of `tables` into the directory `path`; the one before goes once this one is whole.
+
+    Returns:
+        the directory of this checkpoint.
+
+    Raises:
+        OSError: the disk is full or not writable. CheckpointError: what was stored of a table are not its rows, which is a defect of Echo.
+            In both cases the checkpoint before is as it was.
+    """
+    root = Path(path)
+    root.mkdir(parents=True, exist_ok=True)
+    for left in root.glob(f"{WRITING}*"):
+        _sweep(left)
+    folder, lock = _begin(root)
+    try:
+        described = [_save_table(folder, index, table) for index, table in enumerate(tables.values())]
+        manifest = json.dumps({"format": FORMAT, "tables": described}).encode()
+        _write(folder / MANIFEST, manifest)
+        number = 1 + max((int(old.name) for old in _ours(root)), default=0)
+        while os.path.lexists(final := root / f"{number:08d}"):  # somebody else's
+            number += 1
+        # Before the folder has its name: once it has, nothing is left that needs room on the disk.
+        _write(folder / "LATEST", f"{final.name} {zlib.crc32(manifest):08x}\n".encode())
+        _sync(folder)
+        folder.rename(final)
+        _sync(root)
+        (final / "LATEST").rename(root / "LATEST")
+        _sync(root)
+    except BaseException:
+        _remove(folder, LOCK)
+        raise
+    finally:
+        lock.close()
+    (final / LOCK).unlink(missing_ok=True)
+    for old in _ours(root):
+        if int(old.name) < number:
+            _remove(old, MANIFEST)
+    return final
+
+
+def load(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> None:
+    """Fill new `tables` from the newest checkpoint in `path`.
+
+    Raises:
+        CheckpointError: there is none; a file is missing, truncated or corrupted, naming it; or table, spec, sampler, limiter, capacity or
+            max_times_sampled are others than when it was written, naming which; or a table was written to already. Nothing is changed then.
+            Whatever else a sampler raises: nothing is changed either.
+    """
+    root = Path(path)
+    try:
+        name, crc = (root / "LATEST").read_text().split()
+        folder, expected = root / str(int(name)).zfill(8), int(crc, 16)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{root} holds no whole checkpoint: {error}") from error
+    try:
+        text = (folder / MANIFEST).read_bytes()
+        if zlib.crc32(text) != expected:
+            raise CheckpointError(f"{folder / 'manifest.json'} is truncated or corrupted; take an older checkpoint")
+        manifest = json.loads(text)
+        described = {str(table["name"]): dict(table) for table in manifest["tables"]}
+        number = manifest["format"]
+    except CheckpointError:
+        raise
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{folder / 'manifest.json'} cannot be read: {error!r}; take an older checkpoint") from error
+    if number != FORMAT:
+        raise CheckpointError(f"{folder} has format {number}, this echo-core reads {FORMAT}")
+    if set(described) != set(tables):
+        raise CheckpointError(f"{folder} has the tables {sorted(described)}, this server {sorted(tables)}; give it the same")
+    for name, table in tables.items():
+        _compare(folder, table, described[name])
+    # All of it is read and checked before anything is changed. The rows of new tables take no memory until they are filled, so that this is not
+    # more than would be needed anyway: what was read of a table goes when the table has it.
+    read = [(table, _read_table(folder, table, described[name])) for name, table in tables.items()]
+    with contextlib.ExitStack() as undo:
+        for table, saved in read:
+            with _naming(folder, table):
+                before = table_snapshot.restore_samplers(table, saved.snapshot)
+            undo.callback(table_snapshot.restore_samplers, table, before)
+        undo.pop_all()
+    while read:
+        table, saved = read.pop(0)
+        table_snapshot.restore(table, saved.snapshot, saved.stored, saved.leaves)
+        if isinstance(table, StepTable) and saved.steps is not None:
+            columns, leaves = saved.steps
+            table.restore_steps(columns, saved.stored, saved.leaves[0], leaves, saved.first)
+
+
+def _begin(root: Path) -> tuple[Path, IO[bytes]]:
+    """A folder to write into, and the lock that keeps others from sweeping it away, until it is closed.
+
+    Not named by our pid: in a container that is the same after each restart. Nor is a pid that is gone a sign of a writer that is, as
+    other machines may write here; a lock goes with whoever held it. Where the file system has no locks, nobody gets one to sweep either.
+    """
+    while True:
+        folder = root / f"{WRITING}{secrets.token_hex(8)}"
+        folder.mkdir()
+        try:
+            lock = open(folder / LOCK, "wb")  # noqa: SIM115  (the caller closes it)
+        except FileNotFoundError:
+            continue  # somebody swept it away before it had a lock
+        except OSError:
+            folder.rmdir()
+            raise
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / LOCK).exists():
+            return folder, lock
+        lock.close()  # somebody had it first, and swept
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what somebody was writing when he was killed; not what somebody is writing."""
+    try:
+        with open(folder / LOCK, "r+b") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(folder, LOCK)
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # killed before it had one; it is empty, then
+    except OSError:
+        pass
+
+
+def _remove(folder: Path, mark: str) -> None:
+    """Remove a folder of ours, as far as it goes: its mark last, so that what is left by somebody who is killed meanwhile is known as ours."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.name == mark:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        (folder / mark).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _ours(root: Path) -> Iterator[Path]:
+    """The checkpoints in a directory in which other things may lie too, whatever they are called."""
+    for folder in list(root.iterdir()):
+        if not re.fullmatch("[0-9]{8}", folder.name) or folder.is_symlink():
+            continue
+        with contextlib.suppress(OSError), open(folder / MANIFEST, "rb") as manifest:
+            if manifest.read(len(OURS)) == OURS:
+                yield folder
+
+
+def _identity(table: ReplayTable) -> dict[str, Any]:
+    """What must be the same at both ends, in words people know."""
+    return {
+        "spec": table.spec.to_json(),
+        "capacity": table.capacity,
+        "rate limiter": [repr(number) for number in table.limiter.numbers()],
+        "max_times_sampled": table.max_times_sampled,
+        "policy versions": None if table.lags is None else dataclasses.asdict(table.lags),
+        "lease": table.lease_timeout is not None,
+        "sampler": _plugin(table.sampler),
+        "remover": None if table.remover is None else _plugin(table.remover),
+        **(identity(table) if isinstance(table, StepTable) else {}),
+    }
+
+
+def _plugin(sampler: Any) -> list[Any]:
+    options = dataclasses.asdict(sampler.options) if dataclasses.is_dataclass(type(sampler.options)) else {}
+    return [type(sampler).__name__, json.loads(json.dumps(options, default=repr))]
+
+
+def _compare(folder: Path, table: ReplayTable, described: dict[str, Any]) -> None:
+    mine, theirs = _identity(table), described.get("identity")
+    if not isinstance(theirs, dict):
+        raise CheckpointError(f"{folder / 'manifest.json'} does not say what table {table.name!r} is; take an older checkpoint")
+    for what, value in json.loads(json.dumps(mine)).items():
+        if theirs.get(what) == value:
+            continue
+        if what == "spec":
+            other = type(table.spec).from_json(theirs.get("spec"))
+            detail = table.spec.difference(other, "here", "in the checkpoint") or "they differ"
+        else:
+            detail = f"{theirs.get(what)} in the checkpoint, {value} here"
+        raise CheckpointError(f"{folder}: table {table.name!r} has another {what}: {detail}; restore with the same, or start afresh")
+
+
+def _save_table(folder: Path, index: int, table: ReplayTable) -> dict[str, Any]:
+    files: dict[str, Any] = {}
+    try:
+        snapshot = table_snapshot.snapshot(table)
+        # First, as writers may have to wait for what they put aside.
+        stored = _save_items(folder, index, table, snapshot["rows"], files)
+    finally:
+        table_snapshot.end_copies(table)
+    rows, seen = snapshot["rows"], np.zeros(table.capacity, np.bool_)
+    seen[stored] = True
+    if len(stored) != len(rows) or not seen[rows].all():
+        raise CheckpointError(f"table {table.name!r}: {len(stored)} rows were stored, which are not the {len(rows)} rows that it had; tell us")
+    files["stored"] = _save_array(folder / f"{index}.stored", stored)
+    for column in COLUMNS:
+        files[column] = _save_array(folder / f"{index}.{column}", snapshot[column])
+    for part in ("sampler", "remover"):
+        for key, array in snapshot[part].items():
+            files[f"{part}/{key}"] = _save_array(folder / f"{index}.{part}.{len(files)}", np.asarray(array))
+    more = {}
+    if isinstance(table, StepTable):
+        table.flush()
+        more["first"] = save_steps(folder, index, table, snapshot["below"], files, _save_array, _entry, CHUNK_BYTES)
+    return {"name": table.name, "identity": _identity(table), **{name: snapshot[name] for name in FIGURES}, **more, "files": files}
+
+
+def _save_items(folder: Path, index: int, table: ReplayTable, rows: np.ndarray, files: dict[str, Any]) -> np.ndarray:
+    """The bytes of the items in `rows`; the rows in the order in which they were written."""
+    leaves = table.rows_spec.leaves
+    paths = [folder / f"{index}.leaf.{i}" for i in range(len(leaves))]
+    crcs, stored = [0] * len(leaves), [np.empty(0, np.uint32)]
+    step = max(1, CHUNK_BYTES // max(1, table.rows_spec.sample_bytes))
+    with contextlib.ExitStack() as opened:
+        handles = [opened.enter_context(open(path, "wb")) for path in paths]
+        for written, arrays in table_snapshot.copies(table, rows, step):
+            stored.append(written)
+            for i, (array, handle) in enumerate(zip(arrays, handles)):
+                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                handle.write(data)  # type: ignore[arg-type]
+                crcs[i] = zlib.crc32(data, crcs[i])
+        for handle in handles:
+            handle.flush()
+            os.fsync(handle.fileno())
+    for i, (leaf, path, crc) in enumerate(zip(leaves, paths, crcs)):
+        files[f"leaf/{i}"] = _entry(path, leaf.dtype, (len(rows), *leaf.shape), crc)
+    return np.concatenate(stored)
+
+
+def _read_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> Saved:
+    """What there is of a table, once it is known to fit: all but the samplers' states, which only these can tell."""
+    if table.counters()["inserts"] or (isinstance(table, StepTable) and table.stats()["steps"]):  # no fault of the checkpoint's
+        raise CheckpointError(f"table {table.name!r} was written to already; restore into a new server")
+    with _naming(folder, table):
+        files = dict(described["files"])
+        snapshot: dict[str, Any] = {name: described[name] for name in FIGURES}
+        for column in COLUMNS:
+            snapshot[column] = _load_array(folder, files, column)
+        for part in ("sampler", "remover"):
+            snapshot[part] = {name.partition("/")[2]: _load_array(folder, files, name) for name in files if name.startswith(f"{part}/")}
+        leaves = [_load_array(folder, files, f"leaf/{i}") for i in range(len(table.rows_spec.leaves))]
+        stored = _load_array(folder, files, "stored")
+        _check(table, snapshot, stored, leaves)
+        table_snapshot.check(table, snapshot)
+        if not isinstance(table, StepTable):
+            return Saved(snapshot, stored, leaves, 0, None)
+        first = described["first"]
+        return Saved(snapshot, stored, leaves, first, read_steps(table, first, lambda name: _load_array(folder, files, name)))
+
+
+@contextlib.contextmanager
+def _naming(folder: Path, table: ReplayTable) -> Iterator[None]:
+    """What is wrong with a table's part of the manifest is told with its name."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        manifest = folder / MANIFEST
+        raise CheckpointError(f"{manifest} does not describe table {table.name!r} ({error!r}); take an older checkpoint") from error
+
+
+def _check(table: ReplayTable, snapshot: dict[str, Any], stored: np.ndarray, leaves: list[np.ndarray]) -> None:
+    """What is to be copied by row must fit the table: a checksum tells accidents, not what somebody wrote on purpose. ValueError if not."""
+    rows, loaned, capacity = snapshot["rows"], snapshot["loaned"], table.capacity
+    lists = [("rows", rows, rows.size), ("stored", stored, stored.size), ("loaned", loaned, loaned.size)]
+    for name, array, size in lists + [(name, snapshot[name], capacity) for name in ("generations", "high", "times")]:
+        if array.dtype != np.uint32 or array.shape != (size,):
+            raise ValueError(f"{name} are {array.dtype}{list(array.shape)}, not uint32[{size}]")
+    if (versions := snapshot["versions"]).dtype != np.uint64 or versions.shape != (capacity,):
+        raise ValueError(f"versions are {versions.dtype}{list(versions.shape)}, not uint64[{capacity}]")
+    if len(np.unique(rows)) != len(rows) or (rows >= capacity).any():
+        raise ValueError(f"rows are not different numbers below {capacity}")
+    if not np.array_equal(np.sort(stored), np.sort(rows)):
+        raise ValueError("stored are not the rows in another order")
+    if len(np.unique(loaned)) != len(loaned) or not np.isin(loaned, rows).all():
+        raise ValueError("loaned are not some of the rows")
+    for i, (leaf, array) in enumerate(zip(table.rows_spec.leaves, leaves)):
+        if array.dtype != leaf.dtype or array.shape != (len(stored), *leaf.shape):
+            raise ValueError(f"leaf/{i} is {array.dtype}{list(array.shape)}, not {leaf.dtype}{[len(stored), *leaf.shape]}")
+    for name in ("inserts", "samples", "policy_version"):
+        if type(snapshot[name]) is not int or not 0 <= snapshot[name] < 1 << 63:
+            raise ValueError(f"{name} is {snapshot[name]!r}, not a number from 0 to 2**63 - 1")
+
+
+def _save_array(path: Path, array: np.ndarray) -> dict[str, Any]:
+    data = np.ascontiguousarray(array)
+    flat = data.reshape(-1).view(np.uint8)
+    _write(path, flat)
+    return _entry(path, data.dtype, array.shape, zlib.crc32(flat))
+
+
+def _entry(path: Path, dtype: Any, shape: tuple[int, ...], crc: int) -> dict[str, Any]:
+    return {"file": path.name, "dtype": dtype_to_json(np.dtype(dtype)), "shape": list(shape), "crc32": crc}
+
+
+def _load_array(folder: Path, files: dict[str, Any], name: str) -> np.ndarray:
+    try:
+        entry = files[name]
+        path = folder / entry["file"]
+        if path.parent != folder or type(entry["crc32"]) is not int:
+            raise ValueError(f"file {entry['file']!r}, crc32 {entry['crc32']!r}")
+        dtype, shape = dtype_from_json(entry["dtype"]), tuple(int(n) for n in entry["shape"])
+        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{folder / 'manifest.json'} does not describe {name!r} ({error!r}); take an older checkpoint") from error
+    try:
+        found = path.stat().st_size
+        if found != size:
+            raise CheckpointError(f"{path} is truncated or was changed: {found} bytes, not {size}; take an older checkpoint")
+        # What is large is not read into memory as a whole: a table with a storage of its own may be larger than that.
+        data = np.fromfile(path, np.uint8) if size < MAPPED_BYTES else np.memmap(path, np.uint8, "c")
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; take an older checkpoint") from error
+    if (crc := zlib.crc32(data)) != entry["crc32"]:
+        raise CheckpointError(f"{path} is corrupted: its CRC-32 is {crc:08x}, not {entry['crc32']:08x}; take an older checkpoint")
+    return data.view(dtype).reshape(shape) if size else np.empty(shape, dtype)
+
+
+def _write(path: Path, data: Any) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,47 @@
+# cython: language_level=3
+"""The native door (include/echo_capi.h): its capsule for C and C++, and the few functions Cython plugins need beside it."""
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+
+from echo_core.spec.pytree.flattener cimport Flattener
+
+from echo_core.base.errors import PluginVersionError
+
+cdef extern from "store/door/capi_table.hpp" namespace "echo" nogil:
+    const echo_capi* capi_table()
+
+#: PyCapsule "echo_core.capi._table": `const echo_capi *`.
+_table = PyCapsule_New(<void*>capi_table(), "echo_core.capi._table", NULL)
+VERSION = ECHO_CAPI_VERSION
+
+
+cdef const echo_capi* echo_table(uint32_t version) except NULL:
+    """The function table, if it is of the version the caller was compiled against (`ECHO_CAPI_VERSION`)."""
+    if version != ECHO_CAPI_VERSION:
+        raise PluginVersionError(
+            f"a native plugin was built against echo C API {version}, this echo-core has {ECHO_CAPI_VERSION}; rebuild or upgrade the plugin"
+        )
+    return capi_table()
+
+
+cdef echo_store* echo_store_of(object capsule) except NULL:
+    """The store behind `sink.native`. Retain it before a thread of yours outlives the capsule."""
+    return <echo_store*>PyCapsule_GetPointer(capsule, "echo_core.store.store")
+
+
+cdef int echo_leaf_pointers(object spec, object sample, const void** out, list keep) except -1:
+    """One pointer per leaf of a checked sample: contiguous, native-endian. `keep` receives what was converted on the way.
+
+    The other arrays are still the sample's: good until the GIL is given away, when another thread may take one out of it. Whoever
+    goes on without the GIL calls `echo_leaf_pointers_held` instead.
+    """
+    return (<Flattener?>spec.flattener).pointers(sample, out, keep)
+
+
+cdef int echo_leaf_pointers_held(object spec, object sample, const void** out, list keep) except -1:
+    """The same; `keep` then holds every array, also without the GIL."""
+    return (<Flattener?>spec.flattener).pointers_held(sample, out, keep)
+
+
+cdef Py_ssize_t echo_batch_pointers(object spec, object samples, const void** out, list keep) except -1:
+    """The same for leaves with a leading axis N; returns N. `keep` then holds every array, also without the GIL."""
+    return (<Flattener?>spec.flattener).batch_pointers(samples, out, keep)

@@ -1,0 +1,80 @@
+// What an echo_store of echo_capi.h is: one interface over the stores there are, the ring of a stream and the table of a replay.
+//
+// A door is made for every capsule and counts its own references; it holds one of the store's. The store itself has no virtual
+// function and no header for the door's sake, so that what does not come through the door costs what it did.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "store/histogram.hpp"
+#include "include/echo_capi.h"
+
+namespace echo {
+
+class Door {
+public:
+    virtual ~Door() = default;
+
+    void retain() { references_.fetch_add(1, std::memory_order_relaxed); }
+    void release() {
+        if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+    }
+
+    virtual uint32_t leaf_count() const = 0;
+    virtual uint64_t leaf_bytes(uint32_t leaf) const = 0;
+    virtual uint64_t sample_bytes() const = 0;
+    virtual uint64_t batch_size() const = 0;
+    virtual int claim(uint32_t wanted, echo_run *out) = 0;
+    virtual char *leaf(const echo_run &run, uint32_t leaf) const = 0;
+    virtual void commit(const echo_run &run) = 0;
+    virtual void abort(const echo_run &run) = 0;
+    virtual int wait_space(int64_t timeout_ns) = 0;
+    virtual int arm_space(int eventfd) = 0;
+    virtual void disarm_space(int eventfd) = 0;
+    virtual void gauge_add(int gauge, int64_t delta) = 0;
+    virtual void queue_depth(uint64_t depth) = 0;
+    virtual void observe(int histogram, uint64_t ns) = 0;
+
+private:
+    std::atomic<uint32_t> references_{1};
+};
+
+template <class Store>
+class DoorTo : public Door {
+public:
+    explicit DoorTo(Store *store) : store_(store) { store_->retain(); }
+    ~DoorTo() override { store_->release(); }
+
+    uint32_t leaf_count() const override { return store_->leaf_count(); }
+    uint64_t leaf_bytes(uint32_t leaf) const override { return store_->leaf_bytes(leaf); }
+    uint64_t sample_bytes() const override { return store_->sample_bytes(); }
+    uint64_t batch_size() const override { return store_->batch_size(); }
+    int claim(uint32_t wanted, echo_run *out) override { return store_->claim(wanted, out); }
+    char *leaf(const echo_run &run, uint32_t leaf) const override { return store_->leaf(run, leaf); }
+    void commit(const echo_run &run) override { store_->commit(run); }
+    void abort(const echo_run &run) override { store_->abort(run); }
+    int wait_space(int64_t timeout_ns) override { return store_->wait_space(timeout_ns); }
+    int arm_space(int eventfd) override { return store_->arm_space(eventfd); }
+    void disarm_space(int eventfd) override { store_->disarm_space(eventfd); }
+    void gauge_add(int gauge, int64_t delta) override { store_->gauges[gauge].fetch_add(delta, std::memory_order_relaxed); }
+    void queue_depth(uint64_t depth) override {
+        auto &most = store_->queue_depth_max;
+        uint64_t seen = most.load(std::memory_order_relaxed);
+        while (depth > seen && !most.compare_exchange_weak(seen, depth, std::memory_order_relaxed)) {}
+    }
+    void observe(int histogram, uint64_t ns) override {
+        (histogram == ECHO_HIST_COPY ? store_->copy : store_->ingest_round).record(ns);
+    }
+
+protected:
+    Store *const store_;
+};
+
+// An echo_store, as plugins hold it. One reference is the caller's.
+template <class Store>
+Door *open_door(Store *store) {
+    return new DoorTo<Store>(store);
+}
+
+}  // namespace echo

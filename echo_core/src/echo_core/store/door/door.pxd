@@ -1,0 +1,15 @@
+# What Cython code of echo_core itself sees of door.hpp. Not for plugins: their door is capi.pxd.
+from libc.stdint cimport uint32_t, uint64_t
+
+from echo_core.store.stream.ring cimport echo_run
+
+cdef extern from "store/door/door.hpp" namespace "echo" nogil:
+    cdef cppclass Door:
+        void retain()
+        void release()
+        uint32_t leaf_count()
+        uint64_t leaf_bytes(uint32_t)
+        char* leaf(const echo_run&, uint32_t)
+        void commit(const echo_run&)
+        void abort(const echo_run&)
+    Door* open_door[Store](Store*) except +

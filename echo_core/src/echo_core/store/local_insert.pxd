@@ -1,0 +1,37 @@
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from echo_core.store.door.door cimport Door
+from echo_core.spec.pytree.flattener cimport Flattener
+from echo_core.store.replay.table cimport Labels
+from echo_core.store.stream.ring cimport PageLock, echo_run
+
+cdef extern from "store/local_insert.hpp" namespace "echo" nogil:
+    # With the GIL, which it gives away for large copies. `claimed`: a run that the first samples go into, or NULL.
+    size_t copy_in[Store](Store*, const void**, size_t, size_t, const Labels&, const echo_run*)
+
+
+# For `Ring.lock_pages` and `Table.lock_pages`; `place`: a `cuda.Place`.
+cdef PageLock page_lock(object place)
+
+cdef class Inlet:
+    cdef Door* door                  # of the store behind it: for what is written to a slot by other hands
+    cdef Flattener flattener
+    cdef uint32_t leaves
+    cdef size_t sample_bytes
+    cdef readonly bint refuses_zero  # of priorities, see Sampler
+
+    cdef int put_one(self, object sample, const Labels* labels, object timeout, str caller) except -1
+    cdef Py_ssize_t put_many(self, object samples, object priorities, list keys, uint64_t version, object timeout, str caller) except -1
+    cdef int wait_in(self, const void** data, size_t done, size_t count, const Labels* labels, object borrowed, list keep,
+                     object timeout, str caller) except -1
+    cdef int put_lent(self, const void** data, size_t count, const Labels* labels, list keep, object timeout, str caller) except -1
+    cdef int wait_claim(self, uint32_t wanted, echo_run* run, object timeout, str caller) except -1
+
+    # What the store behind it does.
+    cdef int check(self) except -1
+    cdef size_t copy_now(self, const void** data, size_t done, size_t count, const Labels* labels, const echo_run* claimed)
+    cdef int claim_now(self, uint32_t wanted, echo_run* run) noexcept nogil
+    cdef int wait_space(self, int64_t timeout_ns) noexcept nogil
+    cdef void spins(self) noexcept nogil
+    cdef void runs(self) noexcept nogil
+    cdef str blocked_writers(self)

@@ -1,0 +1,186 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The way of this process's samples into a store, a stream's or a replay table's: checked, copied in, and waited with when it is full."""
+import numpy as np
+
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libcpp.vector cimport vector
+
+from echo_core.spec.pytree.flattener cimport Flattener
+from echo_core.store.replay.table cimport Labels
+from echo_core.store.stream.ring cimport ECHO_CLOSED, ECHO_OK, echo_run
+from echo_core.store.wait.patience cimport Patience
+
+from echo_core.spec.device import Lent
+from echo_core.base.errors import ClosedError, EchoError, EchoTimeoutError
+from echo_core.store.sampler import must_be_positive
+
+cdef enum:
+    INLINE_LEAVES = 64  # samples with more leaves take their pointers from the heap
+    HELD_BYTES = 32768  # samples larger than this are copied without the GIL (local_insert.hpp), and so held by references of our own
+
+
+cdef class Inlet:
+    """Base of the stores; what differs between them they override."""
+
+    cdef int put_one(self, object sample, const Labels* labels, object timeout, str caller) except -1:
+        cdef const void* inline_data[INLINE_LEAVES]
+        cdef vector[const void*] heap_data
+        cdef const void** data = inline_data
+        cdef list keep = []
+        if self.leaves > INLINE_LEAVES:
+            heap_data.resize(self.leaves)
+            data = heap_data.data()
+        cdef bint held = self.sample_bytes > HELD_BYTES
+        if self.flattener.pointers_or_lent(sample, data, keep, held):
+            return self.put_lent(data, 1, labels, keep, timeout, caller)
+        if held:
+            sample = None
+        if self.copy_now(data, 0, 1, labels, NULL) == 1:
+            return 0
+        return self.wait_in(data, 0, 1, labels, sample, keep, timeout, caller)
+
+    cdef Py_ssize_t put_many(self, object samples, object priorities, list keys, uint64_t version, object timeout, str caller) except -1:
+        """How many they were. `keys`: a list that gets an array of their keys, or None."""
+        cdef const void* inline_data[INLINE_LEAVES]
+        cdef vector[const void*] heap_data
+        cdef const void** data = inline_data
+        cdef list keep = []
+        cdef Py_ssize_t count
+        cdef int lent = 0
+        cdef Labels labels
+        cdef uint64_t[::1] room
+        cdef const double[::1] values
+        if self.leaves > INLINE_LEAVES:
+            heap_data.resize(self.leaves)
+            data = heap_data.data()
+        count = self.flattener.batch_pointers_or_lent(samples, data, keep, &lent)
+        if keys is not None:
+            keys.append(np.empty(count, np.uint64))
+        if count == 0:
+            return 0
+        if keys is not None:
+            room = keys[0]
+            labels.keys = &room[0]
+        if priorities is not None:
+            values = new_priorities(priorities, count, self.refuses_zero)
+            labels.priorities = &values[0]
+        labels.version = version
+        if lent:
+            self.put_lent(data, count, &labels, keep, timeout, caller)
+            return count
+        self.wait_in(data, self.copy_now(data, 0, count, &labels, NULL), count, &labels, None, keep, timeout, caller)
+        return count
+
+    cdef int wait_in(self, const void** data, size_t done, size_t count, const Labels* labels, object borrowed, list keep,
+                     object timeout, str caller) except -1:
+        """Samples `done` to `count`, leaf runs at `data`, go in as the store has room.
+
+        `keep` holds the arrays behind `data`. Where it does not, `borrowed` is the sample that does: good until the GIL is given
+        away, when another thread could take an array out of it and free the memory copied from.
+        """
+        cdef echo_run run
+        cdef size_t left
+        while done < count:
+            if borrowed is not None:
+                self.flattener.pointers_held(borrowed, data, keep)
+                borrowed = None
+            left = count - done
+            try:
+                self.wait_claim(<uint32_t>left if left < 0x7fffffff else 0x7fffffff, &run, timeout, caller)
+            except (EchoTimeoutError, ClosedError) as error:
+                error.inserted = done
+                raise
+            done = self.copy_now(data, done, count, labels, &run)
+        return 0
+
+    cdef int put_lent(self, const void** data, size_t count, const Labels* labels, list keep, object timeout, str caller) except -1:
+        """Samples of which some leaves lie in the memory of a device, from where they are written straight into their slots.
+
+        The device has done its part before a sample is committed: where it fails, the slots go back.
+        """
+        cdef echo_run run
+        cdef uint32_t leaf
+        cdef size_t done = 0, left
+        cdef list lent = [one for one in keep if isinstance(one, Lent)], places = [leaf for leaf in range(self.leaves) if data[leaf] == NULL]
+        while done < count:
+            left = count - done
+            try:
+                self.wait_claim(<uint32_t>left if left < 0x7fffffff else 0x7fffffff, &run, timeout, caller)
+                try:
+                    for leaf, one in zip(places, lent):
+                        size = self.door.leaf_bytes(leaf)
+                        one.copy_to(<uintptr_t>self.door.leaf(run, leaf), done * size, run.count * size)
+                except BaseException:
+                    self.door.abort(run)
+                    raise
+            except (EchoError, EchoTimeoutError, ClosedError) as error:
+                error.inserted = done
+                raise
+            done = self.copy_now(data, done, done + run.count, labels, &run)
+        return 0
+
+    cdef int wait_claim(self, uint32_t wanted, echo_run* run, object timeout, str caller) except -1:
+        cdef int status
+        self.check()
+        cdef Patience patience = Patience(timeout)
+        with nogil:
+            self.spins()
+        while True:
+            with nogil:
+                status = self.claim_now(wanted, run)
+                if status != ECHO_OK and status != ECHO_CLOSED:
+                    self.wait_space(patience.slice())
+                    status = self.claim_now(wanted, run)
+                self.runs()
+            if status == ECHO_OK:
+                return 0
+            if status == ECHO_CLOSED:
+                raise ClosedError(f"{caller}: the server is closed and takes no more samples")
+            if patience.turn():
+                patience.tell(caller, "space", self.blocked_writers())
+
+    cdef int check(self) except -1:
+        """Raises where the store cannot be used at all."""
+
+    cdef size_t copy_now(self, const void** data, size_t done, size_t count, const Labels* labels, const echo_run* claimed):
+        return 0
+
+    cdef int claim_now(self, uint32_t wanted, echo_run* run) noexcept nogil:
+        return ECHO_CLOSED
+
+    cdef int wait_space(self, int64_t timeout_ns) noexcept nogil:
+        return ECHO_CLOSED
+
+    cdef void spins(self) noexcept nogil:
+        """A wait for space begins: a store may look for some for a moment before anybody sleeps."""
+
+    cdef void runs(self) noexcept nogil:
+        """It ended, or is interrupted: the GIL is taken back (see gil_handoff.hpp)."""
+
+    cdef str blocked_writers(self):
+        return ""
+
+
+cdef PageLock page_lock(object place):
+    driver = place.driver
+    return PageLock(
+        driver.address_of("cuCtxPushCurrent_v2"), driver.address_of("cuCtxPopCurrent_v2"), driver.address_of("cuMemHostRegister_v2"),
+        driver.address_of("cuMemHostUnregister"), place.context)
+
+
+def new_priorities(priorities, count, refuses_zero=False):
+    """Priorities of `count` new samples as a float64 array.
+
+    Raises:
+        ValueError: another shape, or one is negative or not finite, or 0 where the sampler `refuses_zero`, naming the sample.
+    """
+    values = np.ascontiguousarray(priorities, np.float64)
+    if values.shape != (count,):
+        raise ValueError(f"{count} samples need priorities of shape ({count},), not {values.shape}")
+    bad = ~(np.isfinite(values) & (values >= 0))
+    if bad.any():
+        i = int(bad.argmax())
+        raise ValueError(f"priority {values[i]} of sample {i} must be finite and not negative; nothing was inserted")
+    if refuses_zero and not values.all():
+        raise ValueError(must_be_positive(f"priority 0.0 of sample {int((values == 0).argmax())}") + "; nothing was inserted")
+    return values

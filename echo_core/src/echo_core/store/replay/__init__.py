@@ -1,0 +1,1 @@
+"""Replay tables: rows that stay, and that are drawn by a sampler."""

@@ -1,0 +1,66 @@
+// What happened to a table whose sampler is Python's: it is told only when its thread comes to draw, so that writers never need the GIL.
+// Not thread-safe: the table's mutex guards it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "store/replay/rows/generations.hpp"
+
+namespace echo::replay {
+
+struct Change {
+    uint32_t row;
+    uint32_t inserted;  // 1, or 0: removed
+    double priority;    // NaN: the sampler chooses
+};
+
+class ChangeLog {
+public:
+    // capacity 0: the sampler is native and needs no log.
+    explicit ChangeLog(uint32_t capacity) : capacity_(capacity), known_(capacity ? std::make_unique<uint32_t[]>(capacity) : nullptr) {
+        std::fill_n(known_.get(), capacity, 1u);
+    }
+
+    void note(uint32_t row, bool inserted, double priority) {
+        log_.push_back({row, inserted, priority});
+        if (log_.size() > 4 * uint64_t(capacity_) + 4096) compact();
+    }
+    // Everything since the last call, in order.
+    void take(std::vector<Change> *log, const Generations &generations) {
+        log->clear();
+        log->swap(log_);
+        for (const Change &change : *log) known_[change.row] = generations.live(change.row) ? generations.of(change.row) : 1;
+    }
+    // The generation of the item that the sampler was told of; 1 when it was told of none, or that it is gone.
+    uint32_t known(uint32_t row) const { return known_[row]; }
+    // The sampler has this item already, from a checkpoint.
+    void knows(uint32_t row, uint32_t generation) {
+        if (known_) known_[row] = generation;
+    }
+    void clear() { log_.clear(); }
+
+    uint64_t bytes_per_row() const { return known_ ? 4 : 0; }
+
+private:
+    // What the sampler has to be told, at most two entries for each row: nobody may have drawn for long.
+    void compact() {
+        std::vector<uint32_t> last(capacity_, 0);  // its last entry's number + 1
+        std::vector<Change> shorter;
+        for (size_t i = 0; i < log_.size(); ++i) {
+            if (last[log_[i].row] == 0 && !log_[i].inserted) shorter.push_back(log_[i]);  // the sampler has it: that comes first
+            last[log_[i].row] = uint32_t(i + 1);
+        }
+        for (size_t i = 0; i < log_.size(); ++i)
+            if (log_[i].inserted && last[log_[i].row] == i + 1) shorter.push_back(log_[i]);
+        log_.swap(shorter);
+    }
+
+    const uint32_t capacity_;
+    std::vector<Change> log_;
+    std::unique_ptr<uint32_t[]> known_;
+};
+
+}  // namespace echo::replay

@@ -1,0 +1,28 @@
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp.vector cimport vector
+
+from echo_core.store.door.door cimport Door
+from echo_core.store.local_insert cimport Inlet
+from echo_core.store.replay.table cimport Table
+from echo_core.store.replay.python_sampler cimport ToldSampler
+
+
+cdef class KeyedTable(Inlet):
+    cdef Table* table
+    cdef Door* door_labelled    # NULL until somebody writes with labels
+    cdef int forks
+    cdef ToldSampler told       # None: the sampler is native
+    cdef double exponent  # beta
+    cdef readonly str name
+    cdef readonly object spec, sampler, remover, rng, limiter, lags, lease_timeout
+    cdef readonly Py_ssize_t batch_size
+    cdef readonly int max_times_sampled
+    cdef object lock, capsules
+    cdef vector[uint64_t] more  # bytes of the leaves that a follower fills in a batch (step_table.pyx)
+    cdef object __weakref__
+
+    cdef Table* opened(self) except NULL
+    cdef Door* labelled_door(self) except NULL
+
+
+cdef double exponent_of(object beta) except? -1

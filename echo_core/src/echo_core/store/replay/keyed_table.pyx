@@ -1,0 +1,407 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""A replay table as it was opened, and its items by key: looked at, changed, removed."""
+import os
+import threading
+
+import numpy as np
+
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.math cimport INFINITY
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libcpp.vector cimport vector
+
+from echo_core.store.door.door cimport Door, open_door
+from echo_core.store.replay.replay_info cimport BatchLease, lease_of
+from echo_core.store.local_insert cimport Inlet, page_lock
+from echo_core.store.replay.table cimport ECHO_SAMPLER_VERSION, NO_LIMIT, Batch, LagLimits, Limits, Rows, Table, bitgen_t, echo_sampler, open_labelled
+from echo_core.store.replay.python_sampler cimport tell
+
+from echo_core.spec.cuda import CudaError
+from echo_core.base.errors import ConfigError, EchoError, ForkError, SpecError
+from echo_core.store.sampler import check_keys, check_priorities
+from echo_core.store.wait.patience import available_memory
+
+cdef int forks = 0  # a table belongs to the process of its birth
+
+
+def _forked():
+    global forks
+    forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+cdef const echo_sampler* native_of(object sampler, str what, list capsules) except? NULL:
+    """The sampler's native door, or NULL; the capsule, which keeps it, goes to `capsules`."""
+    cdef const echo_sampler* native
+    capsule = sampler.native()
+    if capsule is None:
+        return NULL
+    native = <const echo_sampler*>PyCapsule_GetPointer(capsule, "echo_core.store.sampler")
+    if native.version != ECHO_SAMPLER_VERSION:
+        raise ConfigError(
+            f"{what} {type(sampler).__name__} was built against echo sampler API {native.version}, this echo-core has "
+            f"{ECHO_SAMPLER_VERSION}; rebuild or upgrade it")
+    capsules.append(capsule)
+    return native
+
+
+cdef class KeyedTable(Inlet):
+    """Base of `ReplayTable`."""
+
+    def __cinit__(self):
+        self.table = NULL
+
+    @property
+    def beta(self) -> float:
+        """The exponent of importance weights, from 0 to 1; may be changed at any time, to anneal it. Raises ValueError."""
+        return self.exponent
+
+    @beta.setter
+    def beta(self, value):
+        self.exponent = exponent_of(value)
+
+    def __init__(self, name, spec, capacity, batch_size, sampler, remover, limiter, max_times_sampled, seed, beta, descriptor, lags=None,
+                 lease_timeout=None):
+        cdef vector[uint64_t] sizes
+        cdef Limits limits
+        cdef LagLimits lag_limits
+        cdef int64_t lease_ns = 0 if lease_timeout is None else <int64_t>(lease_timeout * 1e9)
+        cdef list capsules = []
+        cdef const echo_sampler* removing = NULL
+        cdef const echo_sampler* asked = NULL
+        cdef uint64_t total
+        if self.table != NULL:
+            raise RuntimeError("this table is open already")
+        for leaf in spec.leaves:
+            sizes.push_back(leaf.nbytes)
+        total = Rows.plan(sizes, capacity, NULL)
+        free = available_memory()
+        if descriptor < 0 and total > free:
+            raise MemoryError(
+                f"table {name!r}: {capacity:,} rows of {spec.sample_bytes:,} bytes need {total:,} bytes; {free:,} are available: lower "
+                f"capacity, or give the table a storage path")
+        limits.samples_per_insert, limits.min_diff, limits.max_diff, limits.min_size = limiter.numbers()
+        asked = native_of(sampler, "sampler", capsules)
+        if remover is sampler:
+            removing = asked
+        elif remover is not None:
+            removing = native_of(remover, "remover", capsules)
+        if remover is not None:
+            if removing == NULL:
+                raise ConfigError(
+                    f"table {name!r}: remover {type(remover).__name__} is written in Python, and writers must not wait for that; "
+                    f"use remover='fifo' or a native one")
+        if asked == NULL and lease_ns:
+            raise ConfigError(f"table {name!r}: lease_timeout needs a native sampler such as 'fifo', {type(sampler).__name__} is not")
+        lag_limits.kept = lags is not None
+        lag_limits.max_lag, lag_limits.weight = NO_LIMIT, 1.0
+        if lags is not None:
+            lag_limits.max_lag = NO_LIMIT if lags.most is None else lags.most
+            lag_limits.weight = lags.weight
+        self.rng = np.random.Generator(np.random.PCG64(seed))
+        generator = self.rng.bit_generator.capsule
+        capsules += [generator, self.rng]
+        self.capsules = capsules
+        self.lock = threading.Lock()
+        self.lags, self.lease_timeout = lags, lease_timeout
+        self.name, self.spec, self.sampler, self.remover, self.limiter = name, spec, sampler, remover, limiter
+        self.batch_size, self.max_times_sampled, self.exponent = batch_size, max_times_sampled, exponent_of(beta)
+        self.flattener = spec.flattener
+        self.leaves = len(spec.leaves)
+        self.sample_bytes = spec.sample_bytes
+        self.forks = forks
+        self.table = new Table(
+            sizes, capacity, batch_size, limits, max_times_sampled, asked, bool(sampler.replacement), removing,
+            <bitgen_t*>PyCapsule_GetPointer(generator, "BitGenerator"), descriptor, lag_limits, lease_ns, self.more)
+        self.refuses_zero = sampler.refuses_zero
+        if self.refuses_zero:
+            self.table.refuse_zero()
+        self.door = open_door(self.table)
+        if asked == NULL:
+            self.told = tell(self.table, sampler, self.rng, self.lock)
+
+    def __dealloc__(self):
+        if self.table != NULL:
+            self.table.detach()
+            self.table.release()
+        if self.door != NULL:
+            self.door.release()
+        if self.door_labelled != NULL:
+            self.door_labelled.release()
+
+    cdef Door* labelled_door(self) except NULL:
+        self.opened()
+        with self.lock:
+            if self.door_labelled == NULL:
+                self.door_labelled = open_labelled(self.table)
+        return self.door_labelled
+
+    @property
+    def rows_spec(self):
+        """What its rows are, which differs from `spec` in a `StepTable`."""
+        return self.spec
+
+    def below(self, rows):
+        """What a table has under the items in `rows`, while it is paused: see `StepTable`."""
+
+    def lock_pages(self, place):
+        """Page-lock the memory of its batches, in a `cuda.Place`.
+
+        Raises:
+            CudaError: that of the first one cannot be locked.
+        """
+        self.opened().lock_pages(page_lock(place))
+        cdef Batch* first = self.table.take_batch(self.batch_size)
+        cdef bint locked = first.locked
+        self.table.give_back(first)
+        if not locked:
+            raise CudaError(f"table {self.name!r}: CUDA's driver does not page-lock the memory of a batch")
+
+    cdef Table* opened(self) except NULL:
+        if self.table == NULL:
+            raise RuntimeError(f"{type(self).__name__}.__init__ was not called")
+        if self.forks != forks:
+            raise ForkError(
+                "this table was made before a fork and belongs to the parent process; make clients in the child, or start it with "
+                "multiprocessing's 'spawn'")
+        return self.table
+
+    def update_priorities(self, keys, priorities) -> int:
+        """Give items new priorities; how many of them were gone.
+
+        Args:
+            keys: of `Sample.keys`, shape (n,). Of a key that occurs twice the last entry counts.
+            priorities: shape (n,), finite and not negative.
+
+        Raises:
+            ValueError: a priority is negative, NaN or infinite, or 0 where the sampler `refuses_zero`, naming its key; nothing was
+                updated.
+        """
+        self.opened()
+        cdef const uint64_t[::1] k
+        cdef const double[::1] p
+        if _as_they_are(keys, priorities, self.refuses_zero):
+            checked, values = keys, priorities
+        else:
+            checked = check_keys(keys)
+            values = check_priorities(priorities, checked, self.refuses_zero)
+        k, p = checked, values
+        cdef size_t n = k.shape[0]
+        cdef uint64_t gone
+        if n == 0:
+            return 0
+        if self.told is not None:
+            return self.told.update(k, values)
+        with nogil:
+            gone = self.table.update(&k[0], &p[0], n)
+        return gone
+
+    def delete(self, keys) -> int:
+        """Remove items; how many of them were there."""
+        self.opened()
+        checked = check_keys(keys)
+        cdef const uint64_t[::1] k = checked
+        cdef size_t n = checked.size
+        cdef uint64_t erased
+        if n == 0:
+            return 0
+        with nogil:
+            erased = self.table.erase(&k[0], n)
+        return erased
+
+    def ack(self, keys) -> int:
+        """Say that items of a table with `lease_timeout` were worked on, so that nobody is given them again.
+
+        Args:
+            keys: of `Sample.keys`, shape (n,).
+
+        Returns:
+            how many were on loan, or had been for too long and wait to be given out again. Others were acknowledged before.
+        """
+        self.opened()
+        checked = check_keys(keys)
+        cdef const uint64_t[::1] k = checked
+        cdef size_t n = checked.size
+        cdef uint64_t ended
+        if self.lease_timeout is None:
+            raise ValueError(f"table {self.name!r} lends nothing that could be acknowledged; give it a lease_timeout")
+        if n == 0:
+            return 0
+        with nogil:
+            ended = self.table.acknowledge(&k[0], n)
+        return ended
+
+    def take_back(self, uint64_t borrower) -> int:
+        """Give out again what `draw(borrower=...)` lent to somebody who is gone, as far as it is not acknowledged; how many items that is.
+        The server does so for every client whose connection ends."""
+        cdef uint64_t taken
+        self.opened()
+        with nogil:
+            taken = self.table.take_back(borrower)
+        return taken
+
+    # ---- versions of the policy --------------------------------------------------------------------------------------------
+
+    @property
+    def policy_version(self) -> int:
+        """The newest version of the policy, from which lags are counted: what `Server.publish` made last. May be set; rows that then
+        lag behind it by more than `max_policy_lag` go."""
+        return self.opened().policy_version()
+
+    @policy_version.setter
+    def policy_version(self, version):
+        cdef uint64_t value = version
+        self.opened()
+        with nogil:
+            self.table.set_policy_version(value)
+
+    def policy_versions(self):
+        """How many items there are of each version of the policy: `(versions, counts)`, oldest version first.
+
+        Raises:
+            ValueError: this table keeps no versions.
+        """
+        if self.lags is None:
+            raise ValueError(f"table {self.name!r} keeps no policy versions; give it policy_versions=True, max_policy_lag or lag_weight")
+        pairs = np.array(self.opened().version_counts(), np.uint64).reshape(-1, 2)
+        return pairs[:, 0].copy(), pairs[:, 1].copy()
+
+    # ---- the rest by key ---------------------------------------------------------------------------------------------------
+
+    def peek(self, keys):
+        """Items by key, without counting as samples.
+
+        Returns:
+            `(batch, here)`: leaves of shape `(n, *leaf.shape)`, and a bool array of which keys were there. Rows of others are unspecified.
+        """
+        self.opened()
+        checked = check_keys(keys)
+        cdef const uint64_t[::1] k = checked
+        cdef size_t n = checked.size
+        cdef uint8_t[::1] flags
+        cdef Batch* batch
+        cdef BatchLease lease
+        if n == 0:
+            raise ValueError("peek() of no keys")
+        here = np.empty(n, np.bool_)
+        flags = here.view(np.uint8)
+        batch = self.table.take_batch(n)
+        lease = lease_of(self.table, batch)
+        with nogil:
+            self.table.find(&k[0], n, batch, &flags[0])
+            self.table.gather_known(batch, &flags[0])
+        return self.flattener.arrays(batch.leaf.data(), n, lease), here
+
+    def update_items(self, keys, leaves):
+        """Overwrite some leaves of items in place, by key (MuZero's reanalyse, refreshed recurrent states); the keys stay.
+
+        Args:
+            keys: shape (n,).
+            leaves: `{path: array of shape (n, *leaf.shape)}`, paths as in `spec`.
+
+        Returns:
+            bool array of which keys were there. No batch has an item half changed.
+
+        Raises:
+            SpecError: no such leaf, or an array does not fit.
+        """
+        self.opened()
+        checked = check_keys(keys)
+        cdef const uint64_t[::1] k = checked
+        cdef size_t n = checked.size
+        cdef vector[const char*] data
+        cdef uint8_t[::1] flags
+        cdef const uint8_t[::1] view
+        data.resize(self.leaves, NULL)
+        index = {leaf.path: i for i, leaf in enumerate(self.spec.leaves)}
+        keep = []
+        here = np.zeros(n, np.bool_)
+        if n == 0:
+            return here
+        for path, value in leaves.items():
+            if path not in index:
+                raise SpecError(f"no leaf {path!r}; this table has {', '.join(map(repr, index))}")
+            leaf = self.spec.leaves[index[path]]
+            array = np.ascontiguousarray(value)
+            if array.dtype != leaf.dtype or array.shape != (n, *leaf.shape):
+                raise SpecError(
+                    f"leaf {path!r}: {n} items need {leaf.dtype} of shape {(n, *leaf.shape)}, not {array.dtype} of {array.shape}")
+            if array.nbytes:
+                view = array.reshape(-1).view(np.uint8)
+                data[<size_t>index[path]] = <const char*>&view[0]
+                keep.append((array, view))
+        flags = here.view(np.uint8)
+        with nogil:
+            self.table.overwrite(&k[0], n, data.data(), &flags[0])
+        return here
+
+    def keys(self):
+        """Keys of all items, oldest first: uint64 of shape (size,)."""
+        return self._items(False)[0]
+
+    def newest(self, k):
+        """Keys of the k items that came last (all, if there are fewer), the oldest of them first: uint64 of shape (k,)."""
+        cdef size_t most, n
+        if not hasattr(type(k), "__index__") or k < 1:
+            raise ValueError(f"k must be a whole number of at least 1, not {k!r}")
+        most = min(k, self.opened().capacity())
+        keys = np.empty(most, np.uint64)
+        cdef uint64_t[::1] into = keys
+        with nogil:
+            n = self.table.newest(&into[0], most)
+        return keys[:n][::-1].copy()
+
+    def _items(self, bint with_priorities):
+        cdef size_t most = self.opened().capacity(), n
+        cdef uint64_t[::1] k
+        cdef uint32_t[::1] r
+        cdef double[::1] p
+        keys, rows, priorities = np.empty(most, np.uint64), np.empty(most, np.uint32), np.empty(most if with_priorities else 1)
+        k, r, p = keys, rows, priorities
+        if with_priorities and self.told is not None:
+            raise EchoError(f"sampler {type(self.sampler).__name__} is written in Python and does not tell its priorities")
+        with nogil:
+            n = self.table.items(&k[0], &p[0] if with_priorities else NULL, &r[0], most)
+        return keys[:n], rows[:n], priorities[:n] if with_priorities else None
+
+    def top(self, k):
+        """The k items of highest priority: `(keys, priorities)`, highest first, earlier ones first among equals."""
+        if not hasattr(type(k), "__index__") or k < 1:
+            raise ValueError(f"k must be a whole number of at least 1, not {k!r}")
+        keys, _, priorities = self._items(True)
+        order = np.argsort(-priorities, kind="stable")[:k]
+        return keys[order], priorities[order]
+
+    def priority_histogram(self, bins=32):
+        """`numpy.histogram` of all priorities: `(counts, edges)`."""
+        return np.histogram(self._items(True)[2], bins)
+
+
+cdef double exponent_of(object beta) except? -1:
+    cdef double value = beta
+    if not 0 <= value <= 1:
+        raise ValueError(f"beta must be from 0 to 1, not {beta!r}")
+    return value
+
+
+cdef bint _as_they_are(object keys, object priorities, bint refuses_zero) except -1:
+    """Whether both are arrays of the right kind and good throughout: what the careful checks, which cost more than the update, would find."""
+    cdef const uint64_t[::1] k
+    cdef const double[::1] p
+    cdef Py_ssize_t i
+    cdef bint good = True
+    if type(keys) is not np.ndarray or type(priorities) is not np.ndarray or keys.ndim != 1 or priorities.ndim != 1:
+        return False
+    if keys.dtype != _U64 or priorities.dtype != _F64 or not (keys.flags.c_contiguous and priorities.flags.c_contiguous):
+        return False
+    k, p = keys, priorities
+    if k.shape[0] != p.shape[0]:
+        return False
+    for i in range(p.shape[0]):
+        good &= (p[i] >= 0) & (p[i] < INFINITY) & ((p[i] != 0) | (not refuses_zero))
+    return good
+
+
+_U64, _F64 = np.dtype(np.uint64), np.dtype(np.float64)

@@ -1,0 +1,1 @@
+"""Replay tables as connections see them whose samples carry labels."""

@@ -1,0 +1,30 @@
+// The hidden leaf of a labelled connection: what a worker in another process says about each sample, behind the sample's own leaves.
+// See echo_core/wire/labels.py for the other end.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace echo::replay {
+
+struct Incoming {
+    static constexpr uint64_t kNone = UINT64_MAX;  // as bits of a priority (a NaN nobody computes): none was given
+
+    uint64_t priority;  // the bits of a double
+    uint64_t version;   // of the policy; UINT64_MAX: the one published last
+
+    // NaN where none was given.
+    double value() const {
+        double out;
+        std::memcpy(&out, &priority, sizeof out);
+        return priority == kNone ? std::numeric_limits<double>::quiet_NaN() : out;
+    }
+    bool good(bool refuses_zero) const {
+        return priority == kNone || (value() >= 0 && std::isfinite(value()) && !(refuses_zero && value() == 0));
+    }
+};
+static_assert(sizeof(Incoming) == 16);
+
+}  // namespace echo::replay

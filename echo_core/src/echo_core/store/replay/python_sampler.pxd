@@ -1,0 +1,22 @@
+from libc.stdint cimport uint32_t, uint64_t
+from libcpp.vector cimport vector
+
+from echo_core.store.replay.table cimport Batch, Change, Table
+
+cdef class ToldSampler:
+    cdef Table* table
+    cdef object sampler, rng, lock
+    cdef vector[Change] log  # of what the sampler has not been told, from `told` on
+    cdef size_t told
+    cdef bint interrupted  # while it was told of the first of them
+    cdef int draw(self, Batch* batch) except -1
+    cdef uint64_t update(self, const uint64_t[::1] keys, object values) except? 0
+    cdef int catch_up(self) except -1
+    cdef int tell(self, size_t start, size_t end) except -1
+    cdef int tell_again(self, size_t start, size_t end) except -1
+    cdef int draw_locked(self, Batch* batch) except -1
+    cdef bint ask(self, Batch* batch, uint32_t first, uint64_t n) except -1
+    cdef bint ask_another(self, Batch* batch, uint32_t at) except -1
+    cdef int check(self, uint64_t key) except -1
+
+cdef ToldSampler tell(Table* table, object sampler, object rng, object lock)

@@ -1,0 +1,164 @@
+# cython: language_level=3
+"""What a replay table hands out beside a batch: the lease of its memory, what was drawn with which probability, and figures."""
+import numpy as np
+
+cimport cython
+
+from echo_core.spec.pytree.flattener cimport Flattener
+from echo_core.store.replay.table cimport Batch, Table, TableCounters
+from echo_core.store.sample cimport Sample, drawn_sample
+
+from echo_core.spec.spec import Spec
+
+cdef Flattener DRAWN = Spec.from_example(
+    {"keys": np.uint64(0), "probabilities": np.float64(0), "versions": np.uint64(0), "weights": np.float32(0)}).flattener
+
+
+@cython.final
+@cython.freelist(16)
+cdef class BatchLease:
+    """The right to read one batch's memory, and base object of its arrays: the next batch uses it once the last of them is gone."""
+
+    def __dealloc__(self):
+        if self.table != NULL:
+            self.table.give_back(self.batch)
+            self.table.release()
+
+    cdef dict drawn(self):
+        cdef char* data[4]
+        data[0] = <char*>self.batch.keys
+        data[1] = <char*>self.batch.probabilities
+        data[2] = <char*>self.batch.versions
+        data[3] = <char*>self.batch.weights
+        return DRAWN.arrays(data, self.batch.n, self)
+
+    def drawn_arrays(self) -> dict:
+        """`keys`, `probabilities`, `versions` and `weights`, as arrays over the batch's memory."""
+        return self.drawn()
+
+    def copied(self) -> DrawnCopy:
+        cdef DrawnCopy copy = DrawnCopy.__new__(DrawnCopy)
+        copy.arrays = {name: array.copy() for name, array in self.drawn().items()}
+        return copy
+
+
+@cython.final
+@cython.freelist(16)
+cdef class ReplayInfo:
+    """Figures about a table at the moment a batch left it.
+
+    Attributes:
+        table: its name.
+        store_size: items in the table.
+        effective_sample_size: of this batch, (sum w)^2 / sum w^2 over w = 1 / probability: how many equally likely draws a mean that is
+            weighted for importance is worth; n when all were equally likely, near 1 when one item outweighs the others.
+        inserted, sampled: items inserted into the table and drawn from it so far.
+        policy_versions: uint64 of shape (n,): the version of the policy that made each item of the batch; None where the table keeps none.
+        policy_version: the newest version of the policy when the batch was drawn; 0 before the first was published.
+        redrawn: rows that a writer overwrote while they were gathered, and that were drawn anew.
+        updates_gone: priority updates for items that were no longer there.
+        leases_held: batches whose memory something still refers to, this one included.
+        active_connections, push_blocked_count, queue_depth_sum, queue_depth_max, samples_inserted_total, batches_taken_total,
+            samples_aborted_total: as in `SampleInfo`.
+    """
+
+    @property
+    def store_size(self) -> int:
+        return self.counters.size
+
+    @property
+    def effective_sample_size(self) -> float:
+        w = 1.0 / self.lease.drawn_arrays()["probabilities"]
+        return float(w.sum() ** 2 / np.square(w).sum())
+
+    @property
+    def policy_versions(self):
+        return self.lease.drawn_arrays()["versions"] if self.versioned else None
+
+    @property
+    def policy_version(self) -> int:
+        return self.counters.policy_version
+
+    @property
+    def inserted(self) -> int:
+        return self.counters.inserts
+
+    @property
+    def sampled(self) -> int:
+        return self.counters.samples
+
+    @property
+    def redrawn(self) -> int:
+        return self.counters.redrawn
+
+    @property
+    def updates_gone(self) -> int:
+        return self.counters.gone
+
+    @property
+    def leases_held(self) -> int:
+        return self.counters.leased
+
+    @property
+    def active_connections(self) -> int:
+        return self.counters.connections
+
+    @property
+    def push_blocked_count(self) -> int:
+        return self.counters.push_blocked
+
+    @property
+    def queue_depth_sum(self) -> int:
+        return self.counters.queued
+
+    @property
+    def queue_depth_max(self) -> int:
+        return self.counters.queue_depth_max
+
+    @property
+    def samples_inserted_total(self) -> int:
+        return self.counters.inserts
+
+    @property
+    def batches_taken_total(self) -> int:
+        return self.counters.drawn_batches
+
+    @property
+    def samples_aborted_total(self) -> int:
+        return self.counters.aborted
+
+    def copied(self) -> ReplayInfo:
+        """The same figures, without a hold on the batch's memory."""
+        cdef ReplayInfo info = ReplayInfo.__new__(ReplayInfo)
+        info.counters, info.table, info.lease, info.versioned = self.counters, self.table, self.lease.copied(), self.versioned
+        return info
+
+    def __repr__(self):
+        return f"ReplayInfo(table={self.table!r}, store_size={self.store_size}, inserted={self.inserted}, sampled={self.sampled})"
+
+
+@cython.final
+cdef class DrawnCopy:
+    """Copies of a batch's `keys`, `probabilities`, `versions` and `weights`."""
+
+    def drawn_arrays(self) -> dict:
+        return self.arrays
+
+    def copied(self) -> DrawnCopy:
+        return self
+
+
+cdef BatchLease lease_of(Table* table, Batch* batch):
+    cdef BatchLease lease = BatchLease.__new__(BatchLease)
+    table.retain()
+    lease.table = table
+    lease.batch = batch
+    return lease
+
+
+cdef Sample drawn_batch(Table* table, str name, Batch* batch, Flattener flattener):
+    """A batch that was drawn, gathered and weighed, as people see it."""
+    cdef BatchLease lease = lease_of(table, batch)
+    cdef ReplayInfo info = ReplayInfo.__new__(ReplayInfo)
+    info.counters, info.table, info.lease, info.versioned = table.counters(), name, lease, table.keeps_versions()
+    return drawn_sample(flattener.arrays(batch.leaf.data(), batch.n, lease), info, lease)

@@ -1,0 +1,289 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""A replay table as Python sees it: insert on one side, sample on the other, store/replay/table.hpp in between."""
+import logging
+
+import numpy as np
+
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+from libc.math cimport INFINITY
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from echo_core.store.door.door cimport Door, open_door
+from echo_core.store.replay.replay_info cimport ReplayInfo, drawn_batch
+from echo_core.store.local_insert cimport copy_in
+from echo_core.store.replay.keyed_table cimport KeyedTable, exponent_of
+from echo_core.store.replay.table cimport NEWEST, Batch, Labels, TableCounters, open_labelled, kClosed, kDrawn, kNothing
+from echo_core.store.stream.ring cimport echo_run
+from echo_core.store.sample cimport Sample, snapshot
+from echo_core.store.wait.patience cimport Patience
+
+from echo_core.base.errors import EchoError
+from echo_core.store.replay.policy_lag import lag_figures
+from echo_core.store.sampler import must_be_positive
+
+_log = logging.getLogger("echo")
+
+
+cdef void release_capsule(object capsule) noexcept:
+    (<Door*>PyCapsule_GetPointer(capsule, "echo_core.store.store")).release()
+
+
+cdef class ReplayTable(KeyedTable):
+    """Rows that stay and come out as often as they are drawn; made by `Server`, see `echo_core.config.table.Table`.
+
+    Every method may be called from any thread.
+    """
+
+    # ---- writing ----------------------------------------------------------------------------------------------------------
+
+    def submit(self, sample, timeout=30.0, priority=None, policy_version=None):
+        """Insert one sample, from any thread of this process; its key.
+
+        Args:
+            sample: a pytree that matches the spec.
+            timeout: seconds to wait while the rate limiter lets nothing in; None waits for ever.
+            priority: of the new item, finite and not negative; None lets the sampler choose.
+            policy_version: of the policy that made it, where the table keeps versions; None is the one published last.
+
+        Returns:
+            the item's key: a whole number that no other item of this table has or will have.
+
+        Raises:
+            SpecError, ValueError: the sample or its priority is refused; nothing was inserted.
+            EchoTimeoutError: no space in time, saying who waits for whom. ClosedError: the server is closed.
+        """
+        return self.put(sample, timeout, priority, policy_version)
+
+    cdef object put(self, object sample, object timeout, object priority, object policy_version):
+        cdef double value = 0
+        cdef uint64_t key = 0
+        cdef Labels labels
+        self.opened()
+        labels.keys = &key
+        labels.version = _version(policy_version)
+        if priority is not None:
+            value = priority
+            if not 0 <= value < INFINITY:
+                raise ValueError(f"priority {priority!r} of a new item must be finite and not negative")
+            if value == 0 and self.refuses_zero:
+                raise ValueError(must_be_positive(f"priority {priority!r} of a new item"))
+            labels.priorities = &value
+        self.put_one(sample, &labels, timeout, "submit()")
+        return key
+
+    def submit_batch(self, samples, timeout=30.0, priorities=None, policy_version=None):
+        """Insert N samples at once; leaves have shape `(N, *leaf.shape)`.
+
+        Args:
+            samples, timeout, policy_version: as in `submit`.
+            priorities: shape (N,), or None.
+
+        Returns:
+            their keys, uint64 of shape (N,). On EchoTimeoutError or ClosedError the error's `inserted` attribute says how many of them
+            were inserted, from the front.
+        """
+        cdef list keys = []
+        self.opened()
+        self.put_many(samples, priorities, keys, _version(policy_version), timeout, "submit_batch()")
+        return keys[0]
+
+    cdef int check(self) except -1:
+        self.opened()
+        return 0
+
+    cdef size_t copy_now(self, const void** data, size_t done, size_t count, const Labels* labels, const echo_run* claimed):
+        return copy_in(self.table, data, done, count, labels[0], claimed)
+
+    cdef int claim_now(self, uint32_t wanted, echo_run* run) noexcept nogil:
+        return self.table.claim(wanted, run)
+
+    cdef int wait_space(self, int64_t timeout_ns) noexcept nogil:
+        return self.table.wait_space(timeout_ns)
+
+    cdef str blocked_writers(self):
+        return self.who_blocks_writers()
+
+    # ---- reading ----------------------------------------------------------------------------------------------------------
+
+    def sample(self, n=None, timeout=None, beta=None):
+        """Draw a batch: waits until the rate limiter lets n items out.
+
+        Args:
+            n: items; None is the server's batch_size.
+            timeout: seconds; None waits until there are some or the server is closed.
+            beta: exponent of the importance weights; None is the attribute `beta`, which may be changed at any time.
+
+        Returns:
+            `Sample(batch, info)`, also with `keys`, `probabilities` and `weights` of shape (n,): arrays are writable, and the batch's own
+            copy. None once the server is closed.
+
+        Raises:
+            EchoTimeoutError: not enough in time, saying who waits for whom.
+            EchoError: no item can be drawn, because every priority is 0.
+        """
+        return self.draw(n, timeout, beta)
+
+    cpdef object draw(self, object n=None, object timeout=None, object beta=None, uint64_t borrower=0):
+        cdef Batch* batch
+        cdef Batch* whole
+        cdef int answer = kClosed
+        cdef uint64_t count = self.batch_size if n is None else _whole(n, "n", 1, 1 << 24)
+        cdef double exponent = self.exponent if beta is None else exponent_of(beta)
+        cdef Patience patience = None
+        cdef Sample sample
+        cdef bint told
+        self.opened()
+        batch = self.table.take_batch(count)
+        batch.borrower = borrower  # who has to acknowledge it, where the table lends
+        try:
+            while True:
+                if self.told is not None:
+                    answer = self.told.draw(batch)
+                else:
+                    with nogil:
+                        answer = self.table.sample(batch)
+                if answer == kDrawn:
+                    whole = batch
+                    batch = NULL  # its lease's from here on
+                    self.table.weigh(whole, exponent)
+                    sample = drawn_batch(self.table, self.name, whole, self.flattener)
+                    if (<ReplayInfo>sample.info).counters.refused > self.refusals_told:
+                        self.refusals_told = (<ReplayInfo>sample.info).counters.refused
+                        _log.warning("table %r refused %d samples of workers: %s", self.name, self.refusals_told, self._refusal())
+                    return sample
+                if answer == kClosed:
+                    return None
+                if answer == kNothing:
+                    raise EchoError(
+                        f"table {self.name!r}: the sampler can draw none of its {self.table.counters().size} items, as every priority is 0; "
+                        f"give update_priorities() positive ones, or the sampler an eps")
+                if patience is None:
+                    patience = Patience(timeout)
+                    self._can_ever(count)
+                with nogil:
+                    self.table.wait_ready(<uint32_t>count, patience.slice())
+                told = patience.turn()
+                if told and not self.table.can_sample(<uint32_t>count) and not self.table.closed():
+                    patience.tell("sample()", "a batch", self.who_blocks_learner(count))
+        finally:
+            if batch != NULL:
+                self.table.give_back(batch)
+
+    def _can_ever(self, uint64_t n):
+        reason = self.limiter.refusal(n, self.table.capacity(), bool(self.sampler.replacement))
+        if reason:
+            raise ValueError(f"table {self.name!r}: a batch of {n} can never be drawn: {reason}")
+
+    # ---- who waits for whom -------------------------------------------------------------------------------------------------
+
+    def who_blocks_writers(self) -> str:
+        cdef TableCounters c = self.opened().counters()
+        if self.table.limited(True, 1):
+            return (f"table {self.name!r}: {self.limiter} lets nothing in after {c.inserts} inserts and {c.samples} samples "
+                    f"({c.pending} inserts under way); the learner samples slower than the workers insert")
+        if c.on_loan:
+            return (f"table {self.name!r}: {c.on_loan} items were given to a learner that has not acknowledged them (ack(keys)), and take up "
+                    f"the room; they are given out again after {self.lease_timeout:g} s")
+        return (f"table {self.name!r}: the row to go next is being written or gathered ({c.pending} inserts under way in "
+                f"{self.table.capacity()} rows)")
+
+    def who_blocks_learner(self, n=None) -> str:
+        cdef TableCounters c = self.opened().counters()
+        n = self.batch_size if n is None else n
+        if self.table.limited(False, n):
+            return (f"table {self.name!r}: {self.limiter} lets no batch of {n} out of {c.size} items after {c.inserts} inserts and "
+                    f"{c.samples} samples ({c.connections} workers connected); the workers insert slower than the learner samples, "
+                    f"or were not started")
+        return f"table {self.name!r}: {c.size} items are there, a batch of {n} needs more ({c.connections} workers connected)"
+
+    # ---- figures and doors ------------------------------------------------------------------------------------------------
+
+    def __len__(self):
+        return self.opened().counters().size
+
+    @property
+    def capacity(self) -> int:
+        return self.opened().capacity()
+
+    @property
+    def closed(self) -> bool:
+        return self.table == NULL or self.table.closed()
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Memory beside the items' own bytes and the sampler's."""
+        return self.opened().counters().overhead_bytes
+
+    def counters(self) -> dict:
+        cdef TableCounters c = self.opened().counters()
+        return {
+            "size": c.size, "inserts": c.inserts, "samples": c.samples, "pending": c.pending, "deleted": c.deleted, "evicted": c.evicted,
+            "push_blocked": c.push_blocked, "aborted": c.aborted, "leased": c.leased, "redrawn": c.redrawn, "updated": c.updated,
+            "gone": c.gone, "drawn_batches": c.drawn_batches, "connections": c.connections, "queued": c.queued,
+            "queue_depth_max": c.queue_depth_max, "refused": c.refused, "stale": c.stale, "on_loan": c.on_loan,
+            "acknowledged": c.acknowledged, "redelivered": c.redelivered,
+        }
+
+    def _refusal(self) -> str:
+        cdef TableCounters c = self.opened().counters()
+        which = f"priority {c.refused_priority} of sample {c.refused_sample}"
+        return must_be_positive(which) if c.refused_priority == 0 else f"{which} is negative or not finite"
+
+    def stats(self) -> dict:
+        """Flat figures, and who is blocked by what: `blocked` is "", "inserts", "samples" or both, `blocked_by` says why in words."""
+        out = self.counters()
+        out["capacity"] = self.table.capacity()
+        out["samples_per_insert"] = out["samples"] / out["inserts"] if out["inserts"] else 0.0
+        inserting = self.table.limited(True, 1)
+        sampling = self.table.limited(False, self.batch_size)
+        if out["refused"]:
+            out["refused_last"] = self._refusal()
+        if self.lags is not None:
+            out.update(lag_figures(self.policy_version, *self.policy_versions()))
+        out["blocked"] = "+".join([word for word, on in (("inserts", inserting), ("samples", sampling)) if on])
+        out["blocked_by"] = "; ".join([who() for who, on in ((self.who_blocks_writers, inserting), (self.who_blocks_learner, sampling)) if on])
+        return out
+
+    def histograms(self) -> dict:
+        return {"copy": snapshot(self.opened().copy.snapshot()), "ingest_round": snapshot(self.opened().ingest_round.snapshot())}
+
+    def reset_histograms(self) -> None:
+        """Start the latency histograms anew."""
+        self.opened().copy.reset()
+        self.table.ingest_round.reset()
+
+    def count_workers(self, workers) -> None:
+        (&self.opened().connections).store(<int64_t>workers)
+
+    def native(self, labelled=False):
+        """PyCapsule "echo_core.store.store" for the native door (include/echo_capi.h); it keeps the table's memory alive.
+
+        labelled: with one leaf more, see labels.py."""
+        cdef Door* door = self.new_door(labelled)
+        try:
+            return PyCapsule_New(door, "echo_core.store.store", release_capsule)
+        except BaseException:
+            door.release()
+            raise
+
+    cdef Door* new_door(self, bint labelled) except NULL:
+        return open_labelled(self.opened()) if labelled else open_door(self.opened())
+
+    def close(self) -> None:
+        if self.table != NULL:
+            self.table.close()
+
+    def __repr__(self):
+        return f"<ReplayTable {self.name!r} {len(self)}/{self.capacity} sampler={type(self.sampler).__name__}>"
+
+
+cdef uint64_t _whole(object value, str name, uint64_t least, uint64_t most) except? 0:
+    if not hasattr(type(value), "__index__") or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+    return value
+
+
+cdef uint64_t _version(object version) except? 0:
+    return NEWEST if version is None else _whole(version, "policy_version", 0, NEWEST - 1)
+
+

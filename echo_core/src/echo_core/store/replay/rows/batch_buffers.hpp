@@ -1,0 +1,126 @@
+// The buffers into which a table gathers. A batch keeps its buffer for as long as somebody refers to it; then the next one uses it again,
+// because fresh memory would cost a page fault for every 4 KiB. There are as many buffers as batches are held at once.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include "base/memory/page_lock.hpp"
+#include "store/replay/rows/rows.hpp"
+
+namespace echo::replay {
+
+struct Batch {
+    uint64_t n;
+    uint64_t borrower;  // whom a queue that lends gives it to; 0: this process
+    char *memory;
+    uint64_t mapped;
+    bool locked;  // page-locked
+    std::vector<char *> leaf;
+    uint64_t *keys;
+    uint64_t *versions;  // of the policies that made the rows, where the table keeps them
+    double *probabilities;
+    float *weights;
+    uint32_t *rows, *generations;  // while the batch is gathered
+    std::vector<uint32_t> ending;  // rows of which this batch has the last use
+    std::vector<uint32_t> torn;    // places in the batch whose rows were overwritten while they were gathered
+};
+
+class Batches {
+public:
+    explicit Batches(const std::vector<uint64_t> &leaf_bytes) : leaf_bytes_(leaf_bytes) {}
+    ~Batches() {
+        for (Batch *batch : free_) drop(batch);
+    }
+
+    static uint64_t bytes_of(const std::vector<uint64_t> &leaf_bytes, uint64_t n) {
+        const uint64_t rows = Rows::plan(leaf_bytes, n, nullptr);
+        uint64_t total;
+        return rows == UINT64_MAX || __builtin_add_overflow(rows, n * 36 + 512, &total) ? UINT64_MAX : total;
+    }
+
+    // A buffer for n rows; throws std::bad_alloc.
+    Batch *take(uint64_t n) {
+        leased.fetch_add(1, std::memory_order_relaxed);
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            for (size_t i = free_.size(); i-- > 0;) {
+                if (free_[i]->n != n) continue;
+                Batch *batch = free_[i];
+                free_.erase(free_.begin() + long(i));
+                return batch;
+            }
+        }
+        try {
+            return make(n);
+        } catch (...) {
+            leased.fetch_sub(1, std::memory_order_relaxed);
+            throw;
+        }
+    }
+    void give_back(Batch *batch) {
+        leased.fetch_sub(1, std::memory_order_relaxed);
+        Batch *surplus = nullptr;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            if (free_.size() >= kSpare) {
+                surplus = free_.front();
+                free_.erase(free_.begin());
+            }
+            free_.push_back(batch);
+        }
+        if (surplus) drop(surplus);
+    }
+
+    // Page-lock the buffers that are made from now on, as far as the driver lets us: whoever uploads one that is not waits for longer.
+    void lock_pages(const PageLock &lock) { lock_ = lock; }
+
+    std::atomic<uint64_t> leased{0};
+
+private:
+    static constexpr size_t kSpare = 4;
+
+    Batch *make(uint64_t n) const {
+        const uint64_t rows = Rows::plan(leaf_bytes_, n, nullptr), bytes = bytes_of(leaf_bytes_, n);
+        if (bytes == UINT64_MAX) throw std::bad_alloc();
+        Batch *batch = new Batch{};
+        batch->n = n;
+        batch->mapped = (bytes + 4095) & ~uint64_t(4095);
+        void *memory = mmap(nullptr, batch->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) {
+            delete batch;
+            throw std::bad_alloc();
+        }
+        if (batch->mapped >= Rows::kHuge) madvise(memory, batch->mapped, MADV_HUGEPAGE);
+        batch->memory = static_cast<char *>(memory);
+        batch->locked = lock_ && lock_.apply(memory, batch->mapped) == 0;
+        std::vector<uint64_t> offsets;
+        Rows::plan(leaf_bytes_, n, &offsets);
+        for (uint64_t offset : offsets) batch->leaf.push_back(batch->memory + offset);
+        char *at = batch->memory + rows;
+        batch->keys = reinterpret_cast<uint64_t *>(at), at += n * 8;
+        batch->probabilities = reinterpret_cast<double *>(at), at += n * 8;
+        batch->versions = reinterpret_cast<uint64_t *>(at), at += n * 8;
+        batch->weights = reinterpret_cast<float *>(at), at += n * 4;
+        batch->rows = reinterpret_cast<uint32_t *>(at), at += n * 4;
+        batch->generations = reinterpret_cast<uint32_t *>(at);
+        return batch;
+    }
+    void drop(Batch *batch) const {
+        if (batch->locked) lock_.undo(batch->memory);
+        munmap(batch->memory, batch->mapped);
+        delete batch;
+    }
+
+    const std::vector<uint64_t> leaf_bytes_;
+    PageLock lock_;  // set before the first buffer is made
+    std::mutex mutex_;
+    std::vector<Batch *> free_;
+};
+
+}  // namespace echo::replay

@@ -1,0 +1,60 @@
+// Where the rows of a table are records, writers fill arrays of their own, one for each leaf as the door promises, and commit() puts the
+// rows together: these are the desks they write at. Not thread-safe but for at(); the table's mutex guards the rest.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "include/echo_capi.h"
+#include "store/replay/rows/rows.hpp"
+
+namespace echo::replay {
+
+class Desks {
+public:
+    static constexpr uint32_t kRows = 1024;  // at one desk
+
+    explicit Desks(const Rows &rows) : rows_(rows) {
+        if (!rows.packed()) return;
+        desks_ = std::make_unique<Desk[]>(kDesks);
+        for (uint32_t leaf = 0; leaf < rows.leaves(); ++leaf)
+            offset_.push_back(bytes_), bytes_ += (rows.leaf_bytes(leaf) * kRows + 63) & ~uint64_t(63);
+        for (uint32_t i = kDesks; i-- > 0;) free_.push_back(i);
+    }
+
+    bool any() const { return desks_ != nullptr; }
+    bool all_taken() const { return desks_ && free_.empty(); }
+    // For a run of rows that was claimed just now; tells the run where.
+    void take(echo_run *run) {
+        run->buffer = free_.back();
+        Desk &d = desks_[run->buffer];
+        if (!d.memory) d.memory.reset(new char[bytes_]);
+        free_.pop_back();
+        d.first = run->slot, d.left = run->count;
+    }
+    // Part of a run was committed or aborted: when all of it was, its desk is free.
+    void leave(const echo_run &run) {
+        if ((desks_[run.buffer].left -= run.count) == 0) free_.push_back(run.buffer);
+    }
+    char *at(const echo_run &run, uint32_t leaf) const {
+        const Desk &d = desks_[run.buffer];
+        return d.memory.get() + offset_[leaf] + (run.slot - d.first) * rows_.leaf_bytes(leaf);
+    }
+
+private:
+    static constexpr uint32_t kDesks = 1024;
+
+    struct Desk {
+        std::unique_ptr<char[]> memory;
+        uint32_t first = 0, left = 0;  // the row it begins with; rows not committed or aborted yet
+    };
+
+    const Rows &rows_;
+    std::unique_ptr<Desk[]> desks_;
+    std::vector<uint64_t> offset_;
+    std::vector<uint32_t> free_;
+    uint64_t bytes_ = 0;
+};
+
+}  // namespace echo::replay

@@ -1,0 +1,21 @@
+from echo_core.store.stream.ring cimport Counters, HistogramSnapshot, Ring
+
+cdef class Lease:
+    cdef Ring* ring
+    cdef int buffer
+
+cdef class SampleInfo:
+    cdef Ring* ring
+    cdef Counters counters
+
+cdef class Sample:
+    cdef readonly object batch
+    cdef readonly object info
+    cdef object lease    # of a replay table: tells keys, probabilities and weights
+    cdef dict arrays
+    cdef object drawn(self, str name)
+
+cdef Lease new_lease(Ring* ring, int buffer)
+cdef Sample new_sample(Ring* ring, object batch)
+cdef Sample drawn_sample(object batch, object info, object lease)
+cdef object snapshot(HistogramSnapshot s)

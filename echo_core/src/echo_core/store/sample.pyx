@@ -1,0 +1,220 @@
+# cython: language_level=3
+"""What `Server.sample()` hands out: a batch, the lease that keeps its memory, and figures about the store."""
+from typing import NamedTuple
+
+cimport cython
+
+from echo_core.store.stream.ring cimport Counters, HistogramSnapshot, Ring
+
+
+class HistSnapshot(NamedTuple):
+    """A latency histogram at one moment. All times in nanoseconds; percentiles are exact to about 6 %.
+
+    Attributes:
+        count: how many were recorded (some histograms record one in 64: see `SampleInfo`).
+    """
+
+    count: int
+    min_ns: int
+    max_ns: int
+    mean_ns: float
+    p50_ns: int
+    p90_ns: int
+    p99_ns: int
+
+
+cdef object snapshot(HistogramSnapshot s):
+    return HistSnapshot(s.count, s.min, s.max, s.mean, s.p50, s.p90, s.p99)
+
+
+@cython.final
+@cython.freelist(16)
+cdef class Lease:
+    """The right to read one batch's memory: base object of every array of the batch.
+
+    The buffer goes back to the writers when the last of those arrays (or of the views made from them) dies. The lease keeps the
+    store's memory alive by itself, so that dropping the server while holding a batch is safe.
+    """
+
+    def __dealloc__(self):
+        if self.ring != NULL:
+            self.ring.give_back(self.buffer)
+            self.ring.release()
+
+
+cdef Lease new_lease(Ring* ring, int buffer):
+    cdef Lease lease = Lease.__new__(Lease)
+    ring.retain()
+    lease.ring = ring
+    lease.buffer = buffer
+    return lease
+
+
+@cython.final
+@cython.freelist(16)
+cdef class SampleInfo:
+    """Figures about the store at the moment a batch left it; the histograms are read when looked at.
+
+    Attributes:
+        store_size: samples in the store, committed and not yet taken.
+        active_connections: workers connected.
+        queue_depth_sum: samples that arrived and wait for a slot, all connections together.
+        queue_depth_max: the most that ever waited on one connection.
+        push_blocked_count: how often a writer found the store full.
+        samples_inserted_total: samples committed since the start.
+        batches_taken_total: batches handed out since the start.
+        leases_held: batches whose memory something still refers to, this one included.
+        samples_aborted_total: slots given back by writers that failed between claim and commit.
+        notify_count: how often a sleeping learner had to be woken.
+        queue_dwell: `HistSnapshot` of the time a complete batch waited to be taken.
+        copy: `HistSnapshot` of the time to copy one sample into its slot (one in 64 is timed).
+        ingest_round: `HistSnapshot` of a transport's rounds of reading.
+    """
+
+    def __dealloc__(self):
+        if self.ring != NULL:
+            self.ring.release()
+
+    @property
+    def store_size(self) -> int:
+        return self.counters.stored
+
+    @property
+    def active_connections(self) -> int:
+        return self.counters.connections
+
+    @property
+    def queue_depth_sum(self) -> int:
+        return self.counters.queued
+
+    @property
+    def queue_depth_max(self) -> int:
+        return self.counters.queue_depth_max
+
+    @property
+    def push_blocked_count(self) -> int:
+        return self.counters.push_blocked
+
+    @property
+    def samples_inserted_total(self) -> int:
+        return self.counters.inserted
+
+    @property
+    def batches_taken_total(self) -> int:
+        return self.counters.batches_taken
+
+    @property
+    def leases_held(self) -> int:
+        return self.counters.leased
+
+    @property
+    def samples_aborted_total(self) -> int:
+        return self.counters.aborted
+
+    @property
+    def notify_count(self) -> int:
+        return self.counters.notified
+
+    @property
+    def queue_dwell(self) -> HistSnapshot:
+        return snapshot(self.ring.queue_dwell.snapshot())
+
+    @property
+    def copy(self) -> HistSnapshot:
+        return snapshot(self.ring.copy.snapshot())
+
+    @property
+    def ingest_round(self) -> HistSnapshot:
+        return snapshot(self.ring.ingest_round.snapshot())
+
+    @property
+    def memcpy(self) -> HistSnapshot:
+        """The original Echo's name of `copy`."""
+        return self.copy
+
+    @property
+    def drain_round(self) -> HistSnapshot:
+        """The original Echo's name of `ingest_round`."""
+        return self.ingest_round
+
+    def __repr__(self):
+        return (f"SampleInfo(store_size={self.store_size}, active_connections={self.active_connections}, "
+                f"samples_inserted_total={self.samples_inserted_total}, leases_held={self.leases_held})")
+
+
+@cython.final
+@cython.freelist(16)
+cdef class Sample:
+    """A batch and the figures of its moment; unpacks as `batch, info = server.sample()`.
+
+    Attributes:
+        batch: the pytree of the example with leaves of shape `(batch_size, *leaf.shape)`: writable, zero-copy, valid for as long
+            as anything refers to it.
+        info: `SampleInfo`; of a replay table `ReplayInfo`.
+        keys: of a replay table: uint64 of shape (n,), each item's own for good; what `update_priorities` takes. None of a stream.
+        probabilities: float64 of shape (n,): with which each item was drawn. None of a stream.
+        weights: float32 of shape (n,): (1 / (N p))^beta, the largest of the batch 1 (Schaul et al. 2016). None of a stream.
+    """
+
+    __match_args__ = ("batch", "info")
+
+    def with_batch(self, batch) -> Sample:
+        """The same figures with another batch, such as a copy of this one's; it holds nothing of this one."""
+        cdef Sample sample = Sample.__new__(Sample)
+        sample.batch = batch
+        sample.info = self.info
+        if self.lease is not None:
+            sample.info, sample.lease = self.info.copied(), self.lease.copied()
+        return sample
+
+    @property
+    def keys(self):
+        return self.drawn("keys")
+
+    @property
+    def probabilities(self):
+        return self.drawn("probabilities")
+
+    @property
+    def weights(self):
+        return self.drawn("weights")
+
+    cdef object drawn(self, str name):
+        if self.lease is None:
+            return None
+        if self.arrays is None:
+            self.arrays = self.lease.drawn_arrays()
+        return self.arrays[name]
+
+    def __iter__(self):
+        yield self.batch
+        yield self.info
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return (self.batch, self.info)[index]
+
+    def __repr__(self):
+        return f"Sample(batch={self.batch!r}, info={self.info!r})"
+
+
+cdef Sample new_sample(Ring* ring, object batch):
+    cdef Sample sample = Sample.__new__(Sample)
+    cdef SampleInfo info = SampleInfo.__new__(SampleInfo)
+    ring.retain()
+    info.ring = ring
+    info.counters = ring.counters()
+    sample.batch = batch
+    sample.info = info
+    return sample
+
+
+cdef Sample drawn_sample(object batch, object info, object lease):
+    """A batch of a replay table; `lease.drawn_arrays()` tells what was drawn."""
+    cdef Sample sample = Sample.__new__(Sample)
+    sample.batch = batch
+    sample.info = info
+    sample.lease = lease
+    return sample

@@ -1,0 +1,276 @@
+"""What a sampler is: the whole contract of deciding which samples come next.
+
+A sampler knows keys and priorities, never data. The table it serves calls `insert` when a sample
+has arrived, `delete` when it is removed, and asks `sample` which keys form the next batch; the
+bytes are moved by the store.
+
+Threading: member functions of one sampler are never called concurrently, so none needs a lock.
+Errors: a call that raises has changed nothing, even when only the last key of a batch was wrong.
+Keys: whole numbers. A replay table uses its row numbers, from 0 to `capacity - 1`, and the row of a
+deleted key comes back later as the key of another sample; a stream counts up to 2**64 - 1.
+Arguments are one-dimensional numpy arrays, `uint64` for keys and `float64` for priorities; they
+belong to the caller and are not kept.
+
+The costs below are what a batch of n keys may cost in a sampler that holds N; a sampler that is
+slower says so in its docstring.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..base.errors import DuplicateKeyError, UnknownKeyError
+from ..base.option_reader import build_options
+
+__all__ = ["Keys", "Priorities", "Sampler", "check_held", "check_keys", "check_new", "check_priorities"]
+
+Keys = npt.NDArray[np.uint64]
+Priorities = npt.NDArray[np.float64]
+
+
+class Sampler(ABC):
+    """Base of all samplers; a plugin's factory names a subclass.
+
+    Class attributes:
+        storage: what the table underneath has to be. `"stream"`: every sample comes out exactly
+            once and in order of arrival, so the store hands out the very buffers that the writers
+            filled and asks the sampler nothing. `"replay"`: samples stay, and come out as often as
+            they are drawn. A stream sampler still implements everything below, and one whose
+            `Options` have `capacity: int | None = None` serves replay tables as well: built with a
+            capacity, its `storage` is `"replay"`.
+        replacement: True when one call of `sample` may return a key more than once; then n may be
+            larger than `len(self)`. False when its keys differ; then n is at most `len(self)`.
+        evicts: True when `victims` says which samples a full table should give up. A table whose
+            remover has the same name as such a sampler asks the sampler, and keeps no second one.
+        refuses_zero: True when a priority of 0 would keep a sample from ever being drawn: its table
+            refuses one by key.
+        Options: a frozen standard-library dataclass, checked by `build_options`. A replay sampler
+            has a field `capacity: int`, the number of samples its table holds.
+
+    `storage`, `replacement` and `refuses_zero` depend on the options in some samplers: ask the
+    instance, where there is one.
+    """
+
+    storage: Literal["stream", "replay"]
+    replacement: bool = True
+    refuses_zero: bool = False
+    evicts: ClassVar[bool] = False
+
+    @dataclass(frozen=True)
+    class Options:
+        """No options."""
+
+    options: Any
+    """The checked `Options` of this sampler."""
+
+    def __init__(self, **options: Any) -> None:
+        """Check and keep the options; the sampler is empty.
+
+        Raises:
+            ConfigError: an option is unknown, missing or of the wrong type.
+        """
+        self.options = build_options(type(self).Options, options, type(self).__name__)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        storage = getattr(cls, "storage", None)
+        if storage not in (None, "stream", "replay"):
+            raise TypeError(f'{cls.__name__}.storage must be "stream" or "replay", not {storage!r}')
+        if not dataclasses.is_dataclass(cls.Options):
+            raise TypeError(f"{cls.__name__}.Options must be a dataclass")
+        names = {field.name for field in dataclasses.fields(cls.Options)}
+        if storage == "replay" and "capacity" not in names:
+            raise TypeError(f"{cls.__name__}.Options needs a field `capacity: int`, as it replays")
+
+    @abstractmethod
+    def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
+        """Add n new keys, in order of arrival. Cost: O(n log N).
+
+        Args:
+            keys: shape (n,), none of them held already, none twice.
+            priorities: shape (n,), finite and not negative; None lets the sampler choose what a
+                new sample gets. Samplers without priorities ignore it.
+
+        Raises:
+            DuplicateKeyError: a key is held already or occurs twice; names the first such key.
+            ValueError: the key of a replay sampler is not below its capacity (a sampler that can
+                hold any key need not look).
+        """
+
+    @abstractmethod
+    def delete(self, keys: Keys) -> None:
+        """Remove n keys. Cost: O(n log N).
+
+        Args:
+            keys: shape (n,), all of them held, none twice.
+
+        Raises:
+            UnknownKeyError: a key is not held (or occurs twice); names the first such key.
+        """
+
+    @abstractmethod
+    def update(self, keys: Keys, priorities: Priorities) -> None:
+        """Give n held keys new priorities. Cost: O(n log N).
+
+        Samplers without priorities check the keys and change nothing. Arrival order stays.
+
+        Args:
+            keys: shape (n,), all of them held; of a key that occurs twice the last entry counts.
+            priorities: shape (n,), finite and not negative.
+
+        Raises:
+            UnknownKeyError: a key is not held; names the first such key.
+        """
+
+    @abstractmethod
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
+        """Draw the n keys of one batch; the contents do not change. Cost: O(n log N).
+
+        The draw depends on nothing but the calls made so far and `rng`, which is the only source
+        of randomness: equal samplers with equal generators draw equal keys.
+
+        Args:
+            n: at least 1; see `replacement` for the upper bound.
+            rng: advanced by an amount of the sampler's choosing, not at all if it draws nothing.
+
+        Returns:
+            `(keys, probabilities)`, both of shape (n,) and new: the keys in the order drawn, and
+            the probability (0 < p <= 1) of each under the distribution the batch was drawn from:
+            averaged over the turns of a batch, and not given what the other turns drew. Weights
+            of 1 / (len(self) * p) make the mean of a batch an unbiased estimate, then. A sampler
+            that draws nothing at random says 1.
+
+        Raises:
+            ValueError: n is less than 1, or more than there is to draw (with replacement: the
+                sampler is empty); names both numbers.
+        """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many keys are held. Cost: O(1)."""
+
+    @abstractmethod
+    def state(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Everything `restore` needs, as plain numeric arrays (no object dtype). Cost: O(N).
+
+        The arrays are copies: later calls do not change them. Options are not part of it.
+        """
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Replace all contents by those `state()` returned. Cost: O(N log N).
+
+        Afterwards this sampler answers every call as the one the state was taken from.
+
+        Raises:
+            ValueError: an array is missing, superfluous or inconsistent; names it.
+        """
+
+    def victims(self, n: int) -> Keys:
+        """The n keys that a full table gives up first, least valuable first; changes nothing.
+
+        Only of a sampler that `evicts`. n is from 1 to `len(self)`. Cost: O(n log N).
+
+        Raises:
+            ValueError: n is less than 1 or more than are held; names both numbers.
+        """
+        raise NotImplementedError(f"{type(self).__name__} leaves it to a remover which sample goes")
+
+    def native(self) -> object | None:
+        """A PyCapsule of include/echo_sampler.h, by which a table reaches a compiled replay sampler
+        without Python; None for a sampler written in Python. Both doors lead to the same contents."""
+        return None
+
+    @property
+    def capacity(self) -> int | None:
+        """How many samples a replay table holds; None for a stream."""
+        return getattr(self.options, "capacity", None)
+
+
+def check_keys(keys: npt.ArrayLike) -> Keys:
+    """`keys` as a one-dimensional uint64 array; for samplers that take other integers too.
+
+    Raises:
+        TypeError: they are not whole numbers.
+        ValueError: they have another shape, or one is negative.
+    """
+    array = np.asarray(keys)
+    if array.size == 0 and array.ndim == 1:
+        return array.astype(np.uint64)
+    if array.dtype.kind not in "ui":
+        raise TypeError(f"keys must be whole numbers from 0 to 2**64 - 1, not {array.dtype}")
+    if array.ndim != 1:
+        raise ValueError(f"keys must have one dimension, not shape {array.shape}")
+    if array.dtype.kind == "i" and (array < 0).any():
+        raise ValueError(f"key {array[array < 0][0]} is negative; keys go from 0 to 2**64 - 1")
+    return np.ascontiguousarray(array, dtype=np.uint64)
+
+
+def check_new(keys: npt.ArrayLike, held: Container[int]) -> list[int]:
+    """`keys` as a list, where they may be inserted beside those `held`.
+
+    Raises:
+        DuplicateKeyError: one is held or occurs twice; names the first.
+        TypeError, ValueError: as `check_keys`.
+    """
+    new: list[int] = check_keys(keys).tolist()
+    seen: set[int] = set()
+    for key in new:
+        if key in held or key in seen:
+            where = "is held already" if key in held else "occurs twice"
+            raise DuplicateKeyError(f"key {key} {where}; every sample needs a key of its own")
+        seen.add(key)
+    return new
+
+
+def check_held(keys: npt.ArrayLike, held: Container[int], once: bool = False) -> list[int]:
+    """`keys` as a list, where all are `held`; with `once`, for `delete`, none may occur twice.
+
+    Raises:
+        UnknownKeyError: one is not held, or occurs twice; names the first.
+        TypeError, ValueError: as `check_keys`.
+    """
+    found: list[int] = check_keys(keys).tolist()
+    seen: set[int] = set()
+    for key in found:
+        if key not in held:
+            raise UnknownKeyError(f"key {key} is not held; it was never inserted or is deleted")
+        if once and key in seen:
+            raise UnknownKeyError(f"key {key} occurs twice; it can be deleted only once")
+        seen.add(key)
+    return found
+
+
+def check_priorities(priorities: npt.ArrayLike, keys: Keys, refuses_zero: bool = False, what: str = "key") -> Priorities:
+    """`priorities` as a float64 array that fits `keys`, or whatever else their numbers are of; names that of a bad one.
+
+    Raises:
+        ValueError: they have another shape than `keys`, or one is negative or not finite, or 0 where the sampler `refuses_zero`.
+    """
+    array = np.ascontiguousarray(priorities, dtype=np.float64)
+    if array.shape != keys.shape:
+        raise ValueError(
+            f"{keys.size} {what}s need priorities of shape {keys.shape}, not {array.shape}"
+        )
+    bad = ~(np.isfinite(array) & (array >= 0))
+    if bad.any():
+        i = int(bad.argmax())
+        raise ValueError(
+            f"priority {array[i]} of {what} {keys[i]} must be finite and not negative"
+        )
+    if refuses_zero and not array.all():
+        i = int((array == 0).argmax())
+        raise ValueError(must_be_positive(f"priority {array[i]} of {what} {keys[i]}"))
+    return array
+
+
+def must_be_positive(priority: str) -> str:
+    """Why a table whose sampler `refuses_zero` refuses `priority`."""
+    return f"{priority} must be positive: with 0 it would never be drawn; give it a positive one, or the sampler an eps"

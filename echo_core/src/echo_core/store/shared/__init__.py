@@ -1,0 +1,1 @@
+"""A stream store in shared memory, which writers of other processes fill."""

@@ -1,0 +1,173 @@
+// What the learner does about writers of other processes that are gone, or hold a claim for too long. Thread-safe.
+#pragma once
+
+#include <array>
+#include <mutex>
+
+#include "store/stream/ring.hpp"
+
+namespace echo {
+
+class Reaper {
+public:
+    // Bounds how long a claim may delay the batch it is in.
+    Reaper(Ring *ring, int64_t timeout_ns) : ring_(*ring), timeout_(timeout_ns) { ring_.retain(); }
+    ~Reaper() { ring_.release(); }
+
+    // A record for a new writer; 0 when all are taken.
+    uint32_t enlist() {
+        std::lock_guard<std::mutex> lock(lock_);
+        for (uint32_t id = 1; id < Area::kRecords; ++id)
+            if (!seen_[id].used) {
+                Record &r = ring_.record_[id];
+                r.left.store(0), r.samples.store(0), r.revoked.store(0), r.waits_since.store(0), r.waiting.store(0);
+                seen_[id] = {true, 0, 0};
+                return id;
+            }
+        return 0;
+    }
+    uint64_t samples(uint32_t id) const { return ring_.record_[id].samples.load(std::memory_order_relaxed); }
+    uint64_t revoked(uint32_t id) const { return ring_.record_[id].revoked.load(std::memory_order_relaxed); }
+    int64_t waits_since(uint32_t id) const { return ring_.record_[id].waits_since.load(std::memory_order_relaxed); }
+    bool left(uint32_t id) const { return ring_.record_[id].left.load(std::memory_order_acquire) != 0; }
+
+    void reap(uint32_t id);     // its process is gone, or has said that it is done with the record
+    void give_up(uint32_t id);  // its process wants to be rid of the claim it holds, and waits for us
+    // Called several times a second: moves batches away from stalled writers. Returns how many were moved; *stuck counts those
+    // that hold up a batch that cannot be moved, for want of a spare buffer.
+    int tick(int *stuck);
+
+private:
+    void settle(uint32_t id);
+    void move(uint32_t b, int64_t now, int *moved, int *stuck);
+    bool take_back(uint32_t id);
+
+    struct Seen {
+        bool used = false;
+        uint64_t word = 0;
+        int64_t since = 0;  // now_ns since when the record shows `word`
+    };
+
+    Ring &ring_;
+    const int64_t timeout_;
+    std::mutex lock_;
+    std::array<Seen, Area::kRecords> seen_{};
+};
+
+// Afterwards the record tells exactly what its writer had done: nobody else moves it on.
+inline void Reaper::settle(uint32_t id) {
+    Control &c = *ring_.control_;
+    uint64_t open = c.open.load(std::memory_order_seq_cst);
+    if (Open::pending(open) == id) ring_.settle_open(open);
+    uint64_t returned = c.returned.load(std::memory_order_seq_cst);
+    if (Returned::pending(returned) == id) ring_.settle_returned(returned);
+    for (uint64_t b = 0; b < ring_.total_; ++b) {
+        Buffer &buffer = ring_.buffer_[b];
+        uint64_t progress = buffer.progress.load(std::memory_order_seq_cst);
+        // The learner's own writers may add to the count meanwhile; who is gone adds nothing.
+        while (Progress::pending(progress) == id && Progress::state(progress) == Progress::kOpen) progress = ring_.settle_progress(buffer, progress);
+        if (Progress::pending(progress) == id && Progress::state(progress) == Progress::kOpening)  // never published
+            buffer.progress.compare_exchange_strong(progress, Progress::lap(progress) | Progress::kFree, std::memory_order_seq_cst);
+    }
+}
+
+inline bool Reaper::take_back(uint32_t id) {
+    Record &r = ring_.record_[id];
+    const uint64_t word = r.word.load(std::memory_order_seq_cst), place = r.place.load(std::memory_order_relaxed);
+    const bool held = (word & 3) == Record::kHeld;
+    const uint32_t b = uint32_t(place >> 32), slot = uint32_t(place), count = r.count.load(std::memory_order_relaxed);
+    if (held && b < ring_.total_ && uint64_t(slot) + count <= ring_.batch_ &&
+        Progress::state(ring_.buffer_[b].progress.load(std::memory_order_seq_cst)) == Progress::kOpen)
+        ring_.abort({b, slot, count, 0});
+    r.word.store((word | 3) + 1, std::memory_order_release);
+    return held;
+}
+
+inline void Reaper::reap(uint32_t id) {
+    std::lock_guard<std::mutex> lock(lock_);
+    settle(id);
+    take_back(id);
+    Record &r = ring_.record_[id];
+    if (r.waiting.exchange(0, std::memory_order_seq_cst)) ring_.control_->space.forget();
+    seen_[id].used = false;
+    // It may have been about to wake somebody.
+    ring_.control_->ready.notify(INT_MAX);
+    ring_.space_appeared();
+}
+
+inline void Reaper::give_up(uint32_t id) {
+    std::lock_guard<std::mutex> lock(lock_);
+    take_back(id);
+}
+
+inline int Reaper::tick(int *stuck) {
+    std::lock_guard<std::mutex> lock(lock_);
+    const int64_t now = now_ns();
+    std::vector<uint32_t> holds(ring_.total_, 0), stalls(ring_.total_, 0);
+    for (uint32_t id = 1; id < Area::kRecords; ++id) {
+        if (!seen_[id].used) continue;
+        Record &r = ring_.record_[id];
+        const uint64_t word = r.word.load(std::memory_order_acquire), b = r.place.load(std::memory_order_relaxed) >> 32;  // SYNC quarantine
+        if (word != seen_[id].word || seen_[id].since == 0) seen_[id].word = word, seen_[id].since = now;
+        if ((word & 3) != Record::kHeld || b >= ring_.total_) continue;
+        ++holds[b];
+        if (now - seen_[id].since >= timeout_) ++stalls[b];
+    }
+    int moved = 0;
+    *stuck = 0;
+    for (uint32_t b = 0; b < ring_.total_; ++b) {
+        const uint64_t progress = ring_.buffer_[b].progress.load(std::memory_order_seq_cst);
+        if (Progress::state(progress) == Progress::kQuarantine && holds[b] == 0)  // its writers' last bytes lie before our next ones
+            ring_.buffer_[b].progress.store(Progress::lap(progress) | Progress::kSpare, std::memory_order_release);
+        if (stalls[b]) move(b, now, &moved, stuck);
+    }
+    ring_.space_appeared();  // a remote writer that made space cannot write to the event descriptors of this process
+    return moved;
+}
+
+// Copies what is committed in buffer `b` to a spare one, which takes its place, once nobody but stalled writers has anything left to
+// write there; `b` stays as it is until they have moved on.
+inline void Reaper::move(uint32_t b, int64_t now, int *moved, int *stuck) {
+    Buffer &from = ring_.buffer_[b];
+    uint64_t progress = from.progress.load(std::memory_order_seq_cst);
+    while (progress & Progress::kPending && Progress::state(progress) == Progress::kOpen) progress = ring_.settle_progress(from, progress);
+    if (Progress::state(progress) != Progress::kOpen) return;
+    // With nothing pending, who has committed here is no longer HELD; who is HELD now and while the exchange below succeeds has not.
+    std::vector<bool> missing(ring_.batch_, false);
+    uint64_t count = 0;
+    for (uint32_t id = 1; id < Area::kRecords; ++id) {
+        Record &r = ring_.record_[id];
+        const uint64_t word = r.word.load(std::memory_order_seq_cst), place = r.place.load(std::memory_order_relaxed);
+        if (!seen_[id].used || (word & 3) != Record::kHeld || place >> 32 != b || word != seen_[id].word || now - seen_[id].since < timeout_) continue;
+        for (uint64_t i = uint32_t(place), end = i + r.count.load(std::memory_order_relaxed); i < end && i < ring_.batch_; ++i, ++count) missing[i] = true;
+    }
+    if (count == 0 || Progress::count(progress) + count != ring_.batch_) return;
+    uint32_t spare = 0;
+    while (spare < ring_.total_ && Progress::state(ring_.buffer_[spare].progress.load(std::memory_order_acquire)) != Progress::kSpare) ++spare;
+    if (spare == ring_.total_) {
+        ++*stuck;
+        return;
+    }
+    // The decision: a writer that commits before this makes the exchange fail, one that comes after finds no OPEN buffer.
+    if (!from.progress.compare_exchange_strong(progress, Progress::lap(progress) | Progress::kQuarantine, std::memory_order_seq_cst)) return;  // SYNC batch
+    for (uint64_t i = 0; i < ring_.batch_;) {
+        uint64_t end = i;
+        while (end < ring_.batch_ && !missing[end]) ++end;
+        for (uint32_t leaf = 0; end > i && leaf < ring_.leaf_count(); ++leaf) {
+            const uint64_t bytes = ring_.leaf_bytes(leaf);
+            std::memcpy(ring_.batch_leaf(int(spare), leaf) + i * bytes, ring_.batch_leaf(int(b), leaf) + i * bytes, (end - i) * bytes);
+        }
+        for (i = end; i < ring_.batch_ && missing[i];) ++i;
+    }
+    Buffer &to = ring_.buffer_[spare];
+    to.order.store(from.order.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    to.ready_at.store(0, std::memory_order_relaxed);
+    to.overtaken.store(from.overtaken.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    const uint64_t lap = Progress::next_lap(to.progress.load(std::memory_order_relaxed));
+    to.progress.store(lap | Progress::kOpen | (ring_.batch_ - count), std::memory_order_seq_cst);
+    for (uint32_t i = 0; i < ring_.batch_; ++i)
+        if (missing[i]) ring_.abort({spare, i, 1, 0});
+    ++*moved;
+}
+
+}  // namespace echo

@@ -1,0 +1,127 @@
+# cython: language_level=3
+"""The pure-Python door into the store: claim a slot, write its leaves in place, commit."""
+from cpython.buffer cimport PyBuffer_FillInfo
+from libc.stdint cimport uint32_t
+
+from echo_core.store.door.door cimport Door
+from echo_core.store.replay.keyed_table cimport KeyedTable
+from echo_core.store.stream.ring cimport echo_run
+from echo_core.store.store cimport Store
+
+cdef enum:
+    OPEN
+    COMMITTED
+    ABORTED
+
+
+cdef class Slot:
+    """One claimed slot, to be filled in place.
+
+        with sink.claim(timeout=1.0) as slot:
+            for index in range(len(sink.spec.leaves)):
+                sock.recv_into(slot.buffer(index))
+            slot.commit()
+
+    Leaving the block uncommitted aborts: the slot is filled by the next writer. Not thread-safe: one slot, one thread.
+    """
+
+    cdef Door* door
+    cdef echo_run run
+    cdef int state
+    cdef Py_ssize_t views   # memoryviews of this slot still alive: they must not reach memory that is another's
+
+    def __dealloc__(self):
+        if self.door != NULL:
+            if self.state == OPEN:  # every view is dead: each holds a reference to this slot
+                self.door.abort(self.run)
+            self.door.release()
+
+    def buffer(self, leaf: int) -> memoryview:
+        """A writable view of the bytes of leaf number `leaf` (in `spec.leaves` order); uninitialised memory.
+
+        Raises:
+            IndexError: no such leaf.
+            ValueError: the slot was committed or aborted.
+        """
+        if self.state != OPEN:
+            raise ValueError("this slot was committed or aborted already; claim another")
+        if not 0 <= leaf < self.door.leaf_count():
+            raise IndexError(f"leaf {leaf}: the spec has {self.door.leaf_count()} leaves")
+        cdef LeafBytes bytes_ = LeafBytes.__new__(LeafBytes)
+        bytes_.slot = self
+        bytes_.data = self.door.leaf(self.run, leaf)
+        bytes_.size = self.door.leaf_bytes(leaf)
+        return memoryview(bytes_)
+
+    def commit(self) -> None:
+        """The sample is whole: show it to the learner.
+
+        Raises:
+            BufferError: a view from `buffer()` is still alive (release it, or let it go out of scope).
+            ValueError: committed or aborted already.
+        """
+        self._finish(COMMITTED)
+        self.door.commit(self.run)
+
+    def abort(self) -> None:
+        """Give the slot back for the next writer. Raises like `commit`."""
+        self._finish(ABORTED)
+        self.door.abort(self.run)
+
+    cdef int _finish(self, int state) except -1:
+        if self.state != OPEN:
+            raise ValueError("this slot was committed or aborted already; claim another")
+        if self.views:
+            raise BufferError(f"{self.views} views of this slot are still alive: release them before commit or abort")
+        self.state = state
+        return 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        # With views alive the slot cannot go back yet; it does when the last of them, and this object, are gone.
+        if self.state == OPEN and not self.views:
+            self.abort()
+
+
+cdef class LeafBytes:
+    """Exporter of one leaf's bytes; counts the views that are alive."""
+
+    cdef Slot slot
+    cdef char* data
+    cdef Py_ssize_t size
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.size, 0, flags)
+        self.slot.views += 1
+
+    def __releasebuffer__(self, Py_buffer* view):
+        self.slot.views -= 1
+
+
+def claim(store not None, timeout=30.0, labelled=False) -> Slot:
+    """Claim one slot of a `Store` or a `ReplayTable`, waiting up to `timeout` seconds (None: for ever).
+
+    labelled: with one leaf more, for a table's labelled connections (labels.py).
+
+    Raises:
+        EchoTimeoutError: the store stayed full. ClosedError: it is closed.
+    """
+    cdef Slot slot = Slot.__new__(Slot)
+    cdef echo_run run
+    cdef KeyedTable table
+    if isinstance(store, Store):
+        table = (<Store>store).replay
+    else:
+        table = <KeyedTable?>store
+    if table is None:
+        (<Store>store).wait_claim(1, &run, timeout, "claim()")
+        slot.door = (<Store>store).door
+    else:
+        table.wait_claim(1, &run, timeout, "claim()")
+        slot.door = table.labelled_door() if labelled else table.door
+    slot.door.retain()
+    slot.run = run
+    slot.state = OPEN
+    return slot

@@ -1,0 +1,56 @@
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import disjoint_base
+
+from ...spec.spec import Spec
+from ..replay.policy_lag import Lags
+from ..replay.rate_limiters import RateLimiter
+from ..replay.replay_table import ReplayTable
+from ..sampler import Sampler
+from .step_layout import Layout, StepSample
+from .steps import StepStreams
+
+SPAN: Spec
+
+@disjoint_base
+class StepTable(ReplayTable):
+    layout: Layout
+    step: Spec
+    def __init__(
+        self,
+        name: str,
+        layout: Layout,
+        steps: int,
+        capacity: int,
+        batch_size: int,
+        sampler: Sampler,
+        remover: Sampler | None,
+        limiter: RateLimiter,
+        max_times_sampled: int,
+        seed: int | None,
+        beta: float,
+        descriptor: int,
+        lags: Lags | None = None,
+        lease_timeout: float | None = None,
+    ) -> None: ...
+    def writer(self) -> StepStreams: ...
+    def end_streams(self, client_id: str) -> int: ...
+    def sample(self, n: int | None = None, timeout: float | None = None, beta: float | None = None) -> StepSample | None: ...  # type: ignore[override]
+    def peek(self, keys: npt.ArrayLike) -> tuple[StepSample, npt.NDArray[np.bool_]]: ...
+    def below(self, rows: npt.NDArray[np.uint32]) -> dict[str, npt.NDArray[Any]]: ...
+    @property
+    def rows_spec(self) -> Spec: ...
+    def flush(self) -> None: ...
+    def step_rows(self, leaf: int, number: int, n: int) -> tuple[npt.NDArray[Any], int]: ...
+    def restore_steps(
+        self,
+        snapshot: dict[str, Any],
+        stored: npt.NDArray[np.uint32],
+        spans: npt.NDArray[np.uint64],
+        leaves: list[npt.NDArray[Any]],
+        first: int,
+    ) -> None: ...
+    @property
+    def steps_held(self) -> int: ...

@@ -1,0 +1,412 @@
+// The steps under a table of items: every worker sends each step once, and the items of the table (table.hpp) refer to spans of them.
+//
+// * Steps lie in one circle, oldest out first, under numbers that only grow: a step is there as long as its number is not below `head_`.
+//   Workers' steps interleave. What belongs together is a chain: each step knows the row of the next one of its episode.
+// * The first leaf of a step is its mark (echo_core/store/steps/steps.py): which stream it belongs to, its number there, and whether the episode ends.
+//   Once the step is committed the mark's memory is its link in the chain, so that chains and the way back to the items cost nothing.
+// * An item is found again at its anchor. Before a step is overwritten the items that have it are removed, which advances their generations:
+//   a batch that was gathering them finds that out as it does for rows, and draws anew.
+//
+// Locks: this one's mutex, then the table's. The gather takes none (window_gather.hpp).
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "store/steps/item_cutter.hpp"
+#include "store/steps/slices.hpp"
+#include "store/replay/table.hpp"
+#include "store/steps/window_gather.hpp"
+
+namespace echo::replay {
+
+struct StepCounters {
+    uint64_t steps, held, streams, episodes, truncated, backlog;
+};
+
+// All that Steps knows of its steps but their bytes; for checkpoints.
+struct StepsImage {
+    uint64_t head, tail, steps, episodes, truncated;
+    std::vector<uint8_t> states;    // of the steps from head to tail
+    std::vector<Link> links;
+    std::vector<uint64_t> streams;  // one after another: id, next word, run, steps, next anchor, how many numbers follow, these
+    std::vector<Made> backlog;
+    std::vector<uint64_t> runs;  // of slices, one after another: id, steps gone, whether it is closed (1) and retired (2)
+};
+
+class Steps final : public Follower {
+public:
+    // leaf_bytes: of a step, its mark first. items: the table of items, whose batches have the leaves that `view` fills.
+    Steps(const std::vector<uint64_t> &leaf_bytes, uint64_t capacity, const Cut &cut, const View &view, Table *items, int fd)
+        : capacity_(uint32_t(capacity)), cut_(cut), rows_(leaf_bytes, capacity, fd, false), items_(items),
+          windows_(rows_, capacity_, cut, view), slices_(cut.lookback, cut.forward, cut.pad, cut.by_steps ? items->capacity() : 0) {
+        for (uint64_t bytes : leaf_bytes) sample_bytes_ += bytes;
+        state_ = std::make_unique<std::atomic<uint8_t>[]>(capacity);
+        for (uint64_t row = 0; row < capacity; ++row) state_[row].store(kFree, std::memory_order_relaxed);
+        windows_.states = state_.get();
+        items_->retain();
+        items_->follow(this);
+    }
+    ~Steps() override { items_->release(); }
+    Steps(const Steps &) = delete;
+    Steps &operator=(const Steps &) = delete;
+
+    void retain() { references_.fetch_add(1, std::memory_order_relaxed); }
+    void release() {
+        if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+    }
+
+    // ---- writers: as Table's -------------------------------------------------------------------------------------------------
+    int claim(uint32_t wanted, echo_run *out);
+    char *leaf(const echo_run &run, uint32_t leaf) const { return rows_.at(leaf, run.slot); }
+    void commit(const echo_run &run);
+    void abort(const echo_run &run);
+    int wait_space(int64_t timeout_ns) {
+        const bool space = items_->space_.wait([this] { return can_claim(); }, timeout_ns < 0 ? -1 : now_ns() + timeout_ns);
+        return closed() ? ECHO_CLOSED : space ? ECHO_OK : ECHO_TIMEOUT;
+    }
+    int arm_space(int eventfd) {
+        items_->bells_.arm(eventfd);
+        if (!can_claim()) return ECHO_OK;
+        disarm_space(eventfd);
+        return ECHO_READY;
+    }
+    void disarm_space(int eventfd) { items_->bells_.disarm(eventfd); }
+
+    // The worker is gone: the open episodes of its streams (their numbers over 2^16 are `client`) end as truncated ones; how many.
+    size_t end_streams(uint64_t client);
+
+    // ---- learners ------------------------------------------------------------------------------------------------------------
+    void gather(Batch *batch) const override { windows_.gather(batch); }
+    void choose(Batch *batch, uint32_t i, bitgen_t *random) override;
+    bool whole(const Batch *batch, uint32_t i) const override {
+        // An episode's item outlives its oldest steps: the slice itself has to be looked at.
+        return !cut_.slices || windows_.span(batch, i).first >= oldest_.load(std::memory_order_relaxed);  // SYNC generation
+    }
+
+    // ---- checkpoints: see steps_image.hpp --------------------------------------------------------------------------------------
+    // While the table of items is paused.
+    void save(StepsImage *image);
+    // Into a new table whose items are restored already. Steps below `first` are not restored; the bytes of the others are in place.
+    void restore(const StepsImage &image, uint64_t first);
+    // Steps number..number+n of one leaf; writers may be overwriting them: good are those not below head() afterwards.
+    void copy_steps(uint32_t leaf, uint64_t number, uint64_t n, char *to) const;
+    void place_steps(uint32_t leaf, uint64_t number, uint64_t n, const char *from);
+    uint64_t head() {
+        std::atomic_thread_fence(std::memory_order_acquire);  // SYNC generation
+        std::lock_guard<std::mutex> lock(mutex_);
+        return head_;
+    }
+    // What waited for the end of a pause.
+    void flush() {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            insert_items();
+        }
+        items_->after_insert();
+    }
+
+    bool closed() const { return items_->closed(); }
+    StepCounters counters() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return {steps_, tail_ - head_, open_.size(), episodes_, truncated_, backlog_.size() + waiting_.size()};
+    }
+    uint64_t capacity() const { return capacity_; }
+    uint64_t batch_size() const { return items_->batch_size(); }
+    uint32_t leaf_count() const { return rows_.leaves(); }
+    uint64_t leaf_bytes(uint32_t leaf) const { return rows_.leaf_bytes(leaf); }
+    uint64_t sample_bytes() const { return sample_bytes_; }
+
+private:
+    static constexpr uint32_t kNone = Link::kNone;
+    static constexpr uint32_t kMost = 1024;  // steps of one claim, so that several writers share a small table
+    static constexpr uint64_t kNote = 4;     // of a mark: no step, only the end of the episode before it
+
+    struct Stream {
+        uint64_t id = 0, next_word = 0;
+        uint32_t run = 0;  // of slices
+        Episode episode;
+    };
+
+    Link *link(uint64_t number) const { return windows_.link(uint32_t(number % capacity_)); }
+    uint8_t state(uint64_t number) const { return state_[number % capacity_].load(std::memory_order_relaxed); }
+    void set_state(uint64_t number, uint8_t value) { state_[number % capacity_].store(value, std::memory_order_relaxed); }
+    uint64_t number_of(uint32_t row) const {
+        const uint32_t head = uint32_t(head_ % capacity_);
+        return head_ + (row >= head ? row - head : row + capacity_ - head);
+    }
+    bool can_claim();
+    uint32_t free_rows(uint32_t wanted);
+    bool evict(uint64_t number);
+    void remove_gone();
+    void restore_runs(const StepsImage &image);
+    bool erode(uint64_t number, uint8_t was);
+    void commit_locked(const echo_run &run);
+    void accept(uint64_t number);
+    void end(uint32_t slot, Ends how);
+    void insert_items();
+    void insert_runs();
+    bool idle() const { return backlog_.empty() && waiting_.empty(); }
+    bool holds(uint64_t key) const {
+        const uint32_t row = items_->row_of(key);
+        return row < items_->capacity_ && items_->generations_.live(row) && items_->generations_.key_of(row) == key;
+    }
+    // The last step of an open episode goes: nothing of it is left to go on from, and what its worker sends next begins another.
+    void lose_stream(uint32_t slot) {
+        ++episodes_, ++truncated_;
+        forget_stream(slot);
+    }
+    void forget_stream(uint32_t slot) {
+        open_.erase(streams_[slot].id);
+        if (cut_.slices) slices_.close(streams_[slot].run);
+        streams_[slot] = Stream{};
+        free_streams_.push_back(slot);
+    }
+
+    const uint32_t capacity_;
+    const Cut cut_;
+    Rows rows_;
+    Table *const items_;
+
+public:
+    std::atomic<int64_t> *const gauges = items_->gauges;  // of both tables together
+    std::atomic<uint64_t> &queue_depth_max = items_->queue_depth_max;
+    Histogram &copy = items_->copy, &ingest_round = items_->ingest_round;
+
+private:
+    Windows windows_;
+    std::unique_ptr<std::atomic<uint8_t>[]> state_;
+    uint64_t sample_bytes_ = 0;
+    std::atomic<uint32_t> references_{1};
+
+    alignas(64) std::mutex mutex_;  // of all below
+    uint64_t head_ = 0, tail_ = 0;  // numbers of the oldest step, and of the next one to be claimed
+    std::vector<Stream> streams_;   // with an open episode; a step knows its stream's place here
+    std::vector<uint32_t> free_streams_;
+    std::unordered_map<uint64_t, uint32_t> open_;  // their places
+    std::vector<Made> made_;
+    std::vector<uint64_t> anchors_;
+    std::vector<uint32_t> gone_;
+    Slices slices_;                    // with the table's mutex, not with this one
+    std::vector<uint32_t> waiting_;    // runs that are to become items
+    std::atomic<uint64_t> oldest_{0};  // head_, for those who hold no lock
+    std::deque<Made> backlog_;  // items that the table has no row for yet
+    uint64_t steps_ = 0, episodes_ = 0, truncated_ = 0;
+};
+
+// ---- writers -----------------------------------------------------------------------------------------------------------------
+
+inline int Steps::claim(uint32_t wanted, echo_run *out) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed()) return ECHO_CLOSED;
+    insert_items();
+    const uint32_t n = idle() ? free_rows(std::min({wanted, kMost, capacity_})) : 0;
+    if (n == 0) {
+        std::lock_guard<std::mutex> items(items_->mutex_);
+        ++items_->push_blocked_;
+        return ECHO_FULL;
+    }
+    *out = {0, uint32_t(tail_ % capacity_), n, 0};
+    for (uint32_t i = 0; i < n; ++i) set_state(tail_ + i, kWriting);
+    tail_ += n;
+    std::atomic_thread_fence(std::memory_order_release);  // SYNC generation: what a reader copies after the first write, it throws away
+    return ECHO_OK;
+}
+
+// 1..wanted rows side by side that may be written now; 0: none. Makes room among the oldest.
+inline uint32_t Steps::free_rows(uint32_t wanted) {
+    std::lock_guard<std::mutex> lock(items_->mutex_);
+    if (items_->paused_ || items_->held_) return 0;
+    // A step makes one item at most, save at the end of an episode: the limiter may be overshot by what ends with one run.
+    const int64_t room = items_->limiter_.room(wanted, items_->size_);
+    if (room == 0) return 0;
+    uint32_t n = uint32_t(std::min<int64_t>({int64_t(wanted), room, int64_t(capacity_ - tail_ % capacity_)}));
+    while (capacity_ - (tail_ - head_) < n && evict(head_)) ++head_;
+    oldest_.store(head_, std::memory_order_relaxed);  // SYNC generation
+    remove_gone();
+    return uint32_t(std::min<uint64_t>(n, capacity_ - (tail_ - head_)));
+}
+
+// Removes the items in the rows `gone_`. With the table's mutex.
+inline void Steps::remove_gone() {
+    if (gone_.empty()) return;
+    items_->forget(gone_.data(), gone_.size());
+    for (uint32_t row : gone_) {
+        items_->generations_.advance(row, std::memory_order_relaxed);
+        items_->arrivals_.erase(row);
+    }
+    items_->evicted_ += gone_.size();
+    gone_.clear();
+}
+
+// The step goes, and every item that has it, into `gone_`. False when it cannot yet: it is being written, or an item is gathered for the last time.
+// With the table's mutex.
+inline bool Steps::evict(uint64_t number) {
+    const uint8_t was = state(number);
+    if (was == kWriting) return false;
+    if (was == kHole) return true;
+    if (cut_.slices) return erode(number, was);
+    uint64_t at = number;
+    for (uint32_t i = 0; i <= cut_.lookback; ++i) {
+        Link *const step = link(at);
+        uint32_t row = 0;
+        if (step->key != Link::kNoKey) {
+            row = items_->row_of(step->key);
+            if (items_->generations_.live(row) && items_->generations_.key_of(row) == step->key) {
+                if (items_->leaving(row)) return false;
+                gone_.push_back(row);
+            }
+            step->key = Link::kNoKey;
+        }
+        if (step->next == kNone) break;
+        at = number_of(step->next);
+    }
+    const Link *const step = link(number);
+    if (step->next == kNone && ends_of(was) == kGoesOn) lose_stream(step->stream);
+    set_state(number, kFree);
+    return true;
+}
+
+inline bool Steps::can_claim() {
+    if (closed()) return true;
+    std::lock_guard<std::mutex> lock(mutex_);
+    insert_items();
+    return idle() && free_rows(1) > 0;
+}
+
+inline void Steps::commit(const echo_run &run) {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        commit_locked(run);
+    }
+    items_->after_insert();
+}
+
+inline void Steps::commit_locked(const echo_run &run) {
+    const uint64_t first = number_of(run.slot);
+    {
+        std::unique_lock<std::mutex> items(items_->mutex_, std::defer_lock);
+        if (cut_.slices) items.lock();
+        for (uint32_t i = 0; i < run.count; ++i) accept(first + i);
+    }
+    insert_items();
+}
+
+inline void Steps::abort(const echo_run &run) {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        const uint64_t first = number_of(run.slot);
+        for (uint32_t i = 0; i < run.count; ++i) set_state(first + i, kHole);
+        std::lock_guard<std::mutex> items(items_->mutex_);
+        items_->aborted_ += run.count;
+    }
+    items_->after_space();
+}
+
+// A step is whole: its mark becomes its link.
+inline void Steps::accept(uint64_t number) {
+    const Mark mark = *windows_.mark(uint32_t(number % capacity_));
+    const auto found = open_.find(mark.stream);
+    uint32_t slot = found == open_.end() ? kNone : found->second;
+    // A gap: steps in between are lost to us (this server took over from another, or the worker's episode ended when it seemed dead).
+    if (slot != kNone && mark.word >> 8 != streams_[slot].next_word) end(slot, kTruncated), slot = kNone;
+    const Ends how = Ends(mark.word & 3);
+    if (mark.word & kNote) {
+        set_state(number, kHole);
+        if (slot != kNone) end(slot, how == kGoesOn ? kTruncated : how);
+        return;
+    }
+    if (slot == kNone) {
+        if (free_streams_.empty()) free_streams_.push_back(uint32_t(streams_.size())), streams_.emplace_back();
+        slot = free_streams_.back();
+        free_streams_.pop_back();
+        streams_[slot].id = mark.stream;
+        if (cut_.slices) streams_[slot].run = slices_.open();
+        open_.emplace(mark.stream, slot);
+    } else {
+        __atomic_store_n(&link(streams_[slot].episode.last())->next, uint32_t(number % capacity_), __ATOMIC_RELAXED);
+    }
+    Stream &stream = streams_[slot];
+    link(number)->set(slot);
+    set_state(number, live_state(kGoesOn));
+    if (cut_.slices) {
+        Slices::Run &run = slices_.run(stream.run);
+        link(number)->key = stream.run;
+        slices_.add(stream.run, number);
+        if (run.key == Slices::kNoKey && !run.retired && !run.waiting && slices_.starts(run) > 0) {
+            run.waiting = true;
+            waiting_.push_back(stream.run);
+        }
+    }
+    stream.next_word = (mark.word >> 8) + 1;
+    stream.episode.add(cut_, number, &made_);
+    ++steps_;
+    if (how != kGoesOn) end(slot, how);
+}
+
+inline void Steps::end(uint32_t slot, Ends how) {
+    Episode &episode = streams_[slot].episode;
+    set_state(episode.last(), live_state(how));
+    episode.end(cut_, how, &made_);
+    ++episodes_;
+    truncated_ += how != kTerminated;
+    forget_stream(slot);
+}
+
+inline size_t Steps::end_streams(uint64_t client) {
+    std::vector<std::pair<uint64_t, uint32_t>> gone;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (const auto &[id, slot] : open_)
+            if (id >> 16 == client) gone.emplace_back(id, slot);
+        std::sort(gone.begin(), gone.end());  // the same every time
+        std::unique_lock<std::mutex> items(items_->mutex_, std::defer_lock);
+        if (cut_.slices) items.lock();
+        for (const auto &[id, slot] : gone) end(slot, kTruncated);
+        if (items) items.unlock();
+        insert_items();
+    }
+    if (!gone.empty()) items_->after_insert();
+    return gone.size();
+}
+
+// What was cut becomes items. The table may have no row just now (its oldest item is being gathered for the last time): then they wait, and
+// writers with them.
+inline void Steps::insert_items() {
+    if (cut_.slices) return insert_runs();
+    backlog_.insert(backlog_.end(), made_.begin(), made_.end());
+    made_.clear();
+    if (backlog_.empty()) return;
+    std::lock_guard<std::mutex> lock(items_->mutex_);
+    if (items_->detached_) return backlog_.clear();
+    while (!backlog_.empty()) {
+        while (!backlog_.empty() && backlog_.front().span.first < head_) backlog_.pop_front();  // its first step is gone
+        echo_run run;
+        if (backlog_.empty() || items_->claim_locked(uint32_t(backlog_.size()), &run) != ECHO_OK) return;
+        uint32_t kept = 0;
+        while (kept < run.count && !backlog_.empty()) {
+            const Made made = backlog_.front();
+            backlog_.pop_front();
+            if (made.span.first < head_) continue;
+            copy_racing_out(items_->rows_.at(0, run.slot + kept), reinterpret_cast<const char *>(&made.span), sizeof(Span));
+            anchors_.push_back(made.anchor);
+            ++kept;
+        }
+        if (kept) items_->commit_locked({run.buffer, run.slot, kept, 0}, nullptr, Table::Known{});
+        for (uint32_t i = 0; i < kept; ++i) link(anchors_[i])->key = items_->generations_.key_of(run.slot + i);
+        anchors_.clear();
+        for (uint32_t i = run.count; i-- > kept;) items_->arrivals_.erase(run.slot + i);
+        items_->limiter_.pending -= run.count - kept;
+    }
+}
+
+}  // namespace echo::replay
+
+#include "store/steps/steps_image.hpp"
+#include "store/steps/steps_slices.hpp"

@@ -1,0 +1,193 @@
+"""How a worker sends steps: each once, with a mark that says which episode it belongs to and whether that ends with it.
+
+    with Client(address, Steps(step), table="replay") as client:
+        client.send(step)                                   # one environment
+        client.send(step, end="terminated")                 # ... whose episode ends with this step
+        client.send(step, stream=3)                         # the fourth environment of this worker
+        client.end_episode("truncated", stream=3)           # ... whose last step was sent already
+
+The mark is a leaf of its own in front of the user's, so that every transport carries it as it carries any sample.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...base.errors import EchoTimeoutError, SpecError
+from ...spec.spec import Spec
+
+__all__ = ["ENDS", "StepStreams", "Steps", "new_client_id"]
+
+# How an episode goes on after a step; the values are those of store/steps/item_cutter.hpp.
+ENDS = {None: 0, "terminated": 1, "truncated": 2, "boundary": 3}
+NOTE = 4  # a flag: this row is no step, only the end of the episode before it
+MOST_STREAMS = 1 << 16  # of one client
+
+# (stream, number in the stream * 256 + flags); the stream is the first 48 bits of the client's id * 2^16 + the environment's number.
+_MARK = np.zeros(2, np.uint64)
+
+
+class Steps:
+    """The example of a table of steps, as a client gives it: `Client(address, Steps(step))`.
+
+    Args:
+        example: a pytree of numpy arrays: one step.
+        namespace: optree namespace of the example's classes.
+
+    Attributes:
+        step: the `Spec` of a step. wire: that of what is sent, the mark and the step.
+    """
+
+    def __init__(self, example: Any, *, namespace: str = "") -> None:
+        self.step = Spec.from_example(example, namespace=namespace)
+        self.wire = wire_spec(self.step)
+
+    def __repr__(self) -> str:
+        return f"Steps({self.step!r})"
+
+
+def wire_spec(step: Spec) -> Spec:
+    """The spec of a step with its mark, which is the first leaf."""
+    return Spec.from_example({"echo": _MARK, "step": _zeros(step)}, namespace=step.namespace)
+
+
+def _zeros(spec: Spec) -> Any:
+    if spec.treedef is None:
+        raise SpecError("a spec that came from a peer's description has no tree; give the example itself")
+    return spec.treedef.unflatten([np.zeros(leaf.shape, leaf.dtype) for leaf in spec.leaves])
+
+
+def new_client_id() -> str:
+    """An id for a client whose streams the server can tell from those of all others."""
+    return secrets.token_hex(16)
+
+
+def client_number(client_id: str) -> int:
+    """What of a client's id stands in its steps' marks."""
+    return int(client_id[:12], 16)
+
+
+class StepStreams:
+    """The streams of one connection: what `Client.send` is for a table of steps. Thread-safe.
+
+    Args:
+        steps: the table's example.
+        send, send_batch: of the connection, or of a table in this process.
+        client_id: 32 hex digits.
+    """
+
+    def __init__(self, steps: Steps, send: Callable[..., Any], send_batch: Callable[..., Any], client_id: str) -> None:
+        self._send, self._send_batch = send, send_batch
+        self.step = steps.step
+        self._client = client_number(client_id) << 16
+        self._lock = threading.Lock()  # a step's number is its own only once the step is taken
+        self._mark: Any = np.zeros(2, np.uint64)
+        self._sent = np.zeros(16, np.uint64)  # steps of each stream
+        self._nothing: Any = None
+
+    def send(self, step: Any, timeout: float | None = None, *, end: str | None = None, stream: int = 0) -> None:
+        """Take over one step.
+
+        Args:
+            end: None, or how the episode ends with this step: "terminated" by the environment itself; "truncated" cut off, with nothing
+                known of what comes after; "boundary": the episode was cut off before this step, which is only what the one before led to
+                (its observation is bootstrapped from, its action and reward are not used).
+            stream: the environment's number within this client, from 0 to 65535.
+
+        Raises:
+            ValueError: no such end or stream; nothing was taken. As `Client.send`.
+        """
+        self._put(step, _flags(end), timeout, stream)
+
+    def end_episode(self, end: str = "truncated", timeout: float | None = None, *, stream: int = 0) -> None:
+        """The stream's episode ended with the step that was sent last; without an open episode nothing happens.
+
+        Raises:
+            ValueError: `end` is neither "terminated" nor "truncated". As `Client.send`.
+        """
+        if end not in ("terminated", "truncated"):
+            hint = "; a boundary is a step of its own: send(step, end='boundary')" if end == "boundary" else ""
+            raise ValueError(f"end must be 'terminated' or 'truncated', not {end!r}{hint}")
+        if self._nothing is None:
+            self._nothing = _zeros(self.step)
+        self._put(self._nothing, ENDS[end] | NOTE, timeout, stream)
+
+    def _put(self, step: Any, flags: int, timeout: float | None, stream: int) -> None:
+        self._enter(timeout)
+        try:
+            at = self._count(stream)
+            _PACK.pack_into(self._mark, 0, self._client | int(stream), at << 8 | flags)
+            self._send({"echo": self._mark, "step": step}, timeout)
+            self._sent[stream] = at + 1
+        finally:
+            self._lock.release()
+
+    def send_batch(
+        self, steps: Any, timeout: float | None = None, *, ends: Any = None, stream: int | None = None, streams: Any = None
+    ) -> None:
+        """Take over N steps at once, leaves of shape `(N, *leaf.shape)`: one of each of N environments, or N of one.
+
+        Args:
+            ends: shape (N,): None or one of `ENDS` for each; None for all is no end.
+            stream: the number of the one environment whose next N steps these are.
+            streams: shape (N,): the environments' numbers, none twice; None without `stream` is 0 to N - 1.
+
+        Raises:
+            ValueError: as `send`; nothing was taken.
+        """
+        n = self.step.flattener.check_batch(steps)
+        flags: Any = 0 if ends is None else np.array([_flags(end) for end in ends], np.uint64)
+        if ends is not None and len(flags) != n:
+            raise ValueError(f"{n} steps need {n} ends, not {len(flags)}")
+        if stream is not None and streams is not None:
+            raise ValueError("give either stream, for N steps of one environment, or streams, for one step of each of N")
+        if n == 0:
+            return
+        numbers: Any = np.arange(n) if streams is None else np.asarray(streams)
+        if streams is not None and (numbers.shape != (n,) or len(np.unique(numbers)) != n):
+            raise ValueError(f"streams must be {n} numbers, none twice, not {streams!r:.200}; N steps of one need stream=")
+        self._enter(timeout)
+        try:
+            marks = np.empty((n, 2), np.uint64)
+            if stream is not None:
+                at = self._count(stream) + np.arange(n, dtype=np.uint64)
+                numbers = stream
+            else:
+                for number in (numbers.min(), numbers.max()):
+                    self._count(number)
+                at = self._sent[numbers]
+            marks[:, 0] = np.uint64(self._client) | np.asarray(numbers, np.uint64)
+            marks[:, 1] = at << np.uint64(8) | np.uint64(flags)
+            self._send_batch({"echo": marks, "step": steps}, timeout)
+            self._sent[numbers] = at[-1] + np.uint64(1) if stream is not None else at + np.uint64(1)
+        finally:
+            self._lock.release()
+
+    def _enter(self, timeout: float | None) -> None:
+        if not self._lock.acquire(False) and not self._lock.acquire(timeout=-1 if timeout is None or timeout == math.inf else timeout):
+            raise EchoTimeoutError(f"send() waited {timeout:g} s for another thread's send of this client; give each thread its own client")
+
+    def _count(self, stream: Any) -> int:
+        """Steps sent of a stream so far."""
+        if not hasattr(type(stream), "__index__") or isinstance(stream, bool) or not 0 <= stream < MOST_STREAMS:
+            raise ValueError(f"stream must be a whole number from 0 to {MOST_STREAMS - 1}, not {stream!r}")
+        if stream >= len(self._sent):
+            self._sent = np.concatenate([self._sent, np.zeros(int(stream) + 1, np.uint64)])
+        return int(self._sent[stream])
+
+
+_PACK = struct.Struct("=QQ")
+
+
+def _flags(end: Any) -> int:
+    flags = ENDS.get(end) if end is None or isinstance(end, str) else None
+    if flags is None:
+        raise ValueError(f"end must be None, 'terminated', 'truncated' or 'boundary', not {end!r}")
+    return flags

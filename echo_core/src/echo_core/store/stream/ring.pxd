@@ -1,0 +1,75 @@
+# What Cython code of echo_core itself sees of ring.hpp. Not for plugins: their door is capi.pxd.
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libcpp cimport bool as cbool
+from libcpp.atomic cimport atomic
+from libcpp.vector cimport vector
+
+cdef extern from "echo_capi.h" nogil:
+    ctypedef struct echo_run:
+        uint32_t buffer
+        uint32_t slot
+        uint32_t count
+        uint32_t reserved
+    int ECHO_OK, ECHO_FULL, ECHO_CLOSED, ECHO_TIMEOUT, ECHO_READY
+
+cdef extern from "store/histogram.hpp" namespace "echo" nogil:
+    cdef cppclass HistogramSnapshot "echo::Histogram::Snapshot":
+        uint64_t count, min, max, p50, p90, p99
+        double mean
+
+    cdef cppclass Histogram:
+        void record(uint64_t)
+        HistogramSnapshot snapshot()
+        void reset()
+
+cdef extern from "store/wait/event_count.hpp" namespace "echo" nogil:
+    int64_t now_ns()
+
+cdef extern from "base/memory/page_lock.hpp" namespace "echo" nogil:
+    cdef cppclass PageLock:
+        PageLock()
+        PageLock(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t)
+
+cdef extern from "store/stream/gil_handoff.hpp" namespace "echo" nogil:
+    cdef cppclass Side:
+        void runs()
+        void spins()
+        void sleeps()
+
+cdef extern from "store/stream/ring.hpp" namespace "echo" nogil:
+    cdef cppclass Counters "echo::Ring::Counters":
+        uint64_t inserted, stored, batches_taken, batches_out_of_order, push_blocked, notified, aborted, leased
+        uint64_t connections, queued, queue_depth_max
+
+    cdef cppclass Ring:
+        Ring(const vector[uint64_t]&, uint64_t, uint64_t, uint64_t, int) except +
+        @staticmethod
+        uint64_t bytes(const vector[uint64_t]&, uint64_t, uint64_t, uint64_t, cbool)
+        cbool shared()
+        void retain()
+        void release()
+        int claim(uint32_t, echo_run*)
+        char* leaf(const echo_run&, uint32_t)
+        void commit(const echo_run&)
+        void abort(const echo_run&)
+        int wait_space(int64_t)
+        int take()
+        void give_back(int)
+        cbool wait_ready(int64_t)
+        char* batch_leaf(int, uint32_t)
+        int lock_pages(const PageLock&)
+        void close()
+        cbool closed()
+        Counters counters()
+        uint64_t batch_size()
+        uint64_t buffers()
+        uint64_t leased()
+        uint32_t leaf_count()
+        uint64_t leaf_bytes(uint32_t)
+        uint64_t sample_bytes()
+        uint32_t writers_waiting()
+        Histogram copy, ingest_round, queue_dwell
+        Side writer, learner
+        atomic[int64_t] connections
+        void spin_for_space()
+        void spin_for_batch()

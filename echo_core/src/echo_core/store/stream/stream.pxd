@@ -1,0 +1,20 @@
+from libc.stdint cimport int64_t, uint64_t
+
+from echo_core.store.door.door cimport Door
+from echo_core.store.local_insert cimport Inlet
+from echo_core.store.stream.ring cimport Ring
+
+cdef class Stream(Inlet):
+    cdef Ring* ring                 # NULL until open
+    cdef int64_t lease_timeout_ns
+    cdef int memory_fd              # of the memfd, -1 for private memory
+    cdef uint64_t memory_bytes
+    cdef readonly object spec
+    cdef public object _tap_wish    # somebody outside waits for a look at the next batch: see tap.py; None almost always
+    cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout, object memory) except -1
+    cdef int lock_pages(self, object place) except -1
+    cdef Ring* opened(self) except NULL
+    cdef int refuse(self) except -1
+    cdef object next_batch(self, object timeout)
+    cdef int wait_batch(self, object timeout) except -2
+    cdef int grant(self, int buffer) except -1

@@ -1,0 +1,276 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The stream: batch buffers that writers fill slot by slot and a learner takes whole. Python's side of ring.hpp."""
+import logging
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
+from libcpp.vector cimport vector
+
+from echo_core.store.door.door cimport Door, open_door
+from echo_core.store.local_insert cimport Inlet, copy_in, page_lock
+from echo_core.store.replay.table cimport Labels
+from echo_core.store.stream.ring cimport Counters, Ring, echo_run, now_ns
+from echo_core.store.sample cimport Lease, new_lease, new_sample, snapshot
+from echo_core.store.wait.patience cimport SLICE_NS, deadline_of, first_sleep, slice_of
+
+from echo_core.base.memory import memfd
+from echo_core.base.errors import EchoTimeoutError, LeaseError
+from echo_core.store.wait.patience import available_memory
+
+_log = logging.getLogger("echo")
+
+cdef extern from "<unistd.h>" nogil:
+    int close_descriptor "close"(int)
+
+cdef extern from "store/stream/tap.hpp" namespace "echo" nogil:
+    uint64_t newest "echo::Tap::newest"(const Ring&, uint64_t, char**)
+
+cdef enum:
+    INLINE_LEAVES = 64          # samples with more leaves take their pointers from the heap
+
+cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
+
+
+cdef void release_capsule(object capsule) noexcept:
+    (<Door*>PyCapsule_GetPointer(capsule, "echo_core.store.store")).release()
+
+
+cdef class Stream(Inlet):
+    """A ring of batch buffers, from its memory to its figures; none until `open`. `Store` says who may use it, and when."""
+
+    def __cinit__(self):
+        self.memory_fd = -1
+
+    def __dealloc__(self):
+        if self.ring != NULL:
+            self.ring.close()
+            self.ring.release()
+        if self.door != NULL:
+            self.door.release()
+        if self.memory_fd >= 0:
+            close_descriptor(self.memory_fd)
+
+    cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout, object memory) except -1:
+        """`memory`: a `StoreMemory` for a stream that other processes write to; None: private memory."""
+        cdef vector[uint64_t] sizes
+        cdef uint64_t spares = 0 if memory is None else memory.spares
+        cdef uint64_t total
+        for name, value, most in (("batch_size", batch_size, (1 << 24) - 1), ("num_buffers", num_buffers, (1 << 12) - 1)):
+            least = 2 if name == "num_buffers" else 1
+            if not hasattr(type(value), "__index__") or isinstance(value, bool) or not least <= value <= most:
+                raise ValueError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+        if batch_size * num_buffers >= 1 << 32:
+            raise ValueError(f"batch_size x num_buffers must stay below 2**32, not {batch_size} x {num_buffers}")
+        for leaf in spec.leaves:
+            sizes.push_back(leaf.nbytes)
+        total = Ring.bytes(sizes, batch_size, num_buffers, spares, memory is not None)
+        free = available_memory()
+        if total > free:
+            raise MemoryError(
+                f"{num_buffers} buffers of {batch_size} samples of {spec.sample_bytes:,} bytes need {total:,} bytes; "
+                f"{free:,} are available: lower batch_size or num_buffers"
+            )
+        if memory is not None:
+            self.memory_fd = memfd.make(total, memory.huge_pages)
+            self.memory_bytes = total
+        try:
+            self.ring = new Ring(sizes, batch_size, num_buffers, spares, self.memory_fd)
+        except MemoryError:
+            raise MemoryError(
+                f"{num_buffers} buffers of {batch_size} samples need {total:,} bytes, which this process may not have: "
+                f"lower batch_size or num_buffers, or raise `ulimit -v`"
+            ) from None
+        self.door = open_door(self.ring)
+        self.spec = spec
+        self.flattener = spec.flattener
+        self.leaves = len(spec.leaves)
+        self.sample_bytes = spec.sample_bytes
+        self.lease_timeout_ns = <int64_t>(lease_timeout * 1e9) if lease_timeout < 1e9 else INT64_MAX
+        return 0
+
+    cdef int lock_pages(self, object place) except -1:
+        """Page-lock the store, in a `cuda.Place`. Raises CudaError."""
+        cdef int status = self.opened().lock_pages(page_lock(place))
+        if status != 0:
+            raise place.driver.error("cuMemHostRegister", status)
+        return 0
+
+    cdef Ring* opened(self) except NULL:
+        """The ring; where there is none, the reason why."""
+        if self.ring == NULL:
+            self.refuse()
+        return self.ring
+
+    cdef int refuse(self) except -1:
+        """Say why this object cannot be used; `Store` knows more reasons."""
+        raise RuntimeError("this stream is not open")
+
+    # ---- writing: what an inlet asks of a store ----------------------------------------------------------------------------
+
+    cdef size_t copy_now(self, const void** data, size_t done, size_t count, const Labels* labels, const echo_run* claimed):
+        self.ring.writer.runs()
+        return copy_in(self.ring, data, done, count, labels[0], claimed)
+
+    cdef int claim_now(self, uint32_t wanted, echo_run* run) noexcept nogil:
+        return self.ring.claim(wanted, run)
+
+    cdef int wait_space(self, int64_t timeout_ns) noexcept nogil:
+        self.ring.writer.sleeps()
+        return self.ring.wait_space(timeout_ns)
+
+    cdef void spins(self) noexcept nogil:
+        self.ring.writer.spins()
+        self.ring.spin_for_space()
+
+    cdef void runs(self) noexcept nogil:
+        self.ring.writer.runs()
+
+    cdef str blocked_writers(self):
+        return self._who_blocks_writers()
+
+    # ---- reading -----------------------------------------------------------------------------------------------------------
+
+    cdef object next_batch(self, object timeout):
+        """The next batch as a `Sample`; None once closed. See `Store.sample`."""
+        cdef char* inline_data[INLINE_LEAVES]
+        cdef vector[char*] heap_data
+        cdef char** data = inline_data
+        cdef uint32_t i
+        cdef Lease lease
+        cdef int buffer = self.ring.take()
+        if buffer < 0:
+            buffer = self.wait_batch(timeout)
+            if buffer < 0:
+                return None
+        lease = new_lease(self.ring, buffer)
+        if self._tap_wish is not None:
+            self.grant(buffer)
+        if self.leaves > INLINE_LEAVES:
+            heap_data.resize(self.leaves)
+            data = heap_data.data()
+        for i in range(self.leaves):
+            data[i] = self.ring.batch_leaf(buffer, i)
+        return new_sample(self.ring, self.flattener.arrays(data, self.ring.batch_size(), lease))
+
+    cdef int wait_batch(self, object timeout) except -2:
+        """A batch's buffer, or -1 once closed."""
+        cdef int64_t deadline = deadline_of(timeout), began = now_ns(), hoarded_since = -1, now
+        cdef int64_t most = min(<int64_t>SLICE_NS, max(self.lease_timeout_ns // 4, 1000000)), longest = min(first_sleep(), most)
+        cdef int buffer
+        cdef bint closed, told = False
+        self.ring.learner.spins()
+        with nogil:
+            self.ring.spin_for_batch()
+        while True:
+            with nogil:
+                # Closed before looked: what was committed before the close is still handed out.
+                closed = self.ring.closed()
+                buffer = self.ring.take()
+                if buffer < 0 and not closed:
+                    self.ring.learner.sleeps()
+                    self.ring.wait_ready(slice_of(deadline, longest))
+                    buffer = self.ring.take()
+                self.ring.learner.runs()
+            if buffer >= 0 or closed:
+                return buffer
+            PyErr_CheckSignals()
+            longest = min(2 * longest, most)
+            now = now_ns()
+            if self.ring.leased() < self.ring.buffers():
+                hoarded_since = -1
+            elif hoarded_since < 0:
+                hoarded_since = now
+            if hoarded_since >= 0 and (now - hoarded_since >= self.lease_timeout_ns or (deadline >= 0 and now >= deadline)):
+                raise LeaseError(
+                    f"all {self.ring.buffers()} batch buffers are held by batches still alive, so that no new batch can come; "
+                    f"drop batches you no longer need, keep copies (dataset_iter(copy=True), numpy.copy), or give the server more "
+                    f"num_buffers than the batches you hold at once"
+                )
+            if deadline >= 0 and now >= deadline:
+                raise EchoTimeoutError(f"sample() waited {timeout:g} s for a batch: {self._who_blocks_learner()}")
+            if not told and now - began > PATIENCE_NS:
+                told = True
+                _log.warning("sample() has waited 5 s for a batch: %s", self._who_blocks_learner())
+
+    # ---- looks from outside: see tap.py ------------------------------------------------------------------------------------
+
+    def _newest(self, Py_ssize_t most):
+        """Copies of up to `most` of the newest committed samples that are in the store, oldest first: `(n, [bytes of each leaf])`."""
+        cdef Ring* ring = self.opened()
+        cdef vector[char*] to
+        cdef uint64_t n
+        cdef uint32_t i
+        cdef list leaves = []
+        for i in range(self.leaves):
+            leaves.append(PyBytes_FromStringAndSize(NULL, most * <Py_ssize_t>ring.leaf_bytes(i)))
+            to.push_back(PyBytes_AS_STRING(leaves[i]))
+        with nogil:
+            n = newest(ring[0], <uint64_t>most, to.data())
+        return n, [leaf[(most - <Py_ssize_t>n) * <Py_ssize_t>ring.leaf_bytes(i):] for i, leaf in enumerate(leaves)]
+
+    cdef int grant(self, int buffer) except -1:
+        """Give the wish of `_tap_wish` the newest samples of a batch that its learner has not seen yet."""
+        cdef Py_ssize_t batch = <Py_ssize_t>self.ring.batch_size(), n, size
+        cdef uint32_t i
+        wish, self._tap_wish = self._tap_wish, None
+        n = min(<Py_ssize_t>wish.most, batch)
+        leaves = []
+        try:
+            for i in range(self.leaves):
+                size = <Py_ssize_t>self.ring.leaf_bytes(i)
+                leaves.append(PyBytes_FromStringAndSize(self.ring.batch_leaf(buffer, i) + (batch - n) * size, n * size))
+        except MemoryError:
+            return 0  # the learner must not miss its batch for it
+        wish.granted = (n, leaves)
+        return 0
+
+    # ---- who waits for whom ------------------------------------------------------------------------------------------------
+
+    def _who_blocks_writers(self) -> str:
+        cdef Counters c = self.opened().counters()
+        cdef uint64_t buffers = self.ring.buffers()
+        if c.leased == buffers:
+            return f"all {buffers} batch buffers are leased to batches the learner still holds"
+        return (f"{c.stored} samples wait in {buffers - c.leased} of {buffers} batch buffers for the learner to call sample() "
+                f"({c.leased} leased); the learner is slower than the writers; take batches faster, or wait longer (timeout=)")
+
+    def _who_blocks_learner(self) -> str:
+        cdef Counters c = self.opened().counters()
+        if c.stored >= self.ring.batch_size():
+            return f"{c.stored} samples are there, and the earliest batch misses one: its slot was claimed and not committed yet, or given back, so that the next sample takes it"
+        return (f"{c.stored} of {self.ring.batch_size()} samples are there, {c.connections} workers connected, "
+                f"{c.inserted} samples inserted so far; the workers are slower than the learner, or not started; start more of them, or wait longer (timeout=)")
+
+    # ---- figures and the native door ---------------------------------------------------------------------------------------
+
+    def _counters(self) -> dict:
+        cdef Counters c = self.opened().counters()
+        return {
+            "inserted": c.inserted, "stored": c.stored, "batches_taken": c.batches_taken, "batches_out_of_order": c.batches_out_of_order,
+            "push_blocked": c.push_blocked, "notified": c.notified, "aborted": c.aborted, "leased": c.leased, "connections": c.connections,
+            "queued": c.queued, "queue_depth_max": c.queue_depth_max,
+        }
+
+    def _histograms(self) -> dict:
+        cdef Ring* ring = self.opened()
+        return {
+            "queue_dwell": snapshot(ring.queue_dwell.snapshot()),
+            "copy": snapshot(ring.copy.snapshot()),
+            "ingest_round": snapshot(ring.ingest_round.snapshot()),
+        }
+
+    def reset_histograms(self) -> None:
+        cdef Ring* ring = self.opened()
+        ring.queue_dwell.reset()
+        ring.copy.reset()
+        ring.ingest_round.reset()
+
+    def _native(self):
+        cdef Door* door = open_door(self.opened())
+        try:
+            return PyCapsule_New(door, "echo_core.store.store", release_capsule)
+        except BaseException:
+            door.release()
+            raise

@@ -1,0 +1,61 @@
+// A look at the newest committed samples of a stream store, which takes nothing: neither samples nor time of those who write and learn.
+//
+// Which slots of a batch that is being filled are committed cannot be told, only how many, except at moments when that is as many as
+// were claimed: then all of them are. Batches that are complete and not yet taken are committed whole. What is copied may be taken, and
+// then changed by the learner, meanwhile; the buffer's `progress` and `order` say so afterwards, and the copy counts for nothing.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "store/replay/rows/rows.hpp"
+#include "store/stream/ring.hpp"
+
+// The test-suite waits here, so that what was found is taken and written to before it is copied.
+#ifndef ECHO_TAP_PAUSE
+#define ECHO_TAP_PAUSE()
+#endif
+
+namespace echo {
+
+struct Tap {
+    // Copies up to `most` samples to to[leaf], the newest last, and returns how many: they lie at the end of the room for `most`.
+    static uint64_t newest(const Ring &ring, uint64_t most, char *const *to) {
+        struct Found {
+            uint64_t order, progress;
+            uint32_t buffer, count;
+        };
+        std::vector<Found> found;
+        for (uint32_t b = 0; b < ring.total_; ++b) {
+            // acquire: every sample that counts as committed here is seen whole.
+            const uint64_t progress = ring.buffer_[b].progress.load(std::memory_order_acquire);  // SYNC batch
+            const uint32_t count = Progress::count(progress);
+            if (Progress::state(progress) != Progress::kOpen || count == 0 || count > ring.batch_) continue;
+            // Read after progress: claimed only grows, so if it is no more than was committed then, nothing was claimed and not committed.
+            const uint64_t open = ring.control_->open.load(std::memory_order_acquire);  // SYNC open
+            if (count < ring.batch_ && (Open::buffer(open) != b || Open::next(open) != count)) continue;
+            found.push_back({ring.buffer_[b].order.load(std::memory_order_relaxed), progress, b, count});
+        }
+        std::sort(found.begin(), found.end(), [](const Found &x, const Found &y) { return x.order > y.order; });
+        uint64_t copied = 0;
+        for (const Found &f : found) {
+            if (copied == most) break;
+            ECHO_TAP_PAUSE();
+            const uint64_t n = std::min<uint64_t>(f.count, most - copied);
+            const echo_run run{f.buffer, uint32_t(f.count - n), uint32_t(n), 0};
+            for (uint32_t leaf = 0; leaf < ring.leaf_count(); ++leaf) {
+                const uint64_t bytes = ring.leaf_bytes(leaf);
+                replay::copy_racing(to[leaf] + (most - copied - n) * bytes, ring.leaf(run, leaf), n * bytes);
+            }
+            std::atomic_thread_fence(std::memory_order_acquire);  // the copy comes before this second look
+            const Buffer &buffer = ring.buffer_[f.buffer];
+            const uint64_t now = buffer.progress.load(std::memory_order_relaxed);
+            const bool same = Progress::lap(now) == Progress::lap(f.progress) && Progress::state(now) == Progress::kOpen &&
+                              buffer.order.load(std::memory_order_relaxed) == f.order;
+            if (same) copied += n;
+        }
+        return copied;
+    }
+};
+
+}  // namespace echo

@@ -1,0 +1,1 @@
+"""How threads wait for the store, and what wakes them."""

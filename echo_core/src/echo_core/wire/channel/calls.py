@@ -1,0 +1,107 @@
+"""CONTROL requests: those of this end that wait for their answers, and answering the other's."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ...base.errors import ConnectionClosedError, EchoError
+from ..protocol import Blob, Buffer, Kind, frame, pack_error, pack_request, parse_reply, parse_request, reply_frame, reply_pieces
+from .link import Gate, Link, wait_until
+
+__all__ = ["Calls", "Handler", "Question", "answer"]
+
+log = logging.getLogger("echo")
+
+Handler = Callable[[str, dict[str, Any], bytes], tuple[dict[str, Any], Blob]]
+
+
+def answer(handler: Handler, number: int, payload: Buffer) -> bytes:
+    """Have a request handled: the frame that answers it. ProtocolError if it is no request."""
+    op, body, blob = parse_request(payload)
+    try:
+        reply = reply_pieces(*handler(op, body, blob))
+    except Exception as error:
+        if not isinstance(error, EchoError):
+            log.exception("request %r failed", op)
+        reply = [pack_error(error)]
+    return b"".join(reply_frame(number, reply))
+
+
+class Calls:
+    """The requests one end has made over its link and that are not answered yet."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Buffer | Exception | None] = {}
+        self._given_up: deque[int] = deque()  # of them: see `forget`
+
+    def ask(self, link: Link, op: str, body: dict[str, Any], blob: bytes) -> int:
+        """Send one request: its number, for `wait` or `forget`. `gate.lock` held."""
+        while self._given_up:
+            self._waiting.pop(self._given_up.popleft(), None)
+        number = next(self._numbers)
+        link.post(frame(Kind.CONTROL, pack_request(op, body, blob), seq=number))
+        self._waiting[number] = None
+        return number
+
+    def wait(self, number: int, op: str, timeout: float, who: str) -> tuple[dict[str, Any], memoryview]:
+        """The answer to a request; `gate.lock` held.
+
+        Raises what the other end reported, EchoTimeoutError, or what `fail` was given.
+        """
+        try:
+            wait_until(
+                self._gate.changed,
+                lambda: self._waiting[number] is not None,
+                timeout,
+                lambda: f"request {op!r} waits for an answer of {who}",
+            )
+            answer = self._waiting[number]
+        finally:
+            del self._waiting[number]
+        if isinstance(answer, Exception):
+            raise ConnectionClosedError(
+                f"request {op!r} was not answered (it may have been carried out): {answer}"
+            )
+        assert answer is not None
+        return parse_reply(answer)
+
+    def forget(self, number: int) -> None:
+        """Nobody will wait for this answer. From any thread, whatever locks it holds."""
+        self._given_up.append(number)
+
+    def answered(self, number: int, payload: Buffer) -> None:
+        """An answer has come; of a request given up since, it is dropped. `gate.lock` held."""
+        if number in self._waiting:
+            self._waiting[number] = payload
+            self._gate.changed.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """The connection is lost: no request under way will be answered. `gate.lock` held."""
+        for number, answer in self._waiting.items():
+            if answer is None:
+                self._waiting[number] = error
+        self._gate.changed.notify_all()
+
+
+class Question:
+    """A request that was sent. Called with a timeout, once, it waits for the answer; dropped before, nobody does."""
+
+    def __init__(self, calls: Calls, number: int, wait: Callable[[int, float | None], tuple[dict[str, Any], memoryview]]) -> None:
+        self._calls, self._number = calls, number
+        self._wait: Callable[[int, float | None], tuple[dict[str, Any], memoryview]] | None = wait
+
+    def __call__(self, timeout: float | None = None) -> tuple[dict[str, Any], memoryview]:
+        wait, self._wait = self._wait, None
+        if wait is None:
+            raise ValueError("the answer was taken")
+        return wait(self._number, timeout)
+
+    def __del__(self) -> None:
+        if self._wait is not None:
+            self._calls.forget(self._number)

@@ -1,0 +1,331 @@
+"""The worker's end of a channel transport, as its callers see it."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from ...base.address import Address
+from ...base.errors import (
+    ClosedError,
+    EchoError,
+    EchoTimeoutError,
+    ForkError,
+    HandshakeRefused,
+    SecurityError,
+)
+from ...base.transport_options import ConnectOptions
+from ...spec.spec import Spec
+from ..gather import Row
+from ..reservation import Reservation
+from ..transport import Connection
+from ..weights import Weights, unpack
+from .base import Channel
+from .calls import Handler, Question
+from .uplink import Uplink
+
+__all__ = ["ChannelConnection"]
+
+ABANDONED_SECONDS = 1.0  # for delivering what a connection has that nobody closed
+
+_open: weakref.WeakSet[ChannelConnection] = weakref.WeakSet()
+
+
+class ChannelConnection(Connection):
+    """See `echo_core.wire.transport.Connection`; made by `ChannelTransport.connect`."""
+
+    def __init__(
+        self,
+        dial: Callable[[Address, Any, float], Channel],
+        address: Address,
+        spec: Spec,
+        options: ConnectOptions,
+        uplink: Callable[[], Uplink] | None = None,
+    ) -> None:
+        self.address = address
+        self.spec = spec
+        self.options = options
+        self._flattener = spec.flattener
+        self._forked = False
+        self._blocked = 0  # under the lock
+        self._shown_life = -1  # whose weights a caller was given last, under the lock; -1: nobody's
+        self._uplink = up = uplink() if uplink else Uplink(dial, address, spec, options)
+        self._gather = up.window.gatherer.take
+        self._lock = up.gate.lock
+        try:
+            with self._lock:
+                up.wait(lambda: up.link is not None, options.timeout, up.connecting)
+        except BaseException as error:
+            up.closing = True
+            refusal = up.trouble
+            up.end(ClosedError("this connection was never made"))
+            if isinstance(error, EchoTimeoutError) and isinstance(refusal, HandshakeRefused):
+                raise copy.copy(refusal) from error  # busy or closing all the time
+            raise
+        _open.add(self)
+
+    # ------------------------------------------------------------------------------ samples
+
+    def send(self, sample: Any, timeout: float | None = None) -> None:
+        taken = self._gather(sample)
+        if taken != 1:
+            self._send(taken, sample, timeout)
+
+    def _send(self, taken: int, sample: Any, timeout: float | None) -> None:
+        """What is left of `send` when the gatherer declined, or somebody waits for the sample."""
+        up = self._uplink
+        if not taken:
+            self._check()
+            self._check_role()
+            if not up.window.small:
+                self._take(1, self._flattener.tobytes(sample), timeout)
+                return
+            seconds, start = self._seconds(timeout), time.monotonic()
+            while not taken:
+                with self._lock:
+                    left = max(0.0, seconds - (time.monotonic() - start))
+                    self._wait_for_room(1, left)
+                taken = self._gather(sample)  # without the lock: it may run the sample's code
+        if taken == 2:
+            with self._lock:
+                up.gate.work.notify_all()
+
+    def send_batch(self, samples: Any, timeout: float | None = None) -> None:
+        self._check()
+        self._check_role()
+        count, data = self._flattener.batch_tobytes(samples)
+        if count:
+            self._take(count, data, timeout)
+
+    def _take(self, count: int, data: bytes, timeout: float | None) -> None:
+        up = self._uplink
+        with self._lock:
+            self._wait_for_room(count, self._seconds(timeout))
+            up.window.add(count, data)
+            up.gate.work.notify_all()
+
+    def reserve(self, timeout: float | None = None) -> Reservation | None:
+        """A sample's place in the window, in the message that it will be sent in."""
+        self._check()
+        self._check_role()
+        with self._lock:
+            self._wait_for_room(1, self._seconds(timeout), "reserve")
+            return self._uplink.window.gatherer.reserve(self.spec, self)
+
+    def commit_row(self, row: Row) -> None:
+        """For `Row`: its sample is whole."""
+        up = self._uplink
+        try:
+            self._check()  # without the lock first, which in a forked child may be held for ever
+            with self._lock:
+                self._check()
+                if row.keep():
+                    up.gate.work.notify_all()
+        finally:
+            row.give_back()  # unless it was kept
+
+    def abort_row(self, row: Row) -> None:
+        """For `Row`: there is no sample."""
+        if self._forked:
+            return  # it is the parent's
+        with self._lock:
+            row.give_back()
+            self._uplink.gate.changed.notify_all()
+
+    def _wait_for_room(self, count: int, seconds: float, who: str = "send") -> None:
+        up = self._uplink
+        if not up.window.has_room(count):
+            self._blocked += 1
+            up.wait(
+                lambda: up.closing or up.window.has_room(count),
+                seconds,
+                lambda: f"{who}() waits for {up.learner()} to take the samples under way{up.window.lent()}",
+            )
+        self._check()
+
+    def flush(self, timeout: float | None = None) -> None:
+        self._check()
+        up = self._uplink
+        with self._lock, up.gate.watching():
+            target = up.window.taken
+
+            def flushed() -> bool:
+                written = up.link.written if up.link is not None else 0
+                return max(written, up.window.acknowledged) >= target
+
+            up.wait(
+                flushed, self._seconds(timeout), lambda: f"flush() waits for {up.learner()} to read"
+            )
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._check()
+        up = self._uplink
+        with self._lock:
+            target = up.window.taken
+            up.wait(
+                lambda: up.window.acknowledged >= target,
+                self._seconds(timeout),
+                lambda: f"wait() waits for {up.learner()} to acknowledge",
+            )
+
+    # ------------------------------------------------------------------- weights and requests
+
+    def weights(
+        self, timeout: float | None = None, newer_than: int | None = None, like: Any = None
+    ) -> Weights:
+        self._check()
+        up = self._uplink
+        newer = "" if newer_than is None else f" newer than {newer_than}"
+
+        def arrived() -> bool:
+            if up.weights is None or newer_than is None:
+                return up.weights is not None
+            version = up.weights[0]
+            # A restarted learner counts from 1 again: then, another version is a newer one, and the same one is another unless it was shown.
+            again = self._shown_life not in (-1, up.weights_life)
+            return version > newer_than or again or (up.restarts > 0 and version != newer_than)
+
+        with self._lock:
+            up.subscribe()
+            up.wait(
+                arrived,
+                self._seconds(timeout),
+                lambda: f"weights() waits for {up.learner()} to publish a version{newer}",
+            )
+            assert up.weights is not None
+            _, meta, payload, proven = up.weights
+            self._shown_life = up.weights_life
+        return unpack(meta, payload, like, proven=proven)
+
+    def request(
+        self, op: str, body: dict[str, Any], blob: bytes = b"", timeout: float | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        seconds, start = self._seconds(timeout), time.monotonic()
+        question = self._ask(op, body, blob, seconds)
+        body, answer = question(max(0.0, seconds - (time.monotonic() - start)))
+        return body, bytes(answer)
+
+    def ask(self, op: str, body: dict[str, Any], blob: bytes = b"") -> Question:
+        return self._ask(op, body, blob, self._seconds(None))
+
+    def _ask(self, op: str, body: dict[str, Any], blob: bytes, seconds: float) -> Question:
+        self._check()
+        up = self._uplink
+        with self._lock:
+            up.wait(lambda: up.link is not None, seconds, up.connecting)
+            assert up.link is not None
+            return Question(up.calls, up.calls.ask(up.link, op, body, blob), partial(self._answer, op))
+
+    def _answer(self, op: str, number: int, timeout: float | None) -> tuple[dict[str, Any], memoryview]:
+        self._check()
+        with self._lock:
+            return self._uplink.calls.wait(number, op, self._seconds(timeout), self._uplink.learner())
+
+    @property
+    def on_request(self) -> Handler | None:
+        """Answers requests of the learner: `(op, body, blob) -> (body, blob)`, each on a thread
+        of its own; None refuses them."""
+        return self._uplink.on_request
+
+    @on_request.setter
+    def on_request(self, handler: Handler | None) -> None:
+        self._uplink.on_request = handler
+
+    # -------------------------------------------------------------------- looking, and the end
+
+    def stats(self) -> dict[str, Any]:
+        up = self._uplink
+        with self._lock:
+            return {
+                "samples": up.window.taken,
+                "acknowledged": up.window.acknowledged,
+                "unacknowledged": up.window.taken - up.window.acknowledged,
+                "bytes_sent": up.bytes_sent(),
+                "bytes_received": up.bytes_received(),
+                "connected": up.link is not None,
+                "reconnects": max(0, up.connects - 1),
+                "learner_restarts": up.restarts,
+                "send_blocked": self._blocked,
+                "weights_version": up.weights[0] if up.weights else 0,
+                "weights_received": up.weights_received,
+            }
+
+    def close(self, timeout: float | None = None) -> None:
+        if self._forked:
+            return  # it is the parent's; the copy of its channel was given back at the fork
+        seconds = self._seconds(timeout)
+        _open.discard(self)
+        self._uplink.close(seconds)
+
+    def _check(self) -> None:
+        if self._forked:
+            raise ForkError(
+                f"this connection to {self.address} was made before the fork and its threads"
+                " stayed in the parent; make a new Client in the child"
+            )
+        self._uplink.check()
+        if self._uplink.closing:
+            raise ClosedError(f"this connection to {self.address} is closed")
+
+    def _check_role(self) -> None:
+        if self.options.role != "worker":
+            raise SecurityError(
+                f"this connection has the role {self.options.role!r}, which sends no experience;"
+                " connect without role=..."
+            )
+
+    def _seconds(self, timeout: float | None) -> float:
+        seconds: float = self.options.timeout if timeout is None else timeout
+        if not seconds >= 0:
+            raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
+        return seconds
+
+    def __del__(self) -> None:
+        up = getattr(self, "_uplink", None)
+        if up is None or up.closing or self._forked:
+            return
+        # On a thread of its own: the garbage collector may run in one that holds the lock.
+        with suppress(RuntimeError):  # there are no more threads, or the process ends, and the connection with it
+            threading.Thread(target=_abandon, args=(up,), name="echo-abandoned", daemon=True).start()
+        self._warn()  # last, as it raises where warnings are errors
+
+    def _warn(self) -> None:
+        warnings.warn(
+            f"unclosed connection to {self.address}; call close(), or use it in a with statement",
+            ResourceWarning,
+            source=self,
+            stacklevel=3,
+        )
+
+
+def _abandon(up: Uplink) -> None:
+    with suppress(EchoError):
+        up.close(ABANDONED_SECONDS)
+
+
+def _after_fork() -> None:
+    """In the child: the threads are gone, locks may be held for ever, the channel is shared."""
+    for connection in list(_open):
+        connection._forked = True
+        connection._uplink.window.stop()
+        connection._uplink.forget()
+    _open.clear()
+
+
+def _at_exit() -> None:
+    for connection in list(_open):
+        connection._warn()
+        _abandon(connection._uplink)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

@@ -1,0 +1,329 @@
+"""One channel after its handshake: frames in, frames out, and a thread that does the writing.
+
+Whoever owns a link reads from it in one thread of its own. Writing is left to the link's thread,
+so that a peer that reads slowly never keeps its owner from reading: two ends that both wait for
+the other to read would wait for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+
+from ...base.errors import ConnectionClosedError, EchoError, EchoTimeoutError
+from ..handshake import ClientHandshake, ServerHandshake
+from ..protocol import HEADER_BYTES, Buffer, Header, Kind, frame, parse_header
+from .base import Channel
+
+__all__ = ["Gate", "Link", "Work", "deadline", "run_handshake", "wait_until"]
+
+log = logging.getLogger("echo")
+
+LOG_AFTER = 5.0  # seconds of waiting before it is logged
+BUFFER_BYTES = 64 << 10
+NOTHING = (0, 0)  # written so far of what is being put together
+PROBE_AFTER = 15.0  # seconds without writing before a PING shows whether the peer is still there
+MOST_POSTED, MOST_POSTED_BYTES = 16, 1 << 20  # frames posted and not begun; beyond that a link is `crowded`
+
+#: What to write next, and the number `Link.written` takes once that is handed over.
+Work = tuple[Iterable[Buffer], int]
+
+
+def wait_until(
+    condition: threading.Condition,
+    ready: Callable[[], bool],
+    timeout: float,
+    waiting: Callable[[], str],
+    advice: Callable[[], str] = lambda: "wait longer (timeout=)",
+    nap: Callable[[], float] = lambda: math.inf,
+) -> None:
+    """Sleep on `condition` (held) until `ready()`. `waiting()` says who waits for whom, `advice()` what to do about it,
+    `nap()` after how many seconds to look again unasked.
+
+    Raises EchoTimeoutError after `timeout` seconds (math.inf: never); logs once after a few.
+    """
+    start = time.monotonic()
+    logged = False
+    while not ready():
+        waited = time.monotonic() - start
+        if waited >= timeout:
+            raise EchoTimeoutError(f"{waiting()}; gave up after {timeout:g} s; {advice()}")
+        if not logged and waited >= LOG_AFTER:
+            logged = True
+            log.warning("%s (for %.0f s so far)", waiting(), waited)
+        until = min(min(timeout, math.inf if logged else LOG_AFTER) - waited, nap())
+        condition.wait(None if until == math.inf else min(until, threading.TIMEOUT_MAX))
+
+
+@contextmanager
+def deadline(channel: Channel, seconds: float, what: str) -> Iterator[None]:
+    """Shut `channel` down if the block takes longer, which ends it with an EchoTimeoutError."""
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        channel.shutdown()
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except OSError as error:  # most EchoErrors of a broken connection are OSErrors too
+        if late.is_set():
+            raise EchoTimeoutError(f"{what} took longer than {seconds:g} s") from error
+        raise
+    finally:
+        timer.cancel()
+        # Its thread may be inside give_up: the caller is free to close the channel only after.
+        timer.join()
+
+
+def run_handshake(channel: Channel, handshake: ClientHandshake | ServerHandshake) -> None:
+    """Exchange messages until `handshake` is done; a learner's refusal is sent.
+
+    Raises what the handshake raises, ConnectionClosedError or OSError when the peer is lost.
+    """
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    try:
+        if isinstance(handshake, ClientHandshake):
+            channel.send([handshake.start()])
+        while not handshake.done:
+            n = channel.recv_into(buffer)
+            if n == 0:
+                raise ConnectionClosedError(f"the {handshake.other} hung up during the handshake")
+            if reply := handshake.receive(buffer[:n]):
+                channel.send([reply])
+    finally:
+        if isinstance(handshake, ServerHandshake) and handshake.refusal:
+            with suppress(OSError):
+                channel.send([handshake.refusal])
+
+
+class Gate:
+    """An owner's lock, and what its threads sleep on."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)  # callers: something has moved; that a frame was written, only while one is `watching`
+        self.work = threading.Condition(self.lock)  # the link's thread: there may be work
+        self.watchers = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While the caller, who has the lock, sleeps until something is written. Whoever sleeps for another reason, as a `send` for room
+        does, would be woken by every frame for nothing."""
+        self.watchers += 1
+        try:
+            yield
+        finally:
+            self.watchers -= 1
+
+
+def _no_work() -> None:
+    return None
+
+
+class Link:
+    """Frames over a channel.
+
+    Args:
+        channel: after its handshake; the link shuts it down, and closes it in `finish`.
+        leftover: bytes read beyond the handshake.
+        sample_bytes, allowed: as `parse_header` takes them.
+        gate: the owner's.
+        work: what to write when nothing was posted, or None; called with `gate.lock` held. The
+            buffers may be a generator: it runs without the lock.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        leftover: bytes,
+        sample_bytes: int,
+        allowed: frozenset[Kind],
+        gate: Gate,
+        work: Callable[[], Work | None],
+    ) -> None:
+        self.error: Exception | None = None  # why it ended
+        self.written = 0  # the number of the last work that was handed over whole
+        self.received = len(leftover)  # bytes, as `sent`
+        self.sent = 0
+        self.half_since = 0.0  # time.monotonic() since a frame has begun and its rest is awaited
+        self.heard_at = time.monotonic()
+        self._channel = channel
+        self._sample_bytes = sample_bytes
+        self._allowed = allowed
+        self._gate = gate
+        self._work = work
+        self._posted: deque[bytes] = deque()
+        self._posted_bytes = 0
+        self._writing: tuple[int, int] | None = None  # bytes of what is being written, and the number of its work
+        self._closed = False
+        # Bytes received and not yet read: _buffer[_start:_end]. With `_pieces` every buffer is
+        # a piece of the channel's, good for ever; else it is filled again and again.
+        self._pieces = False
+        self._buffer = memoryview(bytearray(max(BUFFER_BYTES, len(leftover))))
+        self._buffer[: len(leftover)] = leftover
+        self._start, self._end = 0, len(leftover)
+        self._header = memoryview(bytearray(HEADER_BYTES))
+        self._writer: threading.Thread | None = None
+
+    @property
+    def channel(self) -> Channel:
+        """What it runs over."""
+        return self._channel
+
+    def start(self) -> None:
+        """Begin writing; `gate.lock` held."""
+        if not self._channel.pull(self._produce, self.fail):
+            writer = threading.Thread(target=self._write, name="echo-writer", daemon=True)
+            writer.start()
+            self._writer = writer
+
+    # ----------------------------------------------------------------- reading, by one thread
+
+    def read_header(self) -> Header:
+        """Wait for the next frame. Raises ProtocolError, ConnectionClosedError or OSError."""
+        self._fill(self._header, begun=False)
+        return parse_header(self._header, self._sample_bytes, self._allowed)
+
+    def read(self, length: int) -> Buffer:
+        """`length` bytes of the frame's payload, which nobody will change."""
+        if self._pieces and 0 < length <= self._end - self._start:
+            self._start += length  # it lies in one piece: no copy
+            self.half_since = 0.0
+            return self._buffer[self._start - length : self._start]
+        data = np.empty(length, np.uint8).data if length >= BUFFER_BYTES else memoryview(bytearray(length))  # a bytearray is zeroed first
+        self._fill(data, begun=True)
+        return data
+
+    def _fill(self, view: memoryview, begun: bool) -> None:
+        done, wanted = 0, len(view)
+        while done < wanted:
+            if self._start == self._end:
+                if begun or done:
+                    self.half_since = self.half_since or time.monotonic()
+                large = wanted - done >= BUFFER_BYTES  # then past the buffer: one copy less
+                n = self._more(view[done:] if large else None)
+                if n == 0:
+                    middle = " in the middle of a frame" if begun or done else ""
+                    raise ConnectionClosedError(f"the other end closed the connection{middle}")
+                self.received += n
+                self.heard_at = time.monotonic()
+                if large and not self._pieces:
+                    done += n
+                    continue
+            take = min(wanted - done, self._end - self._start)
+            view[done : done + take] = self._buffer[self._start : self._start + take]
+            self._start += take
+            done += take
+        self.half_since = 0.0
+
+    def drain(self) -> None:
+        """Read on, and forget it, until the other end hangs up or the link fails: hanging up on unread bytes may destroy what was written last."""
+        with suppress(OSError, EchoError):
+            while self._more(None):
+                pass
+
+    def _more(self, view: memoryview | None) -> int:
+        """Wait for bytes: into `view` if given, else into the buffer, or as one. How many came."""
+        piece = self._channel.receive()
+        if piece is not None:
+            self._pieces = True
+            self._buffer, self._start, self._end = memoryview(piece), 0, len(piece)
+            return self._end
+        if view is not None:
+            return self._channel.recv_into(view)
+        self._start, self._end = 0, 0
+        self._end = self._channel.recv_into(self._buffer)
+        return self._end
+
+    # --------------------------------------------------------------- writing, from any thread
+
+    def post(self, data: bytes) -> None:
+        """Write a whole small frame before any further work; `gate.lock` held."""
+        self._posted.append(data)
+        self._posted_bytes += len(data)
+        self._gate.work.notify_all()
+
+    def crowded(self) -> bool:
+        """Whether so much is posted and unwritten that nothing should be done that posts more."""
+        return len(self._posted) > MOST_POSTED or self._posted_bytes > MOST_POSTED_BYTES
+
+    def idle(self) -> bool:
+        """Nothing posted is unwritten; `gate.lock` held."""
+        return not self._posted and self._writing is None
+
+    def _write(self) -> None:
+        while (buffers := self._produce()) is not None:
+            try:
+                self._channel.send(buffers)
+            except Exception as error:
+                self.fail(error)
+                return
+
+    def _produce(self) -> list[Buffer] | None:
+        """What to write next, asked for when all before is written; waits for it. None: the end."""
+        try:
+            if (work := self._next()) is None:
+                return None
+            buffers = list(work[0])  # without the lock: a large frame is put together here
+            self._writing = sum(map(len, buffers)), work[1]
+            return buffers
+        except Exception as error:
+            self.fail(error)
+            return None
+
+    def _next(self) -> Work | None:
+        with self._gate.lock:
+            if self._writing is not None:
+                self.sent += self._writing[0]
+                self.written = max(self.written, self._writing[1])
+                self._writing = None
+                if self._gate.watchers:
+                    self._gate.changed.notify_all()
+            while self.error is None:
+                if self._posted:
+                    self._writing = NOTHING
+                    data = self._posted.popleft()
+                    self._posted_bytes -= len(data)
+                    return [data], 0
+                if (work := self._work()) is not None:
+                    self._writing = NOTHING
+                    return work
+                if not self._gate.work.wait(PROBE_AFTER):
+                    self.post(frame(Kind.PING))
+            return None
+
+    # ------------------------------------------------------------------------------ the end
+
+    def fail(self, error: Exception) -> None:
+        """End the connection, from any thread: reading and writing stop at once."""
+        with self._gate.lock:
+            self.error = self.error or error
+            if not self._closed:
+                self._channel.shutdown()
+            self._gate.work.notify_all()
+            self._gate.changed.notify_all()
+
+    def finish(self) -> None:
+        """The reading thread's last call: everything is freed."""
+        self.fail(ConnectionClosedError("closed"))
+        if self._writer is not None:
+            self._writer.join()
+        with self._gate.lock:
+            self._closed = True
+            self._work = _no_work  # whoever has a link is not kept by it
+        self._channel.close()
+
+    def forget(self) -> None:
+        """In a forked child: give the copy of the channel back, disturbing nobody."""
+        self._channel.close()

@@ -1,0 +1,266 @@
+"""The learner's end of a channel transport: a thread that accepts, and one for each client."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from ...base.errors import ConnectionClosedError, ProtocolError
+from ...base.transport_options import ListenOptions
+from ...security.tokens import TokenSource
+from ..scatter import Inserter
+from ..transport import Listener, Peer
+from .base import Acceptor
+from .fair_lock import Turn
+from .served import ServedClient
+from .sessions import Sessions
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ...server.sink import Sink
+    from ..weights import PackedWeights
+
+__all__ = ["ChannelListener"]
+
+log = logging.getLogger("echo")
+
+ACCEPT_PAUSE = 0.2  # seconds, when the process is out of file descriptors or memory
+CROWDED_SECONDS = 2.0  # in a crowd a handshake may be thrown out after so long
+COMPLAINT_PAUSE = 1.0  # seconds between two log lines about strangers
+
+
+class Intake(NamedTuple):
+    """One table, or the stream: those who wait for its space do so in turns, and delay nobody at another."""
+
+    turn: Turn
+    inserter: Inserter
+
+
+class ChannelListener(Listener):
+    """See `echo_core.wire.transport.Listener`; made by `ChannelTransport.listen`."""
+
+    served: ClassVar[type[ServedClient]] = ServedClient
+
+    def __init__(self, acceptor: Acceptor, sink: Sink, options: ListenOptions) -> None:
+        self.address = acceptor.address
+        self.sink = sink
+        self.options = options
+        own = getattr(options, "token", None)
+        self._own_tokens = TokenSource(own) if own is not None and options.auth else None
+        _ = self.tokens  # so that a token file that is no use is an error here
+        self.sessions = Sessions()
+        self._intakes: dict[str, Intake] = {}  # by table, under the lock
+        self.newest: PackedWeights | None = sink.weights
+        self._acceptor = acceptor
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._clients: set[ServedClient] = set()
+        self._pending: dict[ServedClient, float] = {}  # in their handshake, since, oldest first
+        self._admitted: set[ServedClient] = set()  # strangers do not count for max_connections
+        self._room = threading.Condition(self._lock)
+        self._complained_at = 0.0
+        self._counts = dict.fromkeys(
+            (
+                "connections_total",
+                "samples",
+                "duplicates",
+                "bytes_received",
+                "bytes_sent",
+                "refused",
+                "protocol_errors",
+            ),
+            0,
+        )
+        self._thread = threading.Thread(target=self._accept, name="echo-accept", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def on(cls, acceptor: Acceptor, sink: Sink, options: ListenOptions) -> Self:
+        """One that serves `acceptor`, which is closed if it cannot."""
+        try:
+            return cls(acceptor, sink, options)
+        except BaseException:
+            acceptor.shutdown()
+            acceptor.close()
+            raise
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                channel = self._acceptor.accept()
+            except OSError as error:
+                if not self._closing.is_set():
+                    self._complain("%s cannot accept clients: %s", self.address, error)
+                    self._closing.wait(ACCEPT_PAUSE)
+                continue
+            client = self.served(self, channel)
+            self._make_room()
+            try:
+                with self._lock:
+                    self._clients.add(client)
+                    self._pending[client] = time.monotonic()
+                client.thread.start()
+            except RuntimeError as error:  # no more threads
+                self._complain("%s cannot serve a client: %s", self.address, error)
+                with self._lock:
+                    self._clients.discard(client)
+                    self._pending.pop(client, None)
+                with suppress(RuntimeError):  # it may want one as well
+                    channel.shutdown()
+                    channel.close()
+
+    def intake(self, sink: Sink) -> Intake:
+        """Where the samples of `sink`'s clients go in."""
+        with self._lock:
+            name = sink.table_name
+            if name not in self._intakes:
+                self._intakes[name] = Intake(Turn(), Inserter(sink.native))
+            return self._intakes[name]
+
+    def _make_room(self) -> None:
+        """Wait until one more handshake may be under way; in a crowd the oldest is thrown out."""
+        with self._room:
+            while len(self._pending) >= self.options.max_pending and not self._closing.is_set():
+                oldest, since = next(iter(self._pending.items()))
+                left = since + CROWDED_SECONDS - time.monotonic()
+                if left <= 0:
+                    del self._pending[oldest]
+                    oldest.throw_out()
+                else:
+                    self._room.wait(min(left, 0.1))
+
+    def decided(self, client: ServedClient) -> None:
+        """Its handshake is over, well or not."""
+        with self._room:
+            self._pending.pop(client, None)
+            self._room.notify_all()
+
+    def take_place(self, client: ServedClient) -> bool:
+        """Its handshake went well. False: others were quicker to take the last place."""
+        self.decided(client)
+        with self._lock:
+            free = len(self._admitted) < self.options.max_connections
+            if free:
+                self._admitted.add(client)
+            return free
+
+    # -------------------------------------------------------------------- the listener's face
+
+    def publish(self, weights: PackedWeights) -> None:
+        with self._lock:
+            if self.newest is not None and self.newest.version >= weights.version:
+                return
+            self.newest = weights
+        for client in self._served():
+            with client.gate.lock:
+                client.gate.work.notify_all()
+
+    def peers(self) -> list[Peer]:
+        clients = self._served()
+        for client in clients:
+            client.refresh()
+        return [client.peer for client in clients]
+
+    def request(
+        self,
+        peer: Peer,
+        op: str,
+        body: dict[str, Any],
+        blob: bytes = b"",
+        timeout: float | None = None,
+    ) -> tuple[dict[str, Any], bytes]:
+        """Ask a worker. Raises what it reported, EchoTimeoutError, or ConnectionClosedError."""
+        seconds = self.options.timeout if timeout is None else timeout
+        for client in self._served():
+            if client.peer is peer:
+                assert client.link is not None
+                with client.gate.lock:
+                    number = client.calls.ask(client.link, op, body, blob)
+                    body, answer = client.calls.wait(number, op, seconds, f"worker {peer.name}")
+                return body, bytes(answer)
+        raise ConnectionClosedError(f"worker {peer.name} is not connected")
+
+    def stats(self) -> dict[str, float | int]:
+        clients = self._served()
+        with self._lock:
+            counts: dict[str, float | int] = dict(self._counts)
+        counts["active_connections"] = len(clients)
+        for name, count in self._acceptor.counts().items():
+            counts[name] = counts.get(name, 0) + count
+        for client in clients:
+            if client.link is not None:
+                counts["bytes_received"] += client.link.received
+                counts["bytes_sent"] += client.link.sent
+        return counts
+
+    def close(self, timeout: float | None = None) -> None:
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        until = time.monotonic() + (self.options.timeout if timeout is None else timeout)
+        self._acceptor.shutdown()
+        self._thread.join()
+        self._acceptor.close()
+        with self._lock:
+            clients = list(self._clients)
+        # Side by side: one that takes its time must not use up the time of the others.
+        stops = [threading.Thread(target=client.stop, args=(until,)) for client in clients]
+        for stop in stops:
+            stop.start()
+        for stop in stops:
+            stop.join()
+
+    # -------------------------------------------------------------------- what clients report
+
+    @property
+    def tokens(self) -> Sequence[bytes]:
+        """Those that let a client in now."""
+        if not self.options.auth:
+            return ()
+        return self.sink.tokens if self._own_tokens is None else self._own_tokens()
+
+    def cannot_serve(self) -> tuple[str, str] | None:
+        """Code and text of a refusal, if no more clients can be taken."""
+        if self._closing.is_set():
+            return "shutdown", "this learner is closing"
+        if len(self._admitted) >= self.options.max_connections:
+            return "busy", f"this learner serves {self.options.max_connections} clients already; raise max_connections"
+        return None
+
+    def turned_away(self, address: str, error: Exception) -> None:
+        self.count("protocol_errors" if isinstance(error, ProtocolError) else "refused")
+        # Its text: a handler that keeps records would keep the error's frames, and with them the store.
+        self._complain("%s turned %s away: %s", self.address, address or "a client", str(error))
+
+    def gone(self, client: ServedClient) -> None:
+        with self._room:
+            self._clients.discard(client)
+            self._admitted.discard(client)
+            self._pending.pop(client, None)
+            self._room.notify_all()
+            if client.link is not None:
+                self._counts["bytes_received"] += client.link.received
+                self._counts["bytes_sent"] += client.link.sent
+
+    def count(self, name: str, n: int = 1) -> None:
+        with self._lock:
+            self._counts[name] += n
+
+    def _served(self) -> list[ServedClient]:
+        """The clients whose handshake is done."""
+        with self._lock:
+            return [client for client in self._clients if client.link is not None]
+
+    def _complain(self, text: str, *values: object) -> None:
+        """Log, at most once a second: strangers must not fill the disk."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._complained_at < COMPLAINT_PAUSE:
+                return
+            self._complained_at = now
+        log.warning(text, *values)

@@ -1,0 +1,409 @@
+"""A worker's session with a learner: its state, and the thread that keeps it connected.
+
+The thread dials, reads, and dials again; the link's own thread writes. Callers are in
+`connection.py`: they put samples into the window and sleep until something has moved.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import os
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from ...base.address import Address
+from ...base.errors import (
+    ClosedError,
+    ConnectionClosedError,
+    EchoError,
+    EchoTimeoutError,
+    HandshakeRefused,
+    ProtocolError,
+)
+from ...base.transport_options import ConnectOptions
+from ...spec.spec import Spec
+from ..handshake import ClientHandshake
+from ..protocol import REPLY, TO_WORKER, U64, Buffer, Header, Kind, WeightsAssembler, frame
+from ..weights import verify
+from .base import Channel
+from .calls import Calls, Handler, answer
+from .link import Gate, Link, Work, deadline, run_handshake, wait_until
+from .window import Window
+
+__all__ = ["Uplink"]
+
+log = logging.getLogger("echo")
+
+ATTEMPT_SECONDS = 10.0  # for one attempt to dial, and again for its handshake
+FAREWELL_SECONDS = 1.0  # for the learner to read BYE and hang up
+NAP_SECONDS = 0.25  # of who waits while rows are lent
+BACKOFF = (0.05, 1.6, 1.0)  # seconds between attempts: first, factor, longest
+
+
+class Uplink:
+    """One session, across reconnects. Everything but `over` is under `gate.lock`.
+
+    Attributes:
+        window: the samples that are not acknowledged.
+        calls: the requests that are not answered.
+        link: the connection, while there is one.
+        trouble: why there is none at present.
+        error: why there never will be one again; `over` is set at the same time.
+        closing: nothing more is taken over.
+        parting: goodbye was said, so the end of the link is the end.
+        weights: (version, description, payload, digest) of the newest that came whole.
+        weights_life: how often the learner had been restarted when they came: each life counts versions from 1 again.
+        on_request: answers requests of the learner.
+    """
+
+    def __init__(
+        self,
+        dial: Callable[[Address, Any, float], Channel],
+        address: Address,
+        spec: Spec,
+        options: ConnectOptions,
+    ) -> None:
+        self.address = address
+        self.gate = Gate()
+        self.over = threading.Event()
+        self._spec = spec
+        self._options = options
+        self.window = self.make_window()
+        if options.role != "worker":
+            self.window.stop()
+        self.calls = Calls(self.gate)
+        self.link: Link | None = None
+        self.trouble: Exception | None = None
+        self.error: EchoError | None = None
+        self.closing = False
+        self.parting = False
+        self.weights: tuple[int, bytes, np.ndarray, int] | None = None
+        self.weights_life = 0
+        self.weights_received = 0
+        self.restarts = 0  # of the learner
+        self.connects = 0
+        self.on_request: Handler | None = None
+        self._dial = dial
+        self._client_id = options.client_id or secrets.token_hex(16)
+        self._incarnation = ""
+        self._subscribed = False
+        self._dialled: Channel | None = None  # from dialling until the session goes on
+        self._bytes = [0, 0]  # sent, received by the links before this one
+        self._thread = threading.Thread(target=self._run, name="echo-uplink", daemon=True)
+        self._thread.start()
+
+    def make_window(self) -> Window:
+        """What keeps the samples; a transport that sends them natively has its own."""
+        options = self._options
+        return Window(
+            self._spec.flattener,
+            options.window_bytes,
+            options.max_inflight_msgs,
+            options.max_coalesced_bytes,
+        )
+
+    def dial(self, seconds: float) -> Channel:
+        """A channel to the learner, within `seconds`; as `ChannelTransport.dial`."""
+        return self._dial(self.address, self._options, seconds)
+
+    # --------------------------- for callers: gate.lock held, but not for end(), close(), forget()
+
+    def wait(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
+        """Sleep until `ready()`; raises why the session is over, or as `wait_until`."""
+        over = self.over.is_set
+        wait_until(self.gate.changed, lambda: ready() or over(), seconds, waiting, self.advice, self._nap)
+        if not ready():
+            self.check()
+
+    def _nap(self) -> float:
+        """How long to sleep at most: a row that the garbage collector gives back makes room, and can take no lock to say so."""
+        return NAP_SECONDS if self.window.lent() else math.inf
+
+    def check(self) -> None:
+        """Raise why the session is over, if it is."""
+        if self.error is not None:
+            raise copy.copy(self.error)
+
+    def subscribe(self) -> None:
+        """Have the learner send weights from now on."""
+        if not self._subscribed:
+            self._subscribed = True
+            if self.link is not None:
+                self.link.post(frame(Kind.SUBSCRIBE))
+
+    def under_way(self) -> int:
+        """How many samples were taken over and are not acknowledged."""
+        return self.window.taken - self.window.acknowledged
+
+    def wait_delivered(self, seconds: float, waiting: Callable[[], str]) -> None:
+        """Wait until none is under way; as `wait`."""
+        self.wait(lambda: not self.under_way(), seconds, waiting)
+
+    def learner(self) -> str:
+        """The learner as it is seen now, for people."""
+        now = "" if self.link is not None else f", not connected: {self.trouble or 'dialling'}"
+        return f"the learner at {self.address} ({self.under_way()} samples unacknowledged{now})"
+
+    def advice(self) -> str:
+        """What somebody who waited in vain can do about it."""
+        if self.link is None:
+            return "start the learner, or correct the address"
+        return f"see what it does (echoctl top {self.address}), or wait longer (timeout=)"
+
+    def connecting(self) -> str:
+        trouble = f": {self.trouble}" if self.trouble else ""
+        return f"worker {os.getpid()} waits for a learner at {self.address}{trouble}"
+
+    def bytes_sent(self) -> int:
+        return self._bytes[0] + (self.link.sent if self.link else 0)
+
+    def bytes_received(self) -> int:
+        return self._bytes[1] + (self.link.received if self.link else 0)
+
+    def end(self, error: EchoError) -> None:
+        """It is over, for this reason unless there was one before. From any thread."""
+        with self.gate.lock:
+            self.error = self.error or error
+            self.over.set()
+            self.window.stop()
+            self.calls.fail(self.error)
+            self.gate.changed.notify_all()
+            link = self.link
+            if self._dialled is not None:
+                self._dialled.shutdown()
+        if link is not None:
+            link.fail(error)
+
+    def close(self, seconds: float) -> None:
+        """Deliver within `seconds`, say goodbye, end. Only the first call does anything.
+
+        Raises EchoTimeoutError or ConnectionClosedError if samples are not acknowledged.
+        """
+        with self.gate.lock:
+            if self.closing:
+                return
+            self.closing = True
+            self.window.stop()
+            self.gate.changed.notify_all()
+        why: EchoError | None = None
+        try:
+            with self.gate.lock:
+                try:
+                    self.wait_delivered(
+                        seconds, lambda: f"close() waits for {self.learner()} to acknowledge"
+                    )
+                except EchoError as error:
+                    why = error
+                self._say_goodbye(min(max(seconds, 0.1), FAREWELL_SECONDS))
+        finally:
+            self.end(ClosedError(f"this connection to {self.address} is closed"))
+            self._thread.join(FAREWELL_SECONDS)  # longer only inside a transport's dial()
+        if why is not None:
+            kind = EchoTimeoutError if isinstance(why, EchoTimeoutError) else ConnectionClosedError
+            missing = self.under_way()
+            raise kind(f"closed with {missing} samples not acknowledged: {why}") from why
+
+    def _say_goodbye(self, seconds: float) -> None:
+        """BYE, and let the learner hang up first, so that it reads everything. Lock held."""
+        link, self.parting = self.link, True
+        if link is None or link.error is not None:
+            return
+        link.post(frame(Kind.BYE, b"closed"))
+        with suppress(EchoTimeoutError):  # it does not read; it will see the end of the stream
+            wait_until(self.gate.changed, lambda: self.link is not link, seconds, lambda: "")
+
+    def forget(self) -> None:
+        """In a forked child: give the copy of the channel back, disturbing nobody."""
+        if self._dialled is not None:
+            self._dialled.close()
+        elif self.link is not None:
+            self.link.forget()
+
+    # ---------------------------------------------------------------------- the uplink's thread
+
+    def _run(self) -> None:
+        try:
+            while not self.over.is_set() and (link := self._establish()) is not None:
+                try:
+                    self._read(link)
+                except OSError as error:
+                    self._lost(link, error)
+                    if isinstance(error, ProtocolError):
+                        self.end(error)
+                finally:
+                    link.finish()
+                if self.parting:
+                    return  # close() says how it ended
+                if not self._options.reconnect:
+                    self.end(ConnectionClosedError(f"the learner is gone: {self.trouble}"))
+        except Exception as error:
+            log.exception("connection to %s", self.address)
+            self.end(ConnectionClosedError(f"connection to {self.address} failed: {error!r}"))
+
+    def _establish(self) -> Link | None:
+        """Dial until a learner lets us in; None when the connection is over."""
+        again = self.connects > 0  # the first time the caller of connect() keeps the time
+        start = time.monotonic()
+        patience = self._options.timeout if again else math.inf
+        pause, factor, longest = BACKOFF
+        while not self.over.is_set():
+            left = max(0.1, patience - (time.monotonic() - start))
+            try:
+                return self._attempt(min(left, ATTEMPT_SECONDS))
+            except (EchoTimeoutError, ConnectionClosedError) as error:
+                if isinstance(error, HandshakeRefused) and error.code not in ("busy", "shutdown"):
+                    self.end(error)
+                self.trouble = error.with_traceback(None)
+            except EchoError as error:  # another spec, token or protocol: no use trying again
+                self.end(error)
+            except OSError as error:
+                self.trouble = error.with_traceback(None)
+            if time.monotonic() - start >= patience:
+                text = f"lost {self.learner()} and could not return within {patience:g} s; start the learner, and this worker again"
+                self.end(ConnectionClosedError(text))
+            # A herd of workers that lost one learner must not come back as one.
+            self.over.wait(min(pause * random.uniform(0.7, 1.3), left))
+            pause = min(pause * factor, longest)
+        return None
+
+    def _attempt(self, seconds: float) -> Link:
+        options = self._options
+        handshake = ClientHandshake(
+            self._spec,
+            options.token,
+            self._client_id,
+            self.window.acknowledged,
+            options.role,
+            options.name,
+            allow_unauthenticated=options.allow_unauthenticated,
+            table=options.table,
+        )
+        channel = self.dial(seconds)
+        with self.gate.lock:
+            self._dialled = channel  # from here on _end() can reach it
+            if self.over.is_set():
+                channel.shutdown()
+        link: Link | None = None
+        try:
+            with deadline(channel, ATTEMPT_SECONDS, f"the handshake with {self.address}"):
+                run_handshake(channel, handshake)
+                link = Link(
+                    channel,
+                    handshake.leftover,
+                    self._spec.sample_bytes,
+                    TO_WORKER,
+                    self.gate,
+                    self._work,
+                )
+                resume = link.read_header()
+            self._resume(link, handshake.peer["server"], resume)
+            return link
+        except BaseException:
+            with self.gate.lock:
+                self._dialled = None
+            link.finish() if link is not None else channel.close()
+            raise
+
+    def _resume(self, link: Link, incarnation: str, header: Header) -> None:
+        """Go on where the learner says it is."""
+        if header.kind is not Kind.ACK:
+            raise ProtocolError(f"the learner began with {header.kind.name} instead of ACK")
+        with self.gate.lock:
+            self.window.resume(header.seq)
+            restarted = self._incarnation not in ("", incarnation)
+            self.restarts += restarted
+            self.connects += 1
+            self._incarnation = incarnation
+            if self._subscribed:
+                held = self.weights[0] if self.weights and not restarted else 0
+                link.post(frame(Kind.SUBSCRIBE, seq=held))
+            self.link, self._dialled, self.trouble = link, None, None
+            self.gate.changed.notify_all()
+            link.start()
+        if self.connects > 1:
+            what = "restarted learner" if restarted else "learner again"
+            log.info("connected to the %s at %s", what, self.address)
+
+    def _work(self) -> Work | None:
+        window = self.window
+        entries = window.next_entries()
+        return (window.encode(entries, window.flags(entries)), entries[-1].last) if entries else None
+
+    def _read(self, link: Link) -> None:
+        assembler = WeightsAssembler()
+        while True:
+            header = link.read_header()
+            if header.kind is Kind.ACK:
+                with self.gate.lock:
+                    self.window.acknowledge(header.seq)
+                    self.gate.changed.notify_all()
+            elif header.kind is Kind.WEIGHTS:
+                whole = assembler.add(header, link.read(header.length))
+                if whole is not None:
+                    self._hold(link, *whole)
+            elif header.kind is Kind.CONTROL:
+                self._control(link, header, link.read(header.length))
+            elif header.kind is Kind.PING:
+                if not header.flags & REPLY:
+                    with self.gate.lock:
+                        link.post(frame(Kind.PING, flags=REPLY, seq=header.seq))
+            else:
+                reason = bytes(link.read(header.length)).decode("utf-8", "replace")
+                raise ConnectionClosedError(f"the learner said goodbye: {reason}")
+
+    def _hold(
+        self,
+        link: Link,
+        version: int,
+        meta: bytes,
+        payload: np.ndarray,
+        digest: int | None = None,
+    ) -> None:
+        """Weights have come whole; `digest` is theirs where that was proven already."""
+        digest = verify(meta, payload) if digest is None else digest
+        with self.gate.lock:
+            self.weights = version, meta, payload, digest
+            self.weights_life = self.restarts
+            self.weights_received += 1
+            link.post(frame(Kind.RECEIPT, U64.pack(digest), seq=version))
+            self.gate.changed.notify_all()
+
+    def _control(self, link: Link, header: Header, payload: Buffer) -> None:
+        if header.flags & REPLY:
+            with self.gate.lock:
+                self.calls.answered(header.seq, payload)
+            return
+
+        def handle() -> None:
+            try:
+                reply = answer(self.on_request or _refuse, header.seq, payload)
+            except ProtocolError as error:
+                link.fail(error)
+                return
+            with self.gate.lock:
+                link.post(reply)
+
+        threading.Thread(target=handle, name="echo-request", daemon=True).start()
+
+    def _lost(self, link: Link, error: Exception) -> None:
+        with self.gate.lock:
+            self.link, self.trouble = None, error.with_traceback(None)  # whose frames would keep this uplink, and the window's memory
+            self._bytes = [self._bytes[0] + link.sent, self._bytes[1] + link.received]
+            self.calls.fail(error)
+            self.gate.changed.notify_all()
+            over = self.over.is_set() or self.parting
+        if not over:
+            log.warning("worker %d lost the learner at %s: %s", os.getpid(), self.address, error)
+
+
+def _refuse(op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    raise EchoError(f"this worker answers no requests, {op!r} neither")

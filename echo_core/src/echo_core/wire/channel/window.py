@@ -1,0 +1,245 @@
+"""What a worker has taken over and the learner has not acknowledged yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from ...base.errors import ProtocolError
+from ..gather import SMALL, Chunk, Gatherer
+from ..protocol import MORE, Buffer, Kind, max_count, pack_header
+
+if TYPE_CHECKING:
+    from ...spec.pytree.flattener import Flattener
+
+__all__ = ["Entry", "Window"]
+
+PIECE_BYTES = 4 << 10  # a channel may make a system call for each piece, which smaller ones are not worth
+COALESCE_BYTES = 256 << 10  # small entries travel together, up to about so many bytes a frame
+
+
+class Entry(NamedTuple):
+    """Samples that were taken over together: numbers first .. last, as one payload."""
+
+    first: int
+    count: int  # type: ignore[assignment]  # of samples; tuple.count is not missed
+    data: memoryview | Chunk
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+    def payload(self) -> memoryview:
+        """For each leaf, the entry's samples."""
+        return self.data if isinstance(self.data, memoryview) else memoryview(self.data.payload())
+
+    def pieces(self) -> list[memoryview]:
+        """The same in one piece or more, not copied."""
+        return [self.data] if isinstance(self.data, memoryview) else self.data.columns()
+
+
+class Window:
+    """Unacknowledged samples in order, and how far they have been sent.
+
+    `gatherer` takes small samples one by one, from any thread and without a lock, and lends rows. The owner's lock
+    is held for every call here; what `next_entries` returned may be encoded without it.
+
+    `acknowledged` counts the samples that are committed for good, `taken` all of them.
+    """
+
+    gathered_bytes: ClassVar[int] = SMALL  # samples of at most so many bytes are the gatherer's
+    head_bytes: ClassVar[int] = 0  # kept free in front of what it gathers: see `Chunk.framed`
+    parts: ClassVar[int] = 4  # of the window: with each an acknowledgement is asked for
+
+    def __init__(
+        self, flattener: Flattener, max_bytes: int, most: int, coalesce_bytes: int = COALESCE_BYTES
+    ) -> None:
+        self.acknowledged = 0
+        self._leaf_bytes = tuple(spec.nbytes for spec in flattener.specs)
+        self._sample_bytes = sum(self._leaf_bytes)
+        self._coalesce_bytes = coalesce_bytes
+        self._most = min(most, max_bytes // max(1, self._sample_bytes))  # samples under way
+        self._numbered = 0  # of those taken, not counting what the gatherer still has
+        self._newest_sent = 0
+        self._asked = 0  # of those sent, the last that asked for an acknowledgement
+        self._sent: deque[Entry] = deque()
+        self._unsent: deque[Entry] = deque()
+        self._over = False
+        self.small = 0 < self._sample_bytes <= self.gathered_bytes  # whether the gatherer takes them
+        largest = min(max_count(self._sample_bytes), max(1, self._most))
+        self.gatherer = Gatherer(flattener, coalesce_bytes, largest, self.head_bytes)
+        self._permit()
+
+    @property
+    def taken(self) -> int:
+        return self.gatherer.taken
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
+
+    @property
+    def under_way(self) -> bool:
+        """Some are sent and not acknowledged."""
+        return bool(self._sent)
+
+    @property
+    def most(self) -> int:
+        """How many samples may be under way."""
+        return max(1, self._most)
+
+    def has_room(self, count: int, apart: int = 0) -> bool:
+        """True if `count` more samples fit; any number fits into an empty window. `apart` are under
+        way as well, and not in here."""
+        under_way = self.taken - self.acknowledged + self.gatherer.held + apart
+        return not under_way or under_way + count <= self._most
+
+    def lent(self) -> str:
+        """A word on rows that are reserved, for whoever waits for room."""
+        held = self.gatherer.held
+        return f" (reserved and not committed: {held})" if held else ""
+
+    def stop(self) -> None:
+        """The gatherer takes no more."""
+        self._over = True
+        self._permit()
+
+    def _permit(self) -> None:
+        self.gatherer.limit = (
+            self.acknowledged + max(1, self._most) if self.small and not self._over else -1
+        )
+
+    def add(self, count: int, data: bytes) -> None:
+        """Number and keep `count` samples; `data` holds each leaf's samples in turn."""
+        self._number_gathered()
+        for n, payload in self._frame_sized(count, memoryview(data)):
+            self._append(n, payload)
+            self.gatherer.note(n)
+
+    def put_first(self, count: int, data: Buffer) -> None:
+        """As `add`, before everything that waits: samples that were given to somebody else, who
+        gave them back. Nothing may be under way."""
+        waiting, self._unsent, self._numbered = self._unsent, deque(), self.acknowledged
+        for n, payload in self._frame_sized(count, memoryview(data)):
+            self._append(n, payload)
+        for entry in waiting:
+            whole, done = entry.payload(), max(0, self.acknowledged + 1 - entry.first)
+            rest = self._rows(whole, entry.count, done, entry.count - done) if done else entry.data
+            self._append(entry.count - done, rest)
+        self.gatherer.note(count)
+
+    def _number_gathered(self) -> None:
+        for chunk in self.gatherer.settle():
+            self._append(chunk.count, chunk)
+
+    def _append(self, count: int, data: memoryview | Chunk) -> None:
+        self._unsent.append(Entry(self._numbered + 1, count, data))
+        self._numbered += count
+
+    def _frame_sized(self, count: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:
+        """Cut a batch that is larger than a frame may be."""
+        most = max_count(self._sample_bytes)
+        if count <= most:
+            yield count, data
+            return
+        for start in range(0, count, most):
+            n = min(most, count - start)
+            yield n, self._rows(data, count, start, n)
+
+    def _rows(self, data: memoryview, count: int, start: int, n: int) -> memoryview:
+        """Samples number `start` to `start + n - 1` of the `count` in `data`."""
+        rows, base = [], 0
+        for size in self._leaf_bytes:
+            rows.append(data[base + start * size : base + (start + n) * size])
+            base += count * size
+        return memoryview(b"".join(rows))
+
+    def next_entries(self) -> list[Entry]:
+        """Unsent entries for one frame, from now on counted as sent; empty when there are none,
+        and then the gatherer is told that somebody waits."""
+        self.gatherer.idle = True  # before looking, so that what is taken meanwhile is not missed
+        if not self._unsent and (chunk := self.gatherer.collect()) is not None:
+            self._append(chunk.count, chunk)
+        if not self._unsent:
+            return []
+        self.gatherer.idle = False
+        entries = [self._unsent.popleft()]
+        count = entries[0].count
+        most = min(
+            max_count(self._sample_bytes), self._coalesce_bytes // max(1, self._sample_bytes)
+        )
+        while self._unsent:
+            count += self._unsent[0].count
+            if count > most:
+                break
+            entries.append(self._unsent.popleft())
+        self._sent.extend(entries)
+        self._newest_sent = max(self._newest_sent, entries[-1].last)
+        return entries
+
+    def flags(self, entries: list[Entry]) -> int:
+        """Of their frame: MORE, if the learner may acknowledge them together with what comes after them.
+
+        An acknowledgement wakes threads at both ends, which over some channels takes as long as a megabyte of samples. So it is asked for
+        with each part of the window, and with the last sample there is.
+        """
+        last = entries[-1].last
+        if last < self.taken and last - self._asked < self._most // self.parts:
+            return MORE
+        self._asked = last
+        return 0
+
+    def encode(self, entries: list[Entry], flags: int) -> Iterator[Buffer]:
+        """The DATA frame of consecutive entries, as buffers to send in turn."""
+        count = entries[-1].last - entries[0].first + 1
+        length = count * self._sample_bytes
+        header = pack_header(Kind.DATA, flags=flags, count=count, seq=entries[0].first, length=length)
+        if len(entries) == 1:
+            whole = entries[0].pieces()
+            if len(whole) > 1 and length < PIECE_BYTES * len(whole):
+                yield b"".join((header, *whole))
+            else:
+                yield header
+                yield from whole
+            return
+        pieces: list[Buffer] = [header]
+        payloads = [entry.payload() for entry in entries]
+        starts = [0] * len(entries)
+        for size in self._leaf_bytes:
+            for i, entry in enumerate(entries):
+                stop = starts[i] + entry.count * size
+                pieces.append(payloads[i][starts[i] : stop])
+                starts[i] = stop
+        yield from [b"".join(pieces)] if length < PIECE_BYTES * len(pieces) else pieces
+
+    def acknowledge(self, number: int) -> None:
+        """The first `number` samples of the session are committed."""
+        if not self.acknowledged <= number <= self._newest_sent:
+            raise ProtocolError(
+                f"the learner acknowledged {number} samples, after {self.acknowledged} and with"
+                f" {self._newest_sent} sent"
+            )
+        self._release(self._sent, number)
+
+    def resume(self, number: int) -> None:
+        """A new connection: `number` samples are committed, the rest is to be sent again."""
+        self._unsent.extendleft(reversed(self._sent))
+        self._sent.clear()
+        self._asked = number
+        if number > self._numbered and not self._unsent:
+            # A session of this id that went on before: its numbers continue, and what is gathered comes after them.
+            self.gatherer.note(number - self._numbered)
+            self._numbered = self.acknowledged = self._newest_sent = number
+        if not self.acknowledged <= number <= self._newest_sent:
+            raise ProtocolError(
+                f"the learner has {number} samples of this client, which sent {self._newest_sent}"
+                f" and knows {self.acknowledged} committed; is its client_id used twice?"
+            )
+        self._release(self._unsent, number)
+
+    def _release(self, entries: deque[Entry], number: int) -> None:
+        while entries and entries[0].last <= number:
+            entries.popleft()
+        self.acknowledged = number
+        self._permit()

@@ -1,0 +1,368 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""The worker's side of frames of samples: gathered at the speed of memory, or filled in place.
+
+The payload of a DATA frame holds for each leaf its samples one after another. What is here makes such payloads without touching a sample
+from Python, for every transport that speaks `echo_core.wire.protocol` (see `echo_core.wire.channel`).
+"""
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.mem cimport PyMem_Calloc, PyMem_Free, PyMem_RawFree, PyMem_RawMalloc
+from libc.stdint cimport int64_t, uint32_t
+from libc.string cimport memcpy
+from libcpp.vector cimport vector
+
+from echo_core.spec.pytree.flattener cimport GIL_BYTES, Flattener
+from echo_core.wire.reservation cimport Reservation
+
+cdef extern from "base/memory/streaming_copy.hpp" namespace "echo" nogil:
+    void copy_past_cache(void* to, const void* source, size_t size)
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int microseconds)
+
+cdef enum:
+    FEW = 64                # leaves whose addresses fit on the stack
+    SPARE_CHUNKS = 2        # kept for the next samples: fresh memory costs a page fault for every 4 KiB
+    PATIENCE = 8            # full chunks that go before one that has room
+
+#: Samples up to so many bytes are gathered; larger ones fill a frame by themselves.
+SMALL = 32768
+
+
+cdef class Chunk:
+    """Samples as they were given to `Gatherer.take`, leaf by leaf: as a frame has them, but for the room between the leaves.
+
+    Its memory lies still for as long as anybody holds one of its `columns`.
+    """
+
+    cdef char* data
+    cdef bytes block         # where `data` lies, if there is room in front of it
+    cdef Gatherer gatherer   # to give the memory back to; once collected, so that the two are no cycle
+    cdef readonly Py_ssize_t count
+    cdef Py_ssize_t copying  # of these, how many are not here yet
+
+    def __dealloc__(self):
+        if self.data != NULL and self.block is None:
+            if self.gatherer is not None and self.gatherer.spares.size() < SPARE_CHUNKS:
+                self.gatherer.spares.push_back(self.data)
+            else:
+                PyMem_RawFree(self.data)
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.gatherer.size, 1, flags)
+
+    def columns(self) -> list[memoryview]:
+        """The payload of a DATA frame in pieces, nothing copied: for each leaf with any bytes, its samples one after another."""
+        cdef Gatherer gatherer = self.gatherer
+        cdef Py_ssize_t leaf, start
+        cdef list out = []
+        whole = memoryview(self)
+        for leaf in range(gatherer.flattener.count):
+            start = gatherer.starts[leaf]
+            if gatherer.flattener.leaf[leaf].nbytes:
+                out.append(whole[start:start + self.count * gatherer.flattener.leaf[leaf].nbytes])
+        return out
+
+    def framed(self, bytes head) -> bytes | None:
+        """`head` and the payload in one piece, nothing copied; None if there is no room of `len(head)` in front, or the chunk is not full.
+
+        Nothing but `head` may ever stand in front of these samples: whoever was given the piece before has the same memory.
+        """
+        cdef Gatherer gatherer = self.gatherer
+        if self.block is None or self.count != gatherer.room or len(head) != gatherer.head:
+            return None
+        memcpy(PyBytes_AS_STRING(self.block), PyBytes_AS_STRING(head), gatherer.head)
+        return self.block
+
+    def payload(self) -> bytes:
+        """The same in one piece."""
+        cdef Flattener flattener = self.gatherer.flattener
+        cdef Py_ssize_t leaf, size
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, self.count * flattener.sample_bytes)
+        cdef char* to = PyBytes_AS_STRING(out)
+        with nogil:
+            for leaf in range(flattener.count):
+                size = self.count * flattener.leaf[leaf].nbytes
+                memcpy(to, self.data + self.gatherer.starts[leaf], size)
+                to += size
+        return out
+
+
+@cython.final
+cdef class Gatherer:
+    """Takes samples over until somebody collects them for a frame: copied, one call each (`take`), or made in its memory (`reserve`).
+
+    Every method is one step as other threads see it: none gives the GIL away between looking and changing. A large sample is copied
+    without the GIL, into a row that is its own by then; its chunk is not handed out before. A reserved row is its caller's for as long as
+    he likes: so no chunk has two of them, and what else the chunk has does not wait for it.
+
+    Args:
+        flattener: of the spec.
+        chunk_bytes: samples are kept in pieces of at most so many bytes, one frame each.
+        most: samples of a piece.
+        head: bytes that are kept free in front of a piece, for `Chunk.framed`.
+
+    Attributes:
+        taken: how many samples were taken over; `note` counts those that go another way.
+        held: how many rows are reserved.
+        limit: `take` declines from this number on, and always when it is -1. Reserved rows count, whoever reserves looks himself.
+        idle: set by whoever would wait for samples: the next `take` clears it and says so.
+    """
+
+    cdef Flattener flattener
+    cdef readonly Py_ssize_t room       # samples of a chunk
+    cdef readonly int64_t taken
+    cdef readonly int64_t held
+    cdef public int64_t limit
+    cdef public bint idle
+    cdef Chunk open_chunk               # that `take` fills
+    cdef list full
+    cdef list spare_rows                # chunks whose next row anybody may reserve
+    cdef list lent                      # chunks whose next row somebody has reserved
+    cdef int passed                     # full chunks that were collected while committed rows waited for their chunk to be full
+    cdef vector[char*] spares
+    cdef vector[Py_ssize_t] starts      # of each leaf in a chunk
+    cdef Py_ssize_t size                # of a chunk
+    cdef Py_ssize_t head                # in front of it
+    cdef bint large                     # samples are copied without the GIL
+
+    def __cinit__(self, Flattener flattener, Py_ssize_t chunk_bytes, Py_ssize_t most, Py_ssize_t head=0):
+        cdef Py_ssize_t leaf, size
+        self.flattener = flattener
+        self.head = head
+        self.room = max(1, min(chunk_bytes // max(1, flattener.sample_bytes), most))
+        # Leaves that began at the same offset modulo 4 KiB would throw each other out of the cache. Where nothing may lie between them,
+        # it is their number that keeps them apart: 157 times 1, 2, 4, ... bytes is far from a multiple of 4 KiB.
+        if head and self.room > 512:
+            self.room -= (self.room - 157) % 256
+        self.full, self.spare_rows, self.lent = [], [], []
+        for leaf in range(flattener.count):
+            self.starts.push_back(self.size)
+            size = self.room * flattener.leaf[leaf].nbytes
+            self.size += size if head else (size + 127) // 64 * 64
+        self.large = flattener.sample_bytes > GIL_BYTES
+
+    def __dealloc__(self):
+        cdef size_t i
+        for i in range(self.spares.size()):
+            PyMem_RawFree(self.spares[i])
+
+    def take(self, sample) -> int:
+        """Copy `sample`, checked by leaf: 0 it was declined (no room), 1 taken, 2 taken and somebody waits for it. Raises SpecError."""
+        cdef const void* few[FEW]
+        cdef const void** out = few
+        cdef Py_ssize_t row
+        cdef Chunk chunk, fresh
+        cdef list keep
+        if self.flattener.count > FEW:
+            out = <const void**>PyMem_Calloc(self.flattener.count, sizeof(void*))
+            if out == NULL:
+                raise MemoryError()
+        keep = []
+        try:
+            while True:
+                if self.taken + self.held >= self.limit:
+                    return 0
+                if self.open_chunk is None:
+                    fresh = self.new_chunk()
+                    if self.open_chunk is None:  # up to Python 3.11 making it may run the garbage collector, and with it another thread
+                        self.open_chunk = fresh
+                if self.large:
+                    self.flattener.pointers_held(sample, out, keep)
+                else:
+                    self.flattener.pointers(sample, out, keep)
+                # Other threads ran meanwhile if a leaf had to be converted. From here on none does, so `out` stays good.
+                chunk = self.open_chunk
+                if chunk is not None and self.taken + self.held < self.limit:
+                    break
+            row = chunk.count
+            if row + 1 == self.room:
+                self.full.append(chunk)
+                self.open_chunk = None
+            chunk.count += 1
+            self.taken += 1
+            if self.large:
+                chunk.copying += 1
+                with nogil:
+                    self.copy(chunk, row, out)
+                chunk.copying -= 1
+            else:
+                self.copy(chunk, row, out)
+        finally:
+            if out != few:
+                PyMem_Free(out)
+        if self.idle:
+            self.idle = False
+            return 2
+        if row + 1 == self.room:
+            # Whoever sends the chunk may wait for this core, which a worker that only makes samples would keep for milliseconds.
+            with nogil:
+                sched_yield()
+        return 1
+
+    cdef inline void copy(self, Chunk chunk, Py_ssize_t row, const void** out) noexcept nogil:
+        cdef Py_ssize_t i, size
+        for i in range(self.flattener.count):
+            size = self.flattener.leaf[i].nbytes
+            copy_past_cache(chunk.data + self.starts[i] + row * size, out[i], size)
+
+    cdef Chunk new_chunk(self):
+        cdef Chunk chunk = Chunk.__new__(Chunk)
+        if self.head:
+            chunk.block = PyBytes_FromStringAndSize(NULL, self.head + self.size)
+            chunk.data = PyBytes_AS_STRING(chunk.block) + self.head
+        elif self.spares.size():
+            chunk.data = self.spares.back()
+            self.spares.pop_back()
+        else:
+            chunk.data = <char*>PyMem_RawMalloc(self.size + 1)
+            if chunk.data == NULL:
+                raise MemoryError()
+        return chunk
+
+    def reserve(self, spec, owner) -> Row:
+        """The next row of a chunk, to be filled in place. There must be room. `owner` has methods `commit_row` and `abort_row`, which are
+        given the row when its caller is done with it."""
+        cdef Row row = Row.__new__(Row)
+        cdef Chunk chunk = None
+        if not self.spare_rows:
+            chunk = self.new_chunk()
+        if self.spare_rows:
+            chunk = self.spare_rows.pop()  # the one that was written last, and is in the cache
+        self.lent.append(chunk)
+        self.held += 1
+        row.gatherer, row.chunk, row.number = self, chunk, chunk.count
+        row.spec, row.owner, row.open = spec, owner, True
+        return row
+
+    def collect(self) -> Chunk | None:
+        """Samples taken over, at most a chunk; None when there are none, or the oldest are still being copied."""
+        cdef Chunk chunk
+        cdef bint others = holds_any(self.spare_rows) or holds_any(self.lent)
+        if self.full and not (others and self.passed >= PATIENCE):
+            chunk = self.full[0]
+            if chunk.copying:
+                return None
+            self.full.pop(0)
+            self.passed = self.passed + 1 if others else 0
+        elif others:
+            self.passed = 0
+            chunk = self.begun()
+            if chunk is None:
+                return None
+        else:
+            chunk = self.open_chunk
+            if chunk is None or not chunk.count or chunk.copying:
+                return None
+            self.open_chunk = None
+        chunk.gatherer = self
+        return chunk
+
+    def settle(self) -> list[Chunk]:
+        """All that `take` took over before this call, as soon as it is copied."""
+        cdef Chunk chunk
+        cdef list out
+        if self.open_chunk is not None and self.open_chunk.count:
+            self.full.append(self.open_chunk)  # nobody begins another copy in it
+            self.open_chunk = None
+        out = self.full
+        self.full = []
+        for chunk in out:
+            while chunk.copying:
+                with nogil:
+                    usleep(20)
+            chunk.gatherer = self
+        return out
+
+    cdef Chunk begun(self):
+        """One that has rows to be reserved and some that were committed. If its next row is lent, they go without it, in a chunk of their own."""
+        cdef Chunk chunk, fresh = None
+        if not holds_any(self.spare_rows):
+            fresh = self.new_chunk()
+        for chunk in self.spare_rows:  # some of which may be there by now, should that have run another thread
+            if chunk.count:
+                self.spare_rows.remove(chunk)
+                return chunk
+        for chunk in self.lent:
+            if chunk.count:
+                self.move(chunk, 0, fresh, 0, chunk.count)
+                fresh.count, chunk.count = chunk.count, 0
+                return fresh
+        return None
+
+    cdef int move(self, Chunk source, Py_ssize_t first, Chunk to, Py_ssize_t row, Py_ssize_t count) noexcept:
+        cdef Py_ssize_t i, size
+        for i in range(self.flattener.count):
+            size = self.flattener.leaf[i].nbytes
+            memcpy(to.data + self.starts[i] + row * size, source.data + self.starts[i] + first * size, count * size)
+        return 0
+
+    def note(self, int64_t count) -> None:
+        """`count` more samples were taken over, by the caller."""
+        self.taken += count
+
+
+cdef bint holds_any(list chunks) noexcept:
+    cdef Chunk chunk
+    for chunk in chunks:
+        if chunk.count:
+            return True
+    return False
+
+
+@cython.final
+cdef class Row(Reservation):
+    """A sample's place in a chunk. `commit` and `abort` go by way of the `owner`, who answers with `keep` or `give_back` under his lock."""
+
+    cdef Gatherer gatherer
+    cdef Chunk chunk
+    cdef Py_ssize_t number
+    cdef object owner
+
+    cdef char* leaf(self, uint32_t index) noexcept:
+        cdef Gatherer gatherer = self.gatherer
+        return self.chunk.data + gatherer.starts[index] + self.number * gatherer.flattener.leaf[index].nbytes
+
+    cdef int put(self) except -1:
+        self.owner.commit_row(self)
+        return 0
+
+    cdef int leave(self) except -1:
+        self.owner.abort_row(self)
+        return 0
+
+    cdef int drop(self) except -1:
+        self.give_back()
+        return 0
+
+    def keep(self) -> bool:
+        """The sample is taken over; whether somebody waits for it."""
+        cdef Gatherer gatherer = self.gatherer
+        cdef Chunk chunk = self.chunk
+        gatherer.lent.remove(chunk)
+        if self.number != chunk.count:  # those before it went without it
+            gatherer.move(chunk, self.number, chunk, chunk.count, 1)
+        (gatherer.full if gatherer.idle or chunk.count + 1 == gatherer.room else gatherer.spare_rows).append(chunk)
+        chunk.count += 1
+        gatherer.taken += 1
+        gatherer.held -= 1
+        self.chunk = None
+        if gatherer.idle:
+            gatherer.idle = False
+            return True
+        return False
+
+    def give_back(self) -> None:
+        """Nothing came of it, unless it was kept."""
+        cdef Gatherer gatherer = self.gatherer
+        if self.chunk is None:
+            return
+        gatherer.lent.remove(self.chunk)
+        if self.chunk.count or not gatherer.spare_rows:
+            gatherer.spare_rows.append(self.chunk)
+        gatherer.held -= 1
+        self.chunk = None

@@ -1,0 +1,165 @@
+"""The learner's end of a handshake: whom it lets in, what they may do, and what it tells those it refuses."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ... import __version__
+from ...base.errors import ProtocolError, SecurityError, SpecError
+from ...security.tokens import EVERYTHING, ROLES
+from ..labels import LEAF, SUFFIX
+from ..protocol import MAX_NUMBER, PROTOCOL_VERSION
+from .base import Handshake
+from .messages import HEX32, HEX64, LEARNER_LABEL, WORKER_LABEL, Message, describe, difference_of, mac_of, pack, printable
+
+if TYPE_CHECKING:
+    from ...spec.spec import Spec
+
+#: What a client is there for, and what its token must permit: a worker sends experience; an
+#: observer sends none, and asks for what its token permits.
+CONNECTION_ROLES: Final = {"worker": frozenset(("write",)), "observer": EVERYTHING}
+
+
+class ServerHandshake(Handshake):
+    """The learner's end.
+
+    `tokens` empty: no authentication; several: a client may hold any of them (rotation), and has
+    the roles of the one it holds. `roles` are those this learner serves. After an error, `refusal`
+    is what to send before hanging up. `peer` has client, role, base, name, pid, host and version
+    from HELLO on, and from PROOF on what the client may do, `permissions`, and table: the one of
+    `tables` whose spec the worker's must match, "" for `spec`.
+    """
+
+    other = "worker"
+
+    def __init__(
+        self,
+        spec: Spec,
+        tokens: Sequence[bytes] = (),
+        incarnation: str = "",
+        *,
+        roles: Sequence[str] = tuple(CONNECTION_ROLES),
+        tables: Mapping[str, Spec] | None = None,
+    ) -> None:
+        super().__init__(spec)
+        self.refusal = b""
+        self._tables = tables or {}
+        self._tokens = tuple(tokens)
+        self._incarnation = incarnation or secrets.token_hex(16)
+        self._roles = roles
+
+    def refuse(self, code: str, text: str) -> bytes:
+        """End the handshake: the bytes that tell the client why (also kept in `refusal`)."""
+        self._failed = True
+        self.refusal = pack(Message.REFUSED, {"code": code, "text": text[:2048]})
+        return self.refusal
+
+    @property
+    def offered_labels(self) -> bool:
+        """Whether the worker was told a spec with labels, and may hang up to come again with them."""
+        return self._due is Message.SPEC and self._spec.leaves[-1:] == (LEAF,)
+
+    def _wrong_version(self, text: str) -> None:
+        self.refuse(
+            "version",
+            f"this learner speaks Echo protocol {PROTOCOL_VERSION} (echo-core"
+            f" {__version__}), not {self._buffer[4]}; install the same at both ends",
+        )
+        raise ProtocolError(text)
+
+    def _handle(self, kind: Message, body: dict[str, Any], before: bytes) -> bytes:
+        if kind is Message.HELLO:
+            return self._hello(body)
+        if kind is Message.PROOF:
+            return self._proof(body, before)
+        return self._compare(body)
+
+    def _hello(self, body: dict[str, Any]) -> bytes:
+        base = self._field(body, "base", int)
+        if not 0 <= base < MAX_NUMBER:
+            raise ProtocolError(f"the worker's handshake has no usable 'base': {base}")
+        self._field(body, "nonce", str, HEX64)
+        pid = body.get("pid")
+        self.peer = {
+            "client": self._field(body, "client", str, HEX32),
+            "role": printable(self._field(body, "role", str)),
+            "base": base,
+            "name": printable(body.get("name", "")),
+            "pid": pid if type(pid) is int and 0 <= pid < 1 << 32 else 0,
+            "host": printable(body.get("host", "")),
+            "version": printable(body.get("version", "")),
+        }
+        if self.peer["role"] not in self._roles:
+            served = " or ".join(self._roles)
+            text = f"this learner serves the role {served}, not {self.peer['role']!r}"
+            self.refuse("role", text)
+            raise ProtocolError(f"{self._who()} was refused: {text}")
+        self._due = Message.PROOF
+        return pack(
+            Message.CHALLENGE,
+            {
+                "server": self._incarnation,
+                "nonce": secrets.token_hex(32),
+                "auth": "token" if self._tokens else "none",
+            },
+        )
+
+    def _proof(self, body: dict[str, Any], before: bytes) -> bytes:
+        mac = self._field(body, "mac", str)
+        proven = None
+        for token in self._tokens:  # all of them, so that time tells nothing about which
+            expected = mac_of(token, WORKER_LABEL, before)
+            if hmac.compare_digest(expected.encode(), mac.encode("utf-8", "replace")):
+                proven = token
+        if self._tokens and proven is None:
+            self.refuse(
+                "auth",
+                "the token is not the learner's; give both ends the same one in ECHO_TOKEN or"
+                " ECHO_TOKEN_FILE",
+            )
+            raise SecurityError(f"{self._who()} was refused: its token is not this learner's")
+        held: frozenset[str] = EVERYTHING if proven is None else getattr(proven, "roles", EVERYTHING)
+        self.peer["permissions"] = held
+        wanted = CONNECTION_ROLES.get(self.peer["role"], EVERYTHING)
+        if not held & wanted:
+            named = ", ".join(role for role in ROLES if role in held)
+            needed = " or ".join(role for role in ROLES if role in wanted)
+            text = f"a {self.peer['role']} needs a token for {needed}, this one is for {named}"
+            self.refuse("role", text)
+            raise SecurityError(f"{self._who()} was refused: {text}")
+        self._choose_table(body)
+        self._due = Message.SPEC
+        mine = mac_of(proven, LEARNER_LABEL, self._transcript.digest()) if proven else ""
+        welcome = {"mac": mine, "spec": self._spec_json}
+        if self.peer["table"]:
+            welcome["table"] = self.peer["table"]
+        return pack(Message.WELCOME, welcome)
+
+    def _choose_table(self, body: dict[str, Any]) -> None:
+        """From here on the spec is that of the table the worker names, if it names one."""
+        name = self.peer["table"] = self._field(body, "table", str) if "table" in body else ""
+        if not name:
+            return
+        spec = self._tables.get(name)
+        if spec is None:
+            have = ", ".join(map(repr, self._tables)) or "none, it streams"
+            text = f"this learner has no table {printable(name)!r} (it has {have})"
+            if name.endswith(SUFFIX):
+                text = f"samples with priorities or policy versions need a replay table, and this learner has {have}"
+            self.refuse("table", text)
+            raise ProtocolError(f"{self._who()} was refused: {text}")
+        self._spec, self._spec_json = spec, describe(spec)
+
+    def _compare(self, body: dict[str, Any]) -> bytes:
+        difference = difference_of(self._spec, self._field(body, "spec", dict), "worker")
+        if difference:
+            self.refuse("spec", difference)
+            raise SpecError(f"{self._who()} was refused: {difference}")
+        self.done = True
+        return pack(Message.READY, {})
+
+    def _who(self) -> str:
+        return f"worker {self.peer['name']!r} (pid {self.peer['pid']} on {self.peer['host']!r})"

@@ -1,0 +1,1 @@
+"""For transports over a network: listening sockets, and a limit for new connections."""

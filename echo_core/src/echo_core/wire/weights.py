@@ -1,0 +1,347 @@
+"""Weights as they travel: one flat, aligned payload, and a JSON description of what lies where.
+
+    packed = pack({"policy": {"w": w, "b": b}}, version=7)
+    weights = unpack(packed.meta, packed.payload)      # zero-copy, read-only arrays
+    weights.params["policy"]["w"], weights.version, weights.digest
+
+The digest covers the payload and the description but not the version, so equal weights published
+twice have equal digests. It is computed by the learner, checked by the worker on arrival (unless no
+byte of what it read can have changed meanwhile: shared memory) and sent back in its receipt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import optree
+
+from ..base.errors import ProtocolError, SpecError
+from ..base.memory.recycled import large
+from ..spec import device, structure
+from ..spec.dtypes import dtype_from_json, dtype_to_json, native, refusal
+from ..spec.structure import leaf_name
+from .digest import Digester, digest
+
+__all__ = ["ALIGNMENT", "PackedWeights", "Weights", "aligned_bytes", "digest", "pack", "unpack", "verify"]
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
+LARGE = 1 << 20  # bytes from which on memory is used again
+MAX_LEAVES = 1 << 16
+MAX_META_BYTES = 16 << 20
+
+# What reading a description can raise when it is not one.
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeights:
+    """One published version, ready for any transport.
+
+    Attributes:
+        version: as given to `publish`, at least 1.
+        digest: of payload and description (64 bits).
+        meta: the description, UTF-8 JSON.
+        payload: read-only uint8 array; every leaf begins at a multiple of 64 bytes.
+    """
+
+    version: int
+    digest: int
+    meta: bytes
+    payload: np.ndarray
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.meta) + self.payload.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """One version as a worker holds it: `params` is the published tree with read-only arrays over
+    the received bytes, which stay alive with any of them."""
+
+    params: Any
+    version: int
+    digest: int
+
+
+def aligned_bytes(count: int) -> np.ndarray:
+    """A writable uint8 array of `count` bytes that begins at a multiple of `ALIGNMENT`, contents
+    undefined: where a transport should receive a payload."""
+    if count >= LARGE:
+        return large(count)
+    raw = np.empty(count + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + count]
+
+
+def pack(
+    tree: Any, version: int, *, namespace: str = "", memory: Callable[[int], np.ndarray] = aligned_bytes
+) -> PackedWeights:
+    """Copy `tree` (arrays, array-likes, and Python numbers, bools and strings) into one payload.
+
+    `memory` gives the array of so many bytes that becomes the payload. The tree may be changed as
+    soon as this returns. Raises SpecError naming the leaf that cannot travel.
+    """
+    values, treedef = optree.tree_flatten(tree, namespace=namespace)
+    if len(values) > MAX_LEAVES:
+        raise SpecError(
+            f"these weights have {len(values)} leaves, at most {MAX_LEAVES} are carried; stack some"
+        )
+    layout, arrays = _layout(tree, values, treedef)
+    payload = memory(layout.size)
+    digester = Digester(layout.seed)
+    for offset, array in zip(layout.offsets, arrays):
+        end = offset + array.nbytes
+        # What is a whole number of lines is digested on its way; in pieces of 64 bytes, so that the rest comes after.
+        even = array.nbytes // ALIGNMENT * ALIGNMENT
+        if even and array.dtype == native(array.dtype) and array.flags.c_contiguous:
+            source = array.reshape(-1).view(np.uint8)
+            digester.copy(payload[offset : offset + even], source[:even])
+            payload[offset + even : end] = source[even:]
+        else:
+            even = 0
+            if array.nbytes:
+                np.copyto(np.ndarray(array.shape, native(array.dtype), payload, offset), array)
+        upto = -(-end // ALIGNMENT) * ALIGNMENT
+        payload[end:upto] = 0  # so that equal weights digest equally
+        digester.update(payload[offset + even : upto])
+    payload.flags.writeable = False
+    value = digester.value
+    meta = f'{{"version":{version},"digest":"{value:016x}",{layout.text}'
+    return PackedWeights(version, value, meta.encode(), payload)
+
+
+class _Layout(NamedTuple):
+    """What lies where in the payload of some tree: of all trees with such containers and arrays, where they have nothing but arrays."""
+
+    offsets: list[int]
+    size: int
+    seed: int  # of the payload's digest
+    text: str  # the description from its third entry on
+
+
+# The newest, and of which trees it holds: who trains publishes the same arrays again and again, and writing the description of a small network
+# takes longer than copying it.
+_latest: tuple[Any, _Layout] | None = None
+
+
+def _layout(tree: Any, values: list[Any], treedef: optree.PyTreeSpec) -> tuple[_Layout, list[np.ndarray]]:
+    global _latest
+    key = None
+    if all(type(value) is np.ndarray for value in values) and (shape := _shape(tree)) is not None:
+        key = treedef, shape, [(value.dtype, value.shape) for value in values]
+        latest = _latest
+        if latest is not None and latest[0] == key:
+            return latest[1], values
+    leaves: list[dict[str, Any]] = []
+    offsets, arrays, size = [], [], 0
+    for path, value in zip(structure.leaf_paths(treedef), values):
+        if type(value) in (bool, int, float, str):
+            leaves.append({"path": path, "value": _scalar_to_json(value)})
+            continue
+        array = _array_of(path, value)
+        dtype = dtype_to_json(native(array.dtype))
+        leaves.append({"path": path, "shape": list(array.shape), "dtype": dtype, "offset": size})
+        offsets.append(size)
+        arrays.append(array)
+        size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    content = {"leaves": leaves, "structure": structure.to_json(treedef, keep_order=True)}
+    layout = _Layout(offsets, size, _seed(content), json.dumps(content, separators=(",", ":"))[1:])
+    if key is not None:
+        _latest = key, layout
+    return layout, arrays
+
+
+def _shape(tree: Any, depth: int = structure.MAX_DEPTH) -> Any:
+    """The keys of its dicts in their order, which is published, and which optree's specs leave out when they are compared. None: it has containers
+    of other kinds, or too many in each other."""
+    if type(tree) is np.ndarray:
+        return ()
+    if depth == 0 or type(tree) not in (dict, list, tuple):
+        return None
+    inner = [_shape(child, depth - 1) for child in (tree.values() if type(tree) is dict else tree)]
+    if None in inner:
+        return None
+    return (*tree, *map(type, tree), inner) if type(tree) is dict else inner
+
+
+def unpack(
+    meta: bytes, payload: Any, like: Any = None, *, namespace: str = "", proven: int | None = None
+) -> Weights:
+    """The tree that `pack` was given, over `payload` (any contiguous buffer) without copying.
+
+    Dicts, lists, tuples and None are rebuilt by themselves (any kind of dict as a plain dict, in
+    the published order of keys); other classes need `like`, an example tree, whose containers and,
+    where it has numpy arrays, shapes and dtypes must be those published.
+
+    `proven` is the digest of these same bytes as `verify` found it, or as the transport that they came by guarantees it: they are not
+    read once more, which takes as long as a copy of them.
+
+    Raises ProtocolError when the bytes are not what was packed (damaged or mixed up), SpecError
+    when `like` is missing or differs, naming the leaf. Trusts nothing it reads.
+    """
+    try:
+        content, buffer, version, found = _opened(meta, payload, proven)
+        buffer = buffer.view()
+        buffer.flags.writeable = False
+        leaves = [_leaf_from_json(leaf, buffer) for leaf in content["leaves"]]
+        paths = [str(leaf["path"]) for leaf in content["leaves"]]
+        containers = content["structure"]
+        if like is None:
+            params = _rebuild(containers, leaves)
+        else:
+            params = _rebuild_like(containers, leaves, paths, like, namespace)
+    except (ProtocolError, SpecError):
+        raise
+    except _MALFORMED as error:
+        raise ProtocolError(f"weights with a malformed description: {error!r}") from error
+    return Weights(params, version, found)
+
+
+def verify(meta: bytes, payload: Any) -> int:
+    """The digest of a version that has arrived, proven over all of its bytes.
+
+    Raises ProtocolError when the bytes are not what was packed.
+    """
+    try:
+        return _opened(meta, payload)[3]
+    except _MALFORMED as error:
+        raise ProtocolError(f"weights with a malformed description: {error!r}") from error
+
+
+def _opened(meta: bytes, payload: Any, proven: int | None = None) -> tuple[dict[str, Any], np.ndarray, int, int]:
+    """The description without version and digest, the payload's bytes, the version, the digest."""
+    size = memoryview(payload).nbytes
+    buffer = np.frombuffer(payload, np.uint8) if size else np.empty(0, np.uint8)
+    content, version, claimed = _parsed(meta)
+    found = digest(buffer, _seed(content)) if proven is None else proven
+    _same(version, claimed, found)
+    if len(content["leaves"]) > MAX_LEAVES:
+        raise ProtocolError(f"{len(content['leaves'])} leaves")
+    return content, buffer, version, found
+
+
+def _parsed(meta: bytes) -> tuple[dict[str, Any], Any, int]:
+    """The description without version and digest, and those."""
+    if len(meta) > MAX_META_BYTES:
+        raise ProtocolError(f"a description of {len(meta)} bytes")
+    content = json.loads(meta)
+    version, claimed = content.pop("version"), int(content.pop("digest"), 16)
+    return content, version, claimed
+
+
+def _same(version: Any, claimed: int, found: int) -> None:
+    if found != claimed or type(version) is not int:
+        raise ProtocolError(
+            f"weights {version!r:.20} arrived damaged: their digest is {found:016x}, "
+            f"published was {claimed:016x}; ask for the weights again"
+        )
+
+
+def _seed(content: dict[str, Any]) -> int:
+    """Of the payload's digest: that of the description."""
+    # Written again from what was read, so that neither blanks nor the order of keys matter.
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return digest(text.encode())
+
+
+def _array_of(path: str, value: Any) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except Exception as error:
+        if lent := device.lend(value):
+            return _landed(path, lent)
+        raise SpecError(
+            f"{leaf_name(path)}: numpy cannot read this {type(value).__name__}: {error}; convert it "
+            "to an array yourself (a torch tensor: value.detach().cpu().numpy())"
+        ) from error
+    if array.dtype.hasobject and (lent := device.lend(value)):
+        return _landed(path, lent)
+    reason = refusal(array.dtype)
+    if reason is not None:
+        raise SpecError(f"{leaf_name(path)} (a {type(value).__name__}): {reason}")
+    return array
+
+
+def _landed(path: str, lent: device.Lent | str) -> np.ndarray:
+    if isinstance(lent, str):
+        raise SpecError(f"{leaf_name(path)}: {lent}")
+    return lent.landed()
+
+
+def _scalar_to_json(value: bool | int | float | str) -> Any:
+    return {"float": value.hex()} if type(value) is float else value
+
+
+def _leaf_from_json(leaf: dict[str, Any], buffer: np.ndarray) -> Any:
+    if "value" in leaf:
+        value = leaf["value"]
+        if isinstance(value, dict):
+            return float.fromhex(value["float"])
+        if type(value) in (bool, int, str):
+            return value
+        raise ProtocolError(f"{leaf_name(str(leaf['path']))} is no scalar")
+    shape, offset, dtype = leaf["shape"], leaf["offset"], dtype_from_json(leaf["dtype"])
+    if dtype.hasobject or not all(type(n) is int and n >= 0 for n in (*shape, offset)):
+        raise ProtocolError(f"{leaf_name(str(leaf['path']))} is no array")
+    if prod(shape) * dtype.itemsize == 0:
+        array = np.empty(shape, dtype)
+        array.flags.writeable = False
+        return array
+    if offset + prod(shape) * dtype.itemsize > len(buffer):
+        raise ProtocolError(f"{leaf_name(str(leaf['path']))} reaches past the end of the payload")
+    return np.ndarray(shape, dtype, buffer, offset)
+
+
+def _rebuild(node: Any, leaves: list[Any]) -> Any:
+    if node is None:
+        return None
+    if type(node) is int and 0 <= node < len(leaves):
+        return leaves[node]
+    if isinstance(node, dict):
+        if "dict" in node and not any(isinstance(key, dict) for key, _ in node["dict"]):
+            return {key: _rebuild(child, leaves) for key, child in node["dict"]}
+        if "list" in node:
+            return [_rebuild(child, leaves) for child in node["list"]]
+        if "tuple" in node:
+            return tuple(_rebuild(child, leaves) for child in node["tuple"])
+        what = node.get("named") or ("deque" if "deque" in node else "dict with unusual keys")
+        raise SpecError(
+            f"these weights contain a {what!s:.80}, which only its class can rebuild; pass "
+            "like=<a tree of the same classes>, or publish dicts, lists and tuples"
+        )
+    raise ProtocolError(f"{node!r:.40} is no container")
+
+
+def _rebuild_like(
+    containers: Any, leaves: list[Any], paths: list[str], like: Any, namespace: str
+) -> Any:
+    examples, treedef = optree.tree_flatten(like, namespace=namespace)
+    for path, ours in zip(paths, structure.leaf_paths(treedef)):
+        if path != ours:
+            raise SpecError(
+                f"the published weights have {leaf_name(path)} where `like` has {leaf_name(ours)}; "
+                "build `like` as the learner builds its weights"
+            )
+    if structure.sorted_dicts(containers) != structure.to_json(treedef):
+        raise SpecError(
+            f"the published containers {json.dumps(containers):.200} are not those of `like`; "
+            "build `like` as the learner builds its weights"
+        )
+    for path, value, example in zip(paths, leaves, examples):
+        if isinstance(example, (np.ndarray, np.generic)) and (
+            not isinstance(value, np.ndarray)
+            or value.shape != example.shape
+            or value.dtype != native(example.dtype)
+        ):
+            got = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else repr(value)
+            raise SpecError(
+                f"{leaf_name(path)} of the published weights is {got}, `like` has {example.dtype} "
+                f"{example.shape}; learner and worker must build the same network"
+            )
+    return treedef.unflatten(leaves)

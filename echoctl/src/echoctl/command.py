@@ -1,0 +1,105 @@
+"""The root command, which imports a subcommand when it is called, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from echo_core import __version__
+from echo_core.base.errors import AddressError, ConfigError, EchoError, SpecError, did_you_mean
+
+__all__ = ["FOUND_WRONG", "UNREACHABLE", "UNUSABLE", "run"]
+
+FOUND_WRONG, UNUSABLE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
+
+#: What click 8.2 raises for a group without a command; before, it printed the help itself.
+_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+_COMMANDS = {
+    "serve": "run a server from a configuration",
+    "top": "watch a running server, in the terminal or in a browser",
+    "tap": "look at a few samples of a running server",
+    "doctor": "check this machine, and a server if its address is given",
+    "bench": "measure transports on this machine",
+    "plugins": "list, show and check installed transports and samplers",
+    "config": "show, validate and describe configurations",
+    "token": "make tokens",
+    "init": "start a plugin package of your own",
+}
+
+
+class _Root(click.Group):
+    """Its commands are imported when they are used: `echoctl token` should not wait for rich."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return import_module(f".{name}", __package__).command if name in _COMMANDS else None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"there is no command {args[0]!r}{did_you_mean(args[0], _COMMANDS) or '; see: echoctl --help'}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:  # here, because versions of click differ in what they call it
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(UNUSABLE)
+        return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.command(cls=_Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="echoctl", message="%(prog)s %(version)s")
+def root() -> None:
+    """Start, watch, check and extend Echo. Every command takes --json.
+
+    Exit codes: 0 all is well, 1 a check found something wrong, 2 the command line or the configuration cannot be used, 3 a server or a
+    plugin cannot be reached or refused, 130 interrupted.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Carry out a command line; returns its exit code."""
+    try:
+        result = root.main(args=list(arguments), prog_name="echoctl", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as left:
+        return left.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except _NO_ARGUMENTS as error:
+        print(error, file=sys.stderr)  # the help itself, which is no complaint
+        return UNUSABLE
+    except click.ClickException as error:
+        return _fail(arguments, UNUSABLE, error.format_message(), error)
+    except BrokenPipeError:  # `echoctl ... | head` has seen enough
+        sys.stderr.close()
+        return 0
+    except (AddressError, ConfigError, SpecError) as error:
+        return _fail(arguments, UNUSABLE, str(error), error)
+    except (EchoError, OSError) as error:
+        return _fail(arguments, UNREACHABLE, str(error), error)
+    except (ValueError, MemoryError) as error:
+        return _fail(arguments, UNUSABLE, str(error), error)
+
+
+def _fail(arguments: Sequence[str], code: int, text: str, error: Exception) -> int:
+    if "--json" in arguments:
+        print(json.dumps({"error": text, "type": type(error).__name__, "exit_code": code}))
+    else:
+        context: Any = getattr(error, "ctx", None)
+        if isinstance(error, click.UsageError) and context is not None:
+            print(context.get_usage(), file=sys.stderr)
+        print(f"echoctl: {text}", file=sys.stderr)
+    return code

@@ -1,0 +1,64 @@
+"""`echoctl init plugin`: a transport or sampler package that keeps its contract as it is made."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from pathlib import Path
+
+import click
+
+from echo_core import __version__
+from echo_core.plugins.hookspecs import PLUGIN_API
+
+from .output import json_option, print_json
+from .scaffold import SAMPLER, SHARED, TRANSPORT
+
+__all__ = ["command"]
+
+
+@click.group(name="init", short_help="start a plugin package of your own")
+def command() -> None:
+    """Start a package of your own."""
+
+
+@command.command(short_help="a package with a transport or a sampler, tests included")
+@click.argument("kind", type=click.Choice(["transport", "sampler"]))
+@click.argument("name")
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where to make it; default: echo-NAME here.")
+@json_option
+def plugin(kind: str, name: str, folder: Path | None, as_json: bool) -> int:
+    """Make a package with a KIND (transport or sampler) called NAME, its tests included.
+
+    NAME is what users type: in a configuration, and as the scheme of an address. The transport goes over unix-domain sockets and the
+    sampler draws uniformly, until you change them; both keep the whole contract as they are.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise click.UsageError(f"{name!r} cannot be a plugin's name; use lower-case letters, digits and _, such as my_{kind}")
+    folder = folder or Path(f"echo-{name.replace('_', '-')}")
+    if folder.exists() and any(folder.iterdir()):
+        raise click.UsageError(f"{folder} exists and is not empty; give another with --dir")
+    major, minor, *_ = __version__.split(".")
+    words = {
+        "@name@": name,
+        "@Name@": "".join(part.capitalize() for part in name.split("_")),
+        "@dist@": f"echo-{name.replace('_', '-')}",
+        "@api@": str(PLUGIN_API),
+        "@core@": f"echo-core>={major}.{minor},<{major}.{int(minor) + 1}",
+        "@kind@": kind,
+    }
+    files = {**SHARED, **(TRANSPORT if kind == "transport" else SAMPLER)}
+    made = []
+    for path, text in files.items():
+        for word, meaning in words.items():
+            path, text = path.replace(word, meaning), text.replace(word, meaning)
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        made.append(str(target))
+    steps = [f'pip install -e {folder} "echo-core[testing,samplers]"', f"python -m pytest {folder}"]
+    if as_json:
+        print_json({"folder": str(folder), "files": made, "next": steps})
+    else:
+        click.echo("\n".join(made) + "\n\nNext:\n  " + "\n  ".join(steps))
+    return 0

@@ -1,0 +1,249 @@
+"""`echoctl plugins`: what is installed, what is wrong with it, and whether it keeps its contract."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import click
+
+from echo_core.base.errors import PluginError, PluginNotFound
+from echo_core.config.schema import options_schema
+from echo_core.plugins import discovery
+from echo_core.plugins.discovery import PluginRecord
+
+from .output import console, json_option, print_json, table
+
+__all__ = ["command"]
+
+_GROUPS = (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS)
+_NOUNS = {discovery.TRANSPORTS: "transport", discovery.SAMPLERS: "sampler", discovery.OBSERVERS: "observer"}
+
+
+@click.group(name="plugins", short_help="list, show and check installed transports and samplers")
+def command() -> None:
+    """Installed transports, samplers and observers."""
+
+
+@command.command(name="list", short_help="what is installed, broken, or missing")
+@json_option
+def list_(as_json: bool) -> int:
+    """All that are installed, and those known that are not, with the command that installs them.
+
+    Exit code 1 when an installed one cannot be used.
+    """
+    rows = [_row(record) for group in _GROUPS for record in discovery.default.examine(group)]
+    have = {(row["kind"], row["name"]) for row in rows}
+    for group, name, install in discovery.known():
+        if (_NOUNS[group], name) not in have:
+            rows.append(
+                {
+                    "kind": _NOUNS[group],
+                    "name": name,
+                    "distribution": None,
+                    "version": None,
+                    "api": None,
+                    "state": "missing",
+                    "note": install,
+                }
+            )
+    if as_json:
+        print_json(rows)
+    else:
+        columns = ("kind", "name", "distribution", "version", "api", "state", "note")
+        table(columns, [["-" if row[column] is None else row[column] for column in columns] for row in rows])
+    return int(any(row["state"] == "broken" for row in rows))
+
+
+@command.command(short_help="one plugin, and its options")
+@click.argument("name")
+@json_option
+def show(name: str, as_json: bool) -> int:
+    """Everything about the plugin NAME: who provides it, and its options."""
+    found = [record for group in _GROUPS for record in discovery.default.examine(group) if record.name == name]
+    if not found:
+        said = []
+        for find in (discovery.transport, discovery.sampler):
+            try:
+                find(name)
+            except PluginNotFound as error:
+                said.append(str(error))
+        # The one that knows what was meant; else both lists.
+        raise PluginNotFound(next((text for text in said if ";" in text), "; ".join(said) + "; see: echoctl plugins list"))
+    described = [{**_row(record), "module": record.value, **_found(record), **_options(record)} for record in found]
+    if as_json:
+        print_json(described)
+        return 0
+    for plugin in described:
+        for key, value in plugin.items():
+            if key not in ("options", "connect_options", "found") and value not in (None, ""):
+                click.echo(f"{key + ':':14}{value}")
+        for what, text in plugin.get("found", {}).items():
+            click.echo(f"{what + ':':<15}{text}")
+        for key in ("options", "connect_options"):
+            schema = plugin.get(key)
+            if schema:
+                click.echo(f"{key.replace('_', ' ')}:")
+                required = schema.get("required", [])
+                table(("  name", "type", "default"), [
+                    (f"  {option}", _kind(about), "required" if option in required else about.get("default", "-"))
+                    for option, about in schema["properties"].items()
+                ])  # fmt: skip
+    return 0
+
+
+@command.command(short_help="run the conformance kit against a package")
+@click.argument("package")
+@click.option("--tests", type=click.Path(exists=True), help="The package's own contract tests, instead of a guess from its options.")
+@click.option("-k", "expression", help="Only the clauses whose names match, as in pytest.")
+@click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds for all of it.")
+@json_option
+def check(package: str, tests: str | None, expression: str | None, timeout: float, as_json: bool) -> int:
+    """Run the conformance kit against every transport and sampler of the installed distribution PACKAGE.
+
+    Transports are made to listen by their options `port` (0) or `path` (a new file), samplers by `capacity`. One that needs more has tests
+    of its own: give them with --tests. Exit code 1 when a clause is not kept.
+    """
+    records = [record for group in _GROUPS[:2] for record in discovery.default.examine(group) if _same(record.distribution, package)]
+    if not records:
+        try:
+            distribution(package)
+        except PackageNotFoundError:
+            raise PluginNotFound(f"{package} is not installed; run: pip install {package}") from None
+        raise PluginError(
+            f"{package} offers no transport and no sampler; its pyproject.toml needs an entry point in echo.transports or echo.samplers"
+        )
+    if broken := [record for record in records if record.error]:
+        raise PluginError(str(broken[0].error))
+    with tempfile.TemporaryDirectory(prefix="echo-check-") as folder:
+        place = Path(folder)
+        module = place / "test_contract.py"
+        module.write_text(_CONTRACT + "\n".join(_contract(record) for record in records))
+        report = place / "report.xml"
+        command_line = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            folder,
+            f"--junit-xml={report}",
+            tests or str(module),
+        ]
+        if expression:
+            command_line += ["-k", expression]
+        done = subprocess.run(
+            command_line, cwd=None if tests else folder, stdout=subprocess.PIPE if as_json else None, stderr=subprocess.STDOUT,
+            timeout=timeout, check=False,
+        )  # fmt: skip
+        if not report.exists():
+            raise PluginError(f'the kit did not run; run: pip install "echo-core[testing]"\n{(done.stdout or b"").decode()[-2000:]}')
+        result = _result(report)
+    result = {"distribution": package, "plugins": [record.name for record in records], **result}
+    if as_json:
+        print_json(result)
+    else:
+        kept = result["passed"] > 0 and not result["failed"]
+        console().print(
+            f"{package}: {result['passed']} clauses kept, {len(result['failed'])} not, {result['skipped']} do not apply",
+            style="green" if kept else "red",
+        )
+    return int(bool(result["failed"]) or not result["passed"])
+
+
+_CONTRACT = '''"""Made by `echoctl plugins check`."""
+
+from echo_core.plugins import discovery
+from echo_core.testing import SamplerContract, TransportContract
+'''
+
+
+_CLASS = """
+
+class Test{name}({base}Contract):
+    def {kind}(self, **options):
+        return plugins.{kind}_class({plugin!r})(**{{**dict({given}), **options}})
+"""
+
+
+def _contract(record: PluginRecord) -> str:
+    """The test class of one plugin, as source."""
+    if record.group == discovery.TRANSPORTS:
+        cls: Any = discovery.transport_class(record.name)
+        places = {"port": "port=0", "path": "path=str(self.scratch / self.unique())", "name": "name=self.unique()"}
+        fields = {field.name for field in dataclasses.fields(cls.Options)}
+        given, kind = next((how for option, how in places.items() if option in fields), ""), "transport"
+    else:
+        given, kind = "capacity=1000" if discovery.sampler_class(record.name).storage == "replay" else "", "sampler"
+    name = "".join(part.capitalize() for part in re.split(r"[^A-Za-z0-9]+", record.name))
+    return _CLASS.format(name=name, base=kind.capitalize(), kind=kind, plugin=record.name, given=given)
+
+
+def _result(report: Path) -> dict[str, Any]:
+    """What a JUnit report says; it was written by our own pytest just now."""
+    passed, skipped, failed = 0, 0, []
+    for case in ElementTree.parse(report).iter("testcase"):
+        trouble = case.find("failure") if case.find("failure") is not None else case.find("error")
+        if trouble is not None:
+            failed.append(
+                {
+                    "clause": f"{case.get('classname', '').rpartition('.')[2]}.{case.get('name')}",
+                    "why": (trouble.get("message") or "")[:500],
+                }
+            )
+        elif case.find("skipped") is not None:
+            skipped += 1
+        else:
+            passed += 1
+    return {"passed": passed, "skipped": skipped, "failed": failed}
+
+
+def _row(record: PluginRecord) -> dict[str, Any]:
+    state = "disabled" if record.disabled else "broken" if record.error else "ok"
+    note = record.disabled or record.error or getattr(record.info, "summary", "")
+    return {
+        "kind": _NOUNS[record.group],
+        "name": record.name,
+        "distribution": record.distribution,
+        "version": record.version,
+        "api": getattr(record.info, "api", None),
+        "state": state,
+        "note": note,
+    }
+
+
+def _options(record: PluginRecord) -> dict[str, Any]:
+    if record.error or record.disabled or record.group == discovery.OBSERVERS:
+        return {}
+    if record.group == discovery.SAMPLERS:
+        cls: Any = discovery.sampler_class(record.name)
+        return {"storage": cls.storage, "options": options_schema(cls.Options)}
+    cls = discovery.transport_class(record.name)
+    return {"options": options_schema(cls.Options), "connect_options": options_schema(cls.ConnectOptions)}
+
+
+def _found(record: PluginRecord) -> dict[str, Any]:
+    """What a transport says of this machine."""
+    if record.error or record.disabled or record.group != discovery.TRANSPORTS:
+        return {}
+    found = discovery.transport_class(record.name).describe()
+    return {"found": found} if found else {}
+
+
+def _kind(about: dict[str, Any]) -> str:
+    if "anyOf" in about:
+        return " or ".join(dict.fromkeys(map(_kind, about["anyOf"])))  # a path is text in JSON
+    return ", ".join(map(str, about["enum"])) if "enum" in about else about.get("type", "any")
+
+
+def _same(one: str, other: str) -> bool:
+    return one.replace("_", "-").replace(".", "-").lower() == other.replace("_", "-").replace(".", "-").lower()

@@ -1,0 +1,159 @@
+"""`echoctl serve`: a server from a configuration, until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from echo_core.base.errors import ConfigError, EchoError
+from echo_core.config import config as configuration
+from echo_core.config.table_config import with_tables
+from echo_core.security.tokens import default_token_path
+from echo_core.server import prometheus
+from echo_core.server.server import Server
+from echo_core.spec import example as examples
+
+from .output import json_option, print_json
+
+__all__ = ["command"]
+
+
+@click.command(name="serve", short_help="run a server from a configuration")
+@click.option("-c", "--config", "files", multiple=True, type=click.Path(), help="TOML file; of several the later one wins.")
+@click.option(
+    "--example",
+    "example_source",
+    help="The sample: a .toml or .npz file, or module:function. Default: the table [example] of the configuration.",
+)
+@click.option("--transport", help="Where to listen, such as tcp://127.0.0.1:0 (port 0: any free one).")
+@click.option("--sampler", help="Name of a sampler.")
+@click.option("--batch-size", type=int, help="Samples per batch.")
+@click.option(
+    "--address-file", type=click.Path(path_type=Path), help="Write the address here once workers can connect; removed at the end."
+)
+@click.option("--consume", is_flag=True, help="Take batches and drop them, as a learner that learns nothing would.")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus figures at http://127.0.0.1:PORT/metrics (0: any free port)."
+)
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Where to serve them.")
+@click.option(
+    "--drain", type=float, default=10.0, show_default=True, help="Seconds that workers have to hand over what is under way at the end."
+)
+@click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@json_option
+def command(files: tuple[str, ...], example_source: str | None, transport: str | None, sampler: str | None, batch_size: int | None,
+            address_file: Path | None, consume: bool, metrics_port: int | None, metrics_host: str, drain: float,
+            settings: tuple[str, ...], as_json: bool) -> int:  # fmt: skip
+    """Run a server, print where it listens, and end it in good order on SIGTERM or Ctrl-C.
+
+    What a sample looks like is said in the configuration:
+
+    \b
+      [example]
+      obs = { shape = [84, 84, 4], dtype = "uint8" }
+      reward = { dtype = "float32" }
+
+    \b
+    Example: echoctl serve -c echo.toml --address-file build/address server.batch_size=64
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    given = {"transport": transport, "sampler": sampler, "batch_size": batch_size}
+    items = [f"server.{key}={value}" for key, value in given.items() if value is not None]
+    config = configuration.load(*files, command_line=[*items, *settings])
+    example = examples.load(example_source) if example_source else config.example
+    if example is None:
+        raise ConfigError("what a sample looks like is not said; add a table [example] to the configuration, or give --example")
+    arguments = configuration.server_arguments(config)
+    if "transport" not in arguments:
+        raise ConfigError("nobody could connect: give --transport, such as tcp://127.0.0.1:5555, or server.transport in the configuration")
+    example, arguments = with_tables(arguments, example)
+    server = Server(example, **arguments)
+    over = threading.Event()
+    served = False
+
+    def end(number: int, frame: FrameType | None) -> None:
+        over.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    exporter = None
+    drainer = threading.Thread(target=_drop_batches, args=(server,), name="echo-consume", daemon=True) if consume else None
+    try:
+        server.start()
+        served = True
+        if metrics_port is not None:
+            exporter = prometheus.Exporter(server, metrics_host, metrics_port)
+        if drainer is not None:
+            drainer.start()
+        _announce(server, config, exporter, as_json)
+        if address_file is not None:
+            _write_whole(address_file, f"{server.address}\n")
+        over.wait()
+        return 0
+    finally:
+        if exporter is not None:
+            exporter.close()
+        server.close(drain)
+        if drainer is not None and drainer.ident is not None:
+            drainer.join(drain)
+        if address_file is not None:
+            address_file.unlink(missing_ok=True)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if served:
+            stats = server.stats()
+            click.echo(
+                f"ended: {stats['store/samples_inserted_total']} samples came, {stats['store/batches_taken_total']} batches were taken,"
+                f" {stats['store/samples']} samples were left", err=True)  # fmt: skip
+
+
+def _announce(server: Server, config: configuration.Config, exporter: prometheus.Exporter | None, as_json: bool) -> None:
+    facts: dict[str, Any] = {
+        "addresses": [str(address) for address in server.addresses],
+        "sampler": None if config.server.tables else config.server.sampler.type,
+        "tables": [f"{table.name} ({table.sampler.type})" for table in config.server.tables] or None,
+        "batch_size": server.batch_size,
+        "sample_bytes": server.spec.sample_bytes,
+        "token": _token_place(config),
+        "metrics": exporter.url if exporter is not None else None,
+        "pid": os.getpid(),
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        for key, value in facts.items():
+            if value is not None:
+                click.echo(f"{key + ':':14}{', '.join(value) if isinstance(value, list) else value}")
+
+
+def _token_place(config: configuration.Config) -> str:
+    if not config.security.auth:
+        return "none: anybody who can connect may"
+    if config.security.token is not None:
+        return "from the configuration"
+    if config.security.token_file is not None:
+        return str(config.security.token_file)
+    if "ECHO_TOKEN" in os.environ:
+        return "ECHO_TOKEN"
+    return os.environ.get("ECHO_TOKEN_FILE") or str(default_token_path())
+
+
+def _drop_batches(server: Server) -> None:
+    try:
+        while server.sample() is not None:
+            pass
+    except EchoError:
+        logging.getLogger("echo").exception("taking batches ended")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Whoever waits for the file finds all of it or none."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text)
+    partial.replace(path)

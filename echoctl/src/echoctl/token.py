@@ -1,0 +1,52 @@
+"""`echoctl token`: secrets that learner and workers share."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import click
+
+from echo_core.security.tokens import default_token_path
+
+from .output import json_option, print_json
+
+__all__ = ["command"]
+
+
+@click.group(name="token", short_help="make tokens")
+def command() -> None:
+    """Secrets that learner and workers share."""
+
+
+@command.command(short_help="a random token, in a file only you can read")
+@click.option("--file", "path", type=click.Path(path_type=Path), help="Where to write it; default: this user's token file.")
+@click.option("--print", "shown", is_flag=True, help="Print the token and write no file, as for a cluster's secret store.")
+@click.option("--force", is_flag=True, help="Replace the file: processes that hold the old token are refused from then on.")
+@json_option
+def create(path: Path | None, shown: bool, force: bool, as_json: bool) -> int:
+    """Make a random token of 256 bits, in a file only you can read."""
+    token = secrets.token_hex(32)
+    if shown:
+        if path is not None:
+            raise click.UsageError("--print and --file exclude each other")
+        print_json({"token": token}) if as_json else click.echo(token)
+        return 0
+    path = (path or default_token_path()).expanduser()
+    if path.exists() and not force:
+        raise click.UsageError(f"{path} exists, and processes may hold its token; use it, or replace it with --force")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(file, "w") as stream:
+            stream.write(token + "\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    if as_json:
+        print_json({"file": str(path)})
+    else:
+        click.echo(f"{path}\non other machines: copy this file (mode 600) and set ECHO_TOKEN_FILE to its path")
+    return 0

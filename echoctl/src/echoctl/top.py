@@ -1,0 +1,125 @@
+"""`echoctl top`: a running server, live."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from echo_core.base.errors import EchoError
+from echo_core.client.observer import Observer
+
+from .output import console, json_option, print_json
+from .view import Snapshot, Watcher
+from .web import WebView
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["command"]
+
+
+@click.command(name="top", short_help="watch a running server, in the terminal or in a browser")
+@click.argument("address")
+@click.option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--count", type=click.IntRange(1), help="End after so many looks.")
+@click.option("--web", is_flag=True, help="Serve a web page of the same instead.")
+@click.option("--web-host", default="127.0.0.1", show_default=True, help="Where to serve it.")
+@click.option("--web-port", type=click.IntRange(0, 65535), default=0, help="Which port (0: any free one).")
+@click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to reach the server.")
+@click.option("--no-auth", is_flag=True, help="Connect without a token, to a server that asks for none.")
+@json_option
+def command(address: str, interval: float, count: int | None, web: bool, web_host: str, web_port: int, timeout: float,
+            no_auth: bool, as_json: bool) -> int:  # fmt: skip
+    """Watch the server at ADDRESS: workers, rates, fill, policy lag, and who waits for whom since when.
+
+    It takes no samples and counts as no worker. With --json: one JSON object for each look.
+    """
+    with Observer(address, timeout=timeout, auth=not no_auth, name="echoctl top") as observer:
+        if web:
+            return _serve(observer, interval, web_host, web_port, as_json)
+        snapshots = _looks(observer, interval, count)
+        if as_json:
+            for snapshot in snapshots:
+                print_json(snapshot.to_json())
+        elif not (screen := console()).is_terminal:
+            for snapshot in snapshots:
+                screen.print(render(snapshot, address))
+        else:
+            from rich.live import Live
+
+            with Live(console=screen, auto_refresh=False, screen=count is None) as live:
+                for snapshot in snapshots:
+                    live.update(render(snapshot, address), refresh=True)
+    return 0
+
+
+def _looks(observer: Observer, interval: float, count: int | None) -> Iterator[Snapshot]:
+    watcher = Watcher()
+    watcher.look(observer.stats())
+    number = 0
+    due = time.monotonic()
+    while count is None or number < count:
+        due += interval
+        time.sleep(max(0.0, due - time.monotonic()))
+        yield watcher.look(observer.stats())
+        number += 1
+
+
+def _serve(observer: Observer, interval: float, host: str, port: int, as_json: bool) -> int:
+    view = WebView(str(observer.address), secrets.token_urlsafe(24), host, port)
+    try:
+        if as_json:
+            print_json({"url": view.url})
+        else:
+            click.echo(f"{view.url}\nOnly who has this link can look. Ctrl-C ends.")
+        for snapshot in _looks(observer, interval, None):
+            view.show(snapshot)
+    except EchoError as error:
+        view.end(str(error))
+        raise
+    finally:
+        view.close()
+    return 0
+
+
+def render(snapshot: Snapshot, address: str) -> RenderableType:
+    """The snapshot as one rich renderable."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    figures = Table.grid(padding=(0, 3))
+    for _ in range(5):
+        figures.add_column()
+    full = round(snapshot.fill * 20)
+    bar = Text("━" * full, style="yellow") + Text("━" * (20 - full), style="bright_black")
+    lag = f"{snapshot.lag_mean:.1f} mean, {snapshot.lag_max} most"
+    figures.add_row(
+        Text.assemble(("samples/s ", "dim"), f"{snapshot.samples_per_s:,.0f}"),
+        Text.assemble(("MB/s ", "dim"), f"{snapshot.bytes_per_s / 1e6:.2f}"),
+        Text.assemble(("batches/s ", "dim"), f"{snapshot.batches_per_s:,.1f}"),
+        Text.assemble(("policy ", "dim"), f"v{snapshot.weights_version}", (" lag ", "dim"), lag),
+        Text.assemble(("store ", "dim"), bar, f" {snapshot.stored}/{snapshot.capacity}, {snapshot.leases_held} leased"),
+    )
+    workers = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
+    for name in ("worker", "samples", "samples/s", "MB/s", "policy", "behind", "state", "since"):
+        workers.add_column(name, justify="left" if name in ("worker", "state") else "right", no_wrap=True)
+    styles = {"streaming": "green", "idle": "dim", "waiting for space": "yellow", "half a message": "magenta"}
+    for worker in snapshot.workers:
+        workers.add_row(
+            Text(worker.name),
+            f"{worker.samples:,}",
+            f"{worker.samples_per_s:,.0f}",
+            f"{worker.bytes_per_s / 1e6:.2f}",
+            f"v{worker.weights_version}" if worker.weights_version else "-",
+            "-" if worker.lag is None else str(worker.lag),
+            Text(worker.state, style=styles.get(worker.state, "")),
+            f"{worker.since:.1f} s",
+        )
+    waits = Text("\n".join(snapshot.waits) or "nobody waits", style="yellow" if snapshot.waits else "dim")
+    head = Text.assemble(("Echo ", "bold"), address, f"   {len(snapshot.workers)} workers, {snapshot.samples_total:,} samples")
+    return Group(head, Text(), figures, Text(), waits, Text(), workers)
