@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from echo_core import ClosedError, EchoTimeoutError, ForkError, Server
-from echo_core.server.sink import Sink
+from echo_core.server.sink import ServerSink
 from echo_core.testing.samples import Tally, example, sample, stacked
 
 pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
 TREE = {"a": np.zeros(3, np.int32), "b": np.zeros((), np.float64), "empty": np.zeros((0, 2), "f4")}
 
 
-def opened(tree: Any = TREE, batch_size: int = 2, num_buffers: int = 3) -> tuple[Server, Sink]:
+def opened(tree: Any = TREE, batch_size: int = 2, num_buffers: int = 3) -> tuple[Server, ServerSink]:
     server = Server(tree, batch_size, num_buffers=num_buffers)
-    return server, Sink(server)
+    return server, ServerSink(server)
 
 
 def fill(slot: Any, spec: Any, one: Any) -> None:
@@ -171,10 +171,10 @@ def test_claiming_in_a_forked_child_is_an_error(python) -> None:
         import os
         import numpy as np
         from echo_core import ForkError, Server
-        from echo_core.server.sink import Sink
+        from echo_core.server.sink import ServerSink
 
         server = Server(np.zeros(2), batch_size=2)
-        sink = Sink(server)
+        sink = ServerSink(server)
         slot = sink.claim()
         if (child := os.fork()) == 0:
             status = 1

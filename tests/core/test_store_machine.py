@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from echo_core import ClosedError, EchoTimeoutError, LeaseError, Server
-from echo_core.server.sink import Sink
+from echo_core.server.sink import ServerSink
 
 pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
 
@@ -49,7 +49,7 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(batch_size=st.integers(1, 4), num_buffers=st.integers(2, 4))
     def open(self, batch_size: int, num_buffers: int) -> None:
         self.server = Server(TREE, batch_size, num_buffers=num_buffers, lease_timeout=0)
-        self.sink = Sink(self.server)
+        self.sink = ServerSink(self.server)
         self.batch_size, self.num_buffers = batch_size, num_buffers
         self.opened: list[Buffer] = []  # in order of opening, not yet taken
         self.returned: list[tuple[Buffer, int]] = []  # aborted slots, next one last

@@ -13,7 +13,7 @@ import pytest
 
 from echo_core import Client, EchoError, EchoTimeoutError, SecurityError, Server, Spec, Table
 from echo_core.client.observer import Look, Observer
-from echo_core.server.tap import MAX_LOOK_BYTES
+from echo_core.server.operations.looks import MAX_LOOK_BYTES
 from echo_core.spec.structure import rebuilt
 
 pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers")

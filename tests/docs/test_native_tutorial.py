@@ -47,17 +47,17 @@ def test_a_file_that_is_not_there_and_no_store_are_errors(folder: Path) -> None:
     program = """
 import numpy as np
 from echo_core import Server
-from echo_core.server.sink import Sink
+from echo_core.server.sink import ServerSink
 import from_file
 server = Server(np.zeros(1), 2)
-for store, path in ((Sink(server).native, "nowhere.bin"), (object(), "nowhere.bin")):
+for store, path in ((ServerSink(server).native, "nowhere.bin"), (object(), "nowhere.bin")):
     try:
         from_file.load(store, path)
     except (OSError, TypeError, ValueError) as error:
         print(type(error).__name__)
 server.close()
 open("one.bin", "wb").write(bytes(8))
-print(from_file.load(Sink(server).native, "one.bin"))
+print(from_file.load(ServerSink(server).native, "one.bin"))
 """
     done = run(folder, "-c", program)
     assert done.returncode == 0, done.stderr

@@ -23,8 +23,8 @@ from echo_core.server.operations import OPERATIONS
 from echo_core.spec.spec import Spec
 from echo_core.wire.handshake import ClientHandshake, ServerHandshake
 from echo_core.wire.handshake.messages import MESSAGE
+from echo_core.wire.peer import Peer
 from echo_core.wire.protocol import HEADER_BYTES, REPLY, TO_LEARNER, TO_WORKER, Kind, WeightsAssembler, parse_header, parse_reply, parse_request
-from echo_core.wire.transport import Peer
 from echo_core.wire.weights import pack, unpack, verify
 
 __all__ = ["TARGETS"]

@@ -21,7 +21,7 @@ import pytest
 import echo_core
 from echo_core import Server, SpecError
 from echo_core.base.errors import PluginVersionError
-from echo_core.server.sink import Sink
+from echo_core.server.sink import ServerSink
 from echo_core.testing.samples import Tally, assert_same, example, random_like, rich_example, sample
 
 HERE = Path(__file__).resolve().parent
@@ -80,7 +80,7 @@ def test_the_header_is_plain_c_and_cpp(dialect: list[str], tmp_path: Path) -> No
 
 def test_figures_of_a_store(in_c: ModuleType) -> None:
     server = Server(rich_example(), batch_size=5)
-    sizes, sample_bytes, batch_size = in_c.figures(Sink(server).native)
+    sizes, sample_bytes, batch_size = in_c.figures(ServerSink(server).native)
     assert sizes == [leaf.nbytes for leaf in server.spec.leaves]
     assert (sample_bytes, batch_size) == (server.spec.sample_bytes, 5)
 
@@ -92,7 +92,7 @@ def test_threads_without_the_gil_insert_every_sample_once(
 ) -> None:
     each, makers = 4000, 3
     server = Server(example(), batch_size, num_buffers=num_buffers)
-    native = Sink(server).native
+    native = ServerSink(server).native
     jobs = [in_c.start(native, maker, each, wanted, eventfd) for maker in range(makers)]
     tally = Tally()
     while tally.count < each * makers:
@@ -108,7 +108,7 @@ def test_threads_without_the_gil_insert_every_sample_once(
 def test_closing_ends_native_writers(in_c: ModuleType) -> None:
     for eventfd in (False, True):
         server = Server(example(), 2, num_buffers=2)
-        job = in_c.start(Sink(server).native, 1, 1000, 3, eventfd)
+        job = in_c.start(ServerSink(server).native, 1, 1000, 3, eventfd)
         assert server.sample(timeout=30) is not None
         closing = threading.Timer(0.05, server.close)
         closing.start()
@@ -118,7 +118,7 @@ def test_closing_ends_native_writers(in_c: ModuleType) -> None:
 
 def test_a_retained_store_outlives_its_server(in_c: ModuleType) -> None:
     server = Server(example(), 2, num_buffers=2)
-    native = Sink(server).native
+    native = ServerSink(server).native
     job = in_c.start(native, 1, 1000, 3, False)
     batch = server.sample(timeout=30).batch
     del native, server
@@ -131,7 +131,7 @@ def test_a_retained_store_outlives_its_server(in_c: ModuleType) -> None:
 def test_totals_never_run_backwards_nor_ahead(in_c: ModuleType) -> None:
     each = 150_000
     server = Server(example(8), batch_size=16, num_buffers=4)
-    native = Sink(server).native
+    native = ServerSink(server).native
     jobs = [in_c.start(native, maker, each, 3, False) for maker in range(2)]
     stop, seen = threading.Event(), []
 
@@ -154,7 +154,7 @@ def test_totals_never_run_backwards_nor_ahead(in_c: ModuleType) -> None:
 
 def test_what_a_transport_reports_is_seen(in_c: ModuleType) -> None:
     server = Server(example(), 2)
-    native = Sink(server).native
+    native = ServerSink(server).native
     in_c.count(native, 5, 3, 1000)
     in_c.count(native, -1, 2, 3000)
     stats = server.stats()
@@ -182,7 +182,7 @@ def test_a_plugin_built_for_another_version_is_told(in_cython: ModuleType) -> No
 def test_checked_samples_through_the_native_door(in_cython: ModuleType) -> None:
     tree = rich_example()
     server = Server(tree, batch_size=4)
-    native, spec = Sink(server).native, server.spec
+    native, spec = ServerSink(server).native, server.spec
     batch: Any = random_like(tree, seed=4, lead=(8,))
     import optree
 
@@ -197,7 +197,7 @@ def test_checked_samples_through_the_native_door(in_cython: ModuleType) -> None:
 
 def test_samples_that_do_not_match_stop_at_the_door(in_cython: ModuleType) -> None:
     server = Server(example(), batch_size=2, num_buffers=2)
-    native, spec = Sink(server).native, server.spec
+    native, spec = ServerSink(server).native, server.spec
     for bad in ({**sample(0, 0), "number": np.float32(0)}, {"maker": np.int64(0)}):
         with pytest.raises(SpecError, match="number"):
             in_cython.send(native, spec, bad)

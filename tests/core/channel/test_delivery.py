@@ -14,7 +14,7 @@ from echo_core.spec.spec import Spec
 from echo_core.testing.processes import until
 from echo_core.testing.samples import Tally, assert_same, example, random_like, rich_example, sample, stacked
 from echo_core.wire.channel.connection import ChannelConnection
-from echo_core.wire.channel.fair_lock import Turn
+from echo_core.wire.channel.fair_lock import FairLock
 from echo_core.wire.channel.served import TURN_ROWS
 
 pytestmark = pytest.mark.needs("echo-samplers")
@@ -168,7 +168,7 @@ def test_equal_workers_of_a_full_store_get_equal_shares() -> None:
 
 
 def test_a_turn_is_handed_on_in_the_order_of_asking() -> None:
-    turn, order = Turn(), []
+    turn, order = FairLock(), []
     assert turn.acquire(0) and not turn.acquire(0) and not turn.acquire(0.01)
 
     def ask(name: int) -> None:

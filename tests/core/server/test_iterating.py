@@ -13,7 +13,7 @@ import pytest
 from filling import filled
 
 from echo_core import ClosedError, Server, SpecError
-from echo_core.server.sink import Sink
+from echo_core.server.sink import ServerSink
 from echo_core.testing.processes import tasks
 from echo_core.testing.samples import Tally, example, sample, stacked
 
@@ -119,7 +119,7 @@ def test_publishing_counts_versions_and_names_contents() -> None:
     assert first.digest == second.digest != third.digest
     assert 0 <= first.digest < 1 << 64
     assert server.stats()["weights/version"] == 3
-    assert Sink(server).weights.version == 3
+    assert ServerSink(server).weights.version == 3
     with pytest.raises(SpecError, match="bad"):
         server.publish({"bad": object()})
     assert server.publish(weights).version > 3

@@ -62,7 +62,7 @@ def test_forking_while_threads_wait_hangs_nobody() -> None:
 SETUP = """
 import numpy as np
 from echo_core import Server
-from echo_core.server.sink import Sink
+from echo_core.server.sink import ServerSink
 from echo_core.testing.samples import example, sample, stacked
 
 server = Server(example(), 1, num_buffers=2)
@@ -81,7 +81,7 @@ def fill():
         "fill().submit(sample(0, 2), timeout=None)",
         "fill().submit(sample(0, 2), timeout=1000)",
         "fill().submit_batch(stacked(0, 2, 100), timeout=None)",
-        "Sink(fill()).claim()",
+        "ServerSink(fill()).claim()",
     ],
 )
 def test_ctrl_c_ends_every_wait(call: str, tmp_path: Path) -> None:

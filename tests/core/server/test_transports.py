@@ -11,9 +11,11 @@ import pytest
 from filling import filled
 
 from echo_core import Address, ClosedError, ConfigError, EchoError, PluginError, Server, Transport
-from echo_core.server.sink import Sink
+from echo_core.server.sink import ServerSink
 from echo_core.testing.samples import example
-from echo_core.wire.transport import Connection, Listener, Peer
+from echo_core.wire.peer import Peer
+from echo_core.wire.sink import Sink
+from echo_core.wire.transport import Connection, Listener
 
 pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
 
@@ -144,7 +146,7 @@ def test_a_dropped_server_closes_its_transports() -> None:
 
 def test_requests_are_answered_or_refused_in_words() -> None:
     server = filled(2)
-    sink, peer = Sink(server), Peer("0" * 32, "w", "here")
+    sink, peer = ServerSink(server), Peer("0" * 32, "w", "here")
     body, blob = sink.control(peer, "stats", {}, b"")
     assert (body["store/samples_inserted_total"], blob) == (2, b"")
     assert sink.control(peer, "ping", {}, b"abc")[1] == b"abc"

@@ -11,10 +11,10 @@ from ..base.address import Address
 from ..base.errors import EchoTimeoutError, ProtocolError
 from ..plugins import discovery
 from ..security import tokens
-from ..server.operations import split
-from ..server.tap import MAX_LOOK_BYTES, MAX_LOOK_SAMPLES
+from ..server.operations.looks import MAX_LOOK_BYTES, MAX_LOOK_SAMPLES
 from ..spec.spec import Spec
 from ..spec.structure import rebuilt
+from ..wire.blobs import split
 
 __all__ = ["Look", "Observer"]
 

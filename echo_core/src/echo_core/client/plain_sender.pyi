@@ -4,11 +4,10 @@ from typing_extensions import disjoint_base
 
 from ..store.steps.steps import StepStreams
 from ..wire.transport import Connection
-from .client import Client
 
 @disjoint_base
 class PlainSender:
-    def __init__(self, client: Client, connection: Connection | StepStreams, steps: bool) -> None: ...
+    def __init__(self, client: object, connection: Connection | StepStreams, steps: bool) -> None: ...
     def send(
         self,
         sample: Any,

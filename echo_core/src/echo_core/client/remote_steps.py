@@ -9,11 +9,11 @@ import numpy as np
 
 from ..base.errors import ConfigError
 from ..base.memory.recycled import empty
-from ..server.operations import DRAWN, MAX_BYTES, MAX_KEYS, split
 from ..spec.spec import Spec
 from ..store.sampler import Keys
 from ..store.steps.items import Slices
 from ..store.steps.step_layout import Layout, StepSample
+from ..wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, split
 from .remote_table import Drawing, RemoteInfo, RemoteTable, weights_of
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import numpy as np
 
 from ..base.errors import ClosedError, EchoError, EchoTimeoutError, SpecError
 from ..base.memory.recycled import empty
-from ..server.operations import MAX_KEYS, fill, join, max_rows, split
 from ..spec.spec import Spec
 from ..store.sampler import Keys, check_keys, check_priorities
+from ..wire.blobs import MAX_KEYS, fill, join, max_rows, split
 
 if TYPE_CHECKING:
     from ..spec.leaf import LeafSpec

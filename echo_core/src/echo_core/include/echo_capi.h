@@ -1,7 +1,7 @@
 /* The native door into Echo's store: the only stable native surface of echo-core.
  *
  * Obtain the table with PyCapsule_Import("echo_core.capi._table", 0), check `version`, and keep the pointer: it lives as long as the process.
- * A store comes as a PyCapsule named "echo_core.store.store" (sink.native); call retain() before using it from a thread of your own and release() when done.
+ * A store comes as a PyCapsule named "echo_core.store" (sink.native); call retain() before using it from a thread of your own and release() when done.
  *
  * Threading: every function may be called from any thread, without the GIL, concurrently.
  * Errors:    functions never throw; the int ones answer with an echo_status.
@@ -18,7 +18,7 @@ extern "C" {
 
 #define ECHO_CAPI_VERSION 1
 #define ECHO_CAPI_NAME "echo_core.capi._table"
-#define ECHO_STORE_NAME "echo_core.store.store"
+#define ECHO_STORE_NAME "echo_core.store"
 
 typedef struct echo_store echo_store; /* opaque: its insides change freely */
 

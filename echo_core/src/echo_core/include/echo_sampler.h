@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 #define ECHO_SAMPLER_VERSION 1
-#define ECHO_SAMPLER_NAME "echo_core.store.sampler"
+#define ECHO_SAMPLER_NAME "echo_core.sampler"
 
 typedef struct echo_sampler {
     uint32_t version;

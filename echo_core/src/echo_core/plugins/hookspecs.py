@@ -16,17 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
 if TYPE_CHECKING:
-    from ..config.config import Config
-    from ..wire.transport import Peer
+    from ..wire.peer import Peer
 
 __all__ = [
     "PLUGIN_API",
     "PROJECT",
+    "Configuration",
     "SamplerInfo",
     "TransportInfo",
     "echo_configure",
@@ -92,6 +92,25 @@ class SamplerInfo:
     summary: str = ""
 
 
+class Configuration(Protocol):
+    """What `echo_configure` is given: an `echo_core.config.config.Config`.
+
+    Attributes:
+        server, client, security, plugins: the sections, with an attribute for each key.
+    """
+
+    server: Any
+    client: Any
+    security: Any
+    plugins: Any
+
+    def origin(self, key: str) -> str:
+        """Where the value of a dotted key came from: a file's path, "environment variable X", ...; "default" if nobody gave it."""
+
+    def explain(self) -> list[tuple[str, Any, str]]:
+        """Every key that has a value, as `(key, value, origin)`, defaults included."""
+
+
 @hookspec
 def echo_transports() -> Iterable[TransportInfo]:  # type: ignore[empty-body]
     """The transports of this plugin; group `echo.transports`.
@@ -109,7 +128,7 @@ def echo_samplers() -> Iterable[SamplerInfo]:  # type: ignore[empty-body]
 
 
 @hookspec
-def echo_configure(config: Config) -> None:
+def echo_configure(config: Configuration) -> None:
     """A server or client is about to start with this configuration; nothing is open yet.
 
     Raising here stops the start: this is where a site enforces its rules.

@@ -15,12 +15,12 @@ from .waiting_workers import BlockedWorkers
 if TYPE_CHECKING:
     import pluggy
 
-    from .server import Server
+    from .state import ServerState
 
 __all__ = ["StatsTicker", "as_html", "server_stats"]
 
 
-def server_stats(server: Server) -> dict[str, float | int | str]:
+def server_stats(server: ServerState) -> dict[str, float | int | str]:
     """`Server.stats()`. Names are `group/figure`; latencies in nanoseconds.
 
     `store/*` the counters of `SampleInfo`; `latency/<histogram>_count` and `_{p50,p90,p99,max}_ns`; `weights/version` (0: none
@@ -90,7 +90,7 @@ class StatsTicker:
 
     INTERVAL = 1.0  # seconds
 
-    def __init__(self, server: Server, observers: pluggy.PluginManager) -> None:
+    def __init__(self, server: ServerState, observers: pluggy.PluginManager) -> None:
         self._server = weakref.ref(server)
         self._observers = observers
         self._blocked = BlockedWorkers()
@@ -99,7 +99,7 @@ class StatsTicker:
         self._thread.start()
 
     @classmethod
-    def maybe(cls, server: Server, observers: pluggy.PluginManager) -> StatsTicker | None:
+    def maybe(cls, server: ServerState, observers: pluggy.PluginManager) -> StatsTicker | None:
         return cls(server, observers) if server.tables or observers.hook.echo_stats.get_hookimpls() else None
 
     def _run(self) -> None:
@@ -108,7 +108,7 @@ class StatsTicker:
             if server is None:
                 return
             if self._observers.hook.echo_stats.get_hookimpls():
-                discovery.notify(self._observers, "echo_stats", stats=server.stats())
+                discovery.notify(self._observers, "echo_stats", stats=server_stats(server))
             if server.tables:
                 self._blocked.look(server)
             del server

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import optree
@@ -14,11 +14,27 @@ import optree
 from ..base.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..client.remote_table import RemoteSample, RemoteTable
-    from ..store.replay.replay_table import ReplayTable
-    from ..store.sample import Sample
+    from ..spec.spec import Spec
 
 __all__ = ["MixedSample", "draw", "shares_of"]
+
+
+class Part(Protocol):
+    """A batch of one table: a `Sample`, or a `RemoteSample` where the table is another process's."""
+
+    @property
+    def batch(self) -> Any: ...
+    @property
+    def weights(self) -> Any: ...
+    def with_batch(self, batch: Any) -> Any: ...
+
+
+class Drawable(Protocol):
+    """A table that batches are drawn from: a `ReplayTable`, or a `RemoteTable`."""
+
+    @property
+    def spec(self) -> Spec: ...
+    def sample(self, n: int, timeout: float | None = None, beta: float | None = None) -> Any: ...
 
 
 class MixedSample(NamedTuple):
@@ -32,7 +48,7 @@ class MixedSample(NamedTuple):
     """
 
     batch: Any
-    parts: dict[str, Sample | RemoteSample]
+    parts: dict[str, Any]
     weights: np.ndarray
 
 
@@ -60,7 +76,7 @@ def shares_of(shares: Mapping[str, float], n: int) -> dict[str, int]:
 
 
 def draw(
-    tables: Mapping[str, ReplayTable] | Mapping[str, RemoteTable], counts: Mapping[str, int], timeout: float | None, beta: float | None
+    tables: Mapping[str, Drawable], counts: Mapping[str, int], timeout: float | None, beta: float | None
 ) -> MixedSample | None:
     """A batch of `counts[name]` items from each table; None once closed.
 
@@ -77,7 +93,7 @@ def draw(
     if any(layouts.get(name) != layouts.get(names[0]) for name in names):
         raise ConfigError(f"tables of one batch need the same items and stacks: {', '.join(map(repr, names))} differ in what they make of steps")
     deadline = None if timeout is None else time.monotonic() + timeout
-    parts: dict[str, Sample | RemoteSample] = {}
+    parts: dict[str, Part] = {}
     for name in names:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         sample = tables[name].sample(counts[name], left, beta)

@@ -27,16 +27,13 @@ from ..store.checkpoint import checkpoint
 from ..store.replay.rate_limiters import RateLimiter
 from ..store.sample import Sample
 from ..store.sampler import Sampler
-from ..store.steps.step_table import StepTable
-from ..store.store import Store
-from ..wire.transport import Listener, Peer, Transport
-from ..wire.weights import PackedWeights, aligned_bytes, pack
+from ..wire.transport import Listener, Transport
+from ..wire.weights import aligned_bytes, pack
 from . import metrics, mixture
 from .arguments import make_tables, make_transports, short_form, stream_sampler
-from .large_draws import HeldBatches
 from .operations import OPERATIONS, Operation
-from .sink import Sink
-from .tap import Taps
+from .sink import ServerSink
+from .state import ServerState
 
 __all__ = ["Published", "Server"]
 
@@ -51,7 +48,7 @@ class Published(NamedTuple):
     digest: int
 
 
-class Server(Store):
+class Server(ServerState):
     """Assembles samples of many workers into batches for a learner.
 
     Args:
@@ -82,9 +79,6 @@ class Server(Store):
     Batches are leases: zero-copy, writable, valid for as long as anything refers to them, also after `close()`.
     """
 
-    # What clients may ask for by `request()`, each with the roles it takes (`security.needs`; without: admin). They are given the
-    # server: closures over it would be a reference cycle, and a dropped server would live on, listening, until the garbage collector
-    # came by.
     _operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
 
     def __init__(
@@ -125,9 +119,8 @@ class Server(Store):
                 raise ConfigError(f"with tables=[...], {' and '.join(theirs)} {'belongs' if len(theirs) == 1 else 'belong'} into each Table(...)")
             if isinstance(tables, Table) or not (tables := list(tables)):
                 raise ConfigError("tables must be a list of at least one Table(...)")
+        super().__init__(token, host.observers())
         self._transports = list(make_transports(transport, host))
-        self._token = token
-        self._token_source: tokens.TokenSource | None = None
         if tables:
             made = make_tables(tables, batch_size, host)
             self._open_tables(made, batch_size)
@@ -138,18 +131,10 @@ class Server(Store):
             self._open(Spec.from_example(example), batch_size, num_buffers, lease_timeout, memory)
         if pinned:
             self._lock_pages()
-        self._listeners: list[Listener] = []
-        self._peers: dict[int, Peer] = {}
         self._life = threading.Lock()  # held while transports open: their callbacks must not need it
         self._checkpointing = threading.Lock()
-        self._taps = Taps()
-        self._held = HeldBatches()
         self._publishing = threading.Lock()  # versions reach the listeners in order
-        self._lock = threading.Lock()  # of _peers; held for moments only
-        self._weights: PackedWeights | None = None
         self._versions = itertools.count(1)
-        self._published_at = 0.0
-        self._observers = host.observers()
         self._ticker: metrics.StatsTicker | None = None
 
     @classmethod
@@ -189,7 +174,7 @@ class Server(Store):
                 raise ClosedError("this server was closed; make a new one")
             if self._listeners:
                 return self
-            sink, weights = Sink(self), self._weights
+            sink, weights = ServerSink(self), self._weights
             listeners: list[Listener] = []
             try:
                 for transport in self._transports:
@@ -364,17 +349,6 @@ class Server(Store):
             raise EchoError(f"{self.address} has no port")
         return port
 
-    def peers(self) -> list[Peer]:
-        """The workers connected now, oldest first, each with what it sent, holds and does."""
-        for listener in list(self._listeners):
-            listener.peers()  # native transports bring their Peer objects up to date here
-        with self._lock:
-            return sorted(self._peers.values(), key=lambda peer: peer.connected_at)
-
-    def has(self, peer: Peer) -> bool:
-        """Whether this client is connected."""
-        return self._peers.get(id(peer)) is peer
-
     def stats(self) -> dict[str, float | int | str]:
         """Everything that is counted, as a flat dict ready for a logger: see docs/stats.md for each name."""
         return metrics.server_stats(self)
@@ -384,37 +358,6 @@ class Server(Store):
         now = time.monotonic()
         waits = [f"{p.name} {p.state} for {now - p.state_since:.0f} s" for p in self.peers()[:5]]
         return f"{text} [{'; '.join(waits)}]" if waits else text
-
-    # ---- what the sink reports --------------------------------------------------------------------------------------------
-
-    def _tokens(self) -> tuple[tokens.Token, ...]:
-        if self._token_source is None:
-            self._token_source = tokens.TokenSource(self._token)
-        return self._token_source()
-
-    def _peer_connected(self, peer: Peer) -> None:
-        with self._lock:
-            # Figures and messages go by name: two clients of one process, or of one script, would be one.
-            taken = {other.name for other in self._peers.values() if other.id != peer.id}
-            if peer.name in taken:
-                peer.name = next(name for n in itertools.count(2) if (name := f"{peer.name}#{n}") not in taken)
-            self._peers[id(peer)] = peer
-            self._count_workers(sum(p.role == "worker" for p in self._peers.values()))
-        _log.info("%s %s connected from %s", peer.role, peer.name, peer.address)
-        discovery.notify(self._observers, "echo_peer_connected", peer=peer)
-
-    def _peer_lost(self, peer: Peer, reason: str) -> None:
-        with self._lock:
-            self._peers.pop(id(peer), None)
-            self._count_workers(sum(p.role == "worker" for p in self._peers.values()))
-        self._held.forget(id(peer))
-        for table in self.tables.values():
-            if isinstance(table, StepTable):
-                table.end_streams(peer.id)
-            if table.lease_timeout is not None:
-                table.take_back(id(peer))  # after it is no longer among the peers: see operations._sample
-        _log.log(logging.WARNING if reason else logging.INFO, "%s %s left%s", peer.role, peer.name, f": {reason}" if reason else "")
-        discovery.notify(self._observers, "echo_peer_lost", peer=peer, reason=reason)
 
     def _repr_html_(self) -> str:
         """For notebooks: `stats()` as a table."""

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .server import Server
+    from .state import ServerState
 
 __all__ = ["PATIENCE", "BlockedWorkers"]
 
@@ -22,7 +22,7 @@ class BlockedWorkers:
     def __init__(self) -> None:
         self._told: set[str] = set()  # ids of workers, until they go on
 
-    def look(self, server: Server) -> None:
+    def look(self, server: ServerState) -> None:
         """Log who has waited for longer than `PATIENCE` and was not told of yet."""
         now = time.monotonic()
         waiting = {peer.id: peer for peer in server.peers() if peer.role == "worker" and peer.state == "waiting for space"}
@@ -33,7 +33,7 @@ class BlockedWorkers:
                 _log.warning("worker %s has waited %.0f s for space: %s", peer.name, now - peer.state_since, reason(server))
 
 
-def reason(server: Server) -> str:
+def reason(server: ServerState) -> str:
     """Why workers wait: what the rate limiters say, or, where they would let more in, what else fills the tables."""
     tables = list(server.tables.values())
     limiting = [table for table in tables if "inserts" in table.stats()["blocked"]]

@@ -2,8 +2,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from echo_core.store.door.door cimport Door
 from echo_core.spec.pytree.flattener cimport Flattener
-from echo_core.store.replay.table cimport Labels
-from echo_core.store.stream.ring cimport PageLock, echo_run
+from echo_core.spec.sample_labels cimport Labels
+from echo_core.base.memory.page_lock cimport PageLock
+from echo_core.store.door.echo_run cimport echo_run
 
 cdef extern from "store/local_insert.hpp" namespace "echo" nogil:
     # With the GIL, which it gives away for large copies. `claimed`: a run that the first samples go into, or NULL.
@@ -13,7 +14,7 @@ cdef extern from "store/local_insert.hpp" namespace "echo" nogil:
 # For `Ring.lock_pages` and `Table.lock_pages`; `place`: a `cuda.Place`.
 cdef PageLock page_lock(object place)
 
-cdef class Inlet:
+cdef class LocalInsert:
     cdef Door* door                  # of the store behind it: for what is written to a slot by other hands
     cdef Flattener flattener
     cdef uint32_t leaves

@@ -4,7 +4,7 @@ from typing_extensions import disjoint_base
 from .sampler import Priorities
 
 @disjoint_base
-class Inlet:
+class LocalInsert:
     @property
     def refuses_zero(self) -> bool: ...
 

@@ -6,8 +6,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libcpp.vector cimport vector
 
 from echo_core.spec.pytree.flattener cimport Flattener
-from echo_core.store.replay.table cimport Labels
-from echo_core.store.stream.ring cimport ECHO_CLOSED, ECHO_OK, echo_run
+from echo_core.spec.sample_labels cimport Labels
+from echo_core.store.door.echo_run cimport ECHO_CLOSED, ECHO_OK, echo_run
 from echo_core.store.wait.patience cimport Patience
 
 from echo_core.spec.device import Lent
@@ -19,7 +19,7 @@ cdef enum:
     HELD_BYTES = 32768  # samples larger than this are copied without the GIL (local_insert.hpp), and so held by references of our own
 
 
-cdef class Inlet:
+cdef class LocalInsert:
     """Base of the stores; what differs between them they override."""
 
     cdef int put_one(self, object sample, const Labels* labels, object timeout, str caller) except -1:

@@ -1,8 +1,5 @@
-from echo_core.store.stream.ring cimport Counters, HistogramSnapshot, Ring
-
-cdef class Lease:
-    cdef Ring* ring
-    cdef int buffer
+from echo_core.store.stream.ring cimport Counters, Ring
+from echo_core.store.histogram cimport HistogramSnapshot
 
 cdef class SampleInfo:
     cdef Ring* ring
@@ -15,7 +12,6 @@ cdef class Sample:
     cdef dict arrays
     cdef object drawn(self, str name)
 
-cdef Lease new_lease(Ring* ring, int buffer)
 cdef Sample new_sample(Ring* ring, object batch)
 cdef Sample drawn_sample(object batch, object info, object lease)
 cdef object snapshot(HistogramSnapshot s)

@@ -1,10 +1,11 @@
 # cython: language_level=3
-"""What `Server.sample()` hands out: a batch, the lease that keeps its memory, and figures about the store."""
+"""What `Server.sample()` hands out: a batch, and figures about the store. The lease that keeps the batch's memory is in lease.pyx."""
 from typing import NamedTuple
 
 cimport cython
 
-from echo_core.store.stream.ring cimport Counters, HistogramSnapshot, Ring
+from echo_core.store.stream.ring cimport Counters, Ring
+from echo_core.store.histogram cimport HistogramSnapshot
 
 
 class HistSnapshot(NamedTuple):
@@ -25,29 +26,6 @@ class HistSnapshot(NamedTuple):
 
 cdef object snapshot(HistogramSnapshot s):
     return HistSnapshot(s.count, s.min, s.max, s.mean, s.p50, s.p90, s.p99)
-
-
-@cython.final
-@cython.freelist(16)
-cdef class Lease:
-    """The right to read one batch's memory: base object of every array of the batch.
-
-    The buffer goes back to the writers when the last of those arrays (or of the views made from them) dies. The lease keeps the
-    store's memory alive by itself, so that dropping the server while holding a batch is safe.
-    """
-
-    def __dealloc__(self):
-        if self.ring != NULL:
-            self.ring.give_back(self.buffer)
-            self.ring.release()
-
-
-cdef Lease new_lease(Ring* ring, int buffer):
-    cdef Lease lease = Lease.__new__(Lease)
-    ring.retain()
-    lease.ring = ring
-    lease.buffer = buffer
-    return lease
 
 
 @cython.final

@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t
 
 from echo_core.store.door.door cimport Door
 from echo_core.store.replay.keyed_table cimport KeyedTable
-from echo_core.store.stream.ring cimport echo_run
+from echo_core.store.door.echo_run cimport echo_run
 from echo_core.store.store cimport Store
 
 cdef enum:

@@ -5,9 +5,9 @@ import numpy.typing as npt
 from typing_extensions import disjoint_base
 
 from ..spec.spec import Spec
-from ..wire.transport import StoreMemory
 from .replay.replay_table import ReplayTable
 from .sample import Sample
+from .store_memory import StoreMemory
 from .stream.stream import Stream
 
 # The type does not tell a stream from a server of replay tables, whose `submit` and `submit_batch` return other things.

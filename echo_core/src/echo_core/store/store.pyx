@@ -8,7 +8,7 @@ import os
 
 from libc.stdint cimport int64_t
 
-from echo_core.store.replay.table cimport NEWEST, Labels
+from echo_core.spec.sample_labels cimport NEWEST, Labels
 from echo_core.store.replay.replay_table cimport ReplayTable
 from echo_core.store.stream.stream cimport Stream
 
@@ -242,7 +242,7 @@ cdef class Store(Stream):
             table.reset_histograms()
 
     def _native(self):
-        """PyCapsule "echo_core.store.store" for the native door (include/echo_capi.h); it keeps the store's memory alive."""
+        """PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the store's memory alive."""
         if self.replay is not None:
             return self.replay.native()
         return Stream._native(self)

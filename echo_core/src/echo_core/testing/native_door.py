@@ -46,7 +46,7 @@ class NativeDoor:
         self._capsule = capsule  # keeps the sampler
         get = ctypes.pythonapi.PyCapsule_GetPointer
         get.restype, get.argtypes = c_void_p, (ctypes.py_object, ctypes.c_char_p)
-        self._table = _Table.from_address(get(capsule, b"echo_core.store.sampler"))
+        self._table = _Table.from_address(get(capsule, b"echo_core.sampler"))
         assert self._table.version == 1, f"version {self._table.version} of the native door"
         assert self._table.size >= ctypes.sizeof(_Table), f"{self._table.size} bytes are no echo_sampler"
         self.victims: Callable[[int], Keys] | None = self._victims if self._table.victims else None

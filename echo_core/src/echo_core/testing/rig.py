@@ -12,17 +12,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 from ..base.address import Address
 from ..base.errors import EchoError, EchoTimeoutError
 from ..client.client import Client
 from ..server.server import Server
+from ..wire.transport import Transport
 from .processes import LONG, SLOWER
 from .samples import Tally, example
-
-if TYPE_CHECKING:
-    from .transport import TransportContract
 
 __all__ = ["PATIENCE", "Rig", "drain", "hear", "sever_sockets"]
 
@@ -32,10 +31,20 @@ _spawning = multiprocessing.get_context("spawn")
 _names = itertools.count(1)
 
 
+class Contract(Protocol):
+    """What a rig needs of the `TransportContract` that it plays."""
+
+    connect_options: ClassVar[dict[str, Any]]
+    scratch: Path
+
+    def transport(self, **options: Any) -> Transport: ...
+    def sever(self, server: Server, client: Client, reset: bool) -> None: ...
+
+
 class Rig:
     """Makes what a test needs, over the transport under test, and ends it all afterwards."""
 
-    def __init__(self, contract: TransportContract) -> None:
+    def __init__(self, contract: Contract) -> None:
         self.contract = contract
         self._servers: list[Server] = []
         self._clients: list[Client] = []

@@ -52,14 +52,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from ..base.errors import ConfigError
 from ..base.option_reader import Text, build_options
 from ..base.transport_options import ConnectOptions, ListenOptions
-from ..security.tokens import EVERYTHING
+from ..store.store_memory import StoreMemory
+from .peer import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,43 +68,15 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..base.address import Address
-    from ..server.sink import Sink
     from ..spec.spec import Spec
     from .protocol import Buffer
     from .reservation import Reservation
+    from .sink import Sink
     from .weights import PackedWeights, Weights
 
-__all__ = ["ConnectOptions", "Connection", "Finding", "ListenOptions", "Listener", "Peer", "Pending", "StoreMemory", "Transport"]
+__all__ = ["ConnectOptions", "Connection", "Finding", "ListenOptions", "Listener", "Pending", "Transport"]
 
 Pending = Callable[..., "tuple[dict[str, Any], Buffer]"]  # of a request that was sent: waits for the answer, at most the given seconds
-
-
-@dataclass
-class Peer:
-    """One connected client as the learner sees it. The transport updates it in place."""
-
-    id: str  # 32 hex digits, the same across reconnects
-    name: str
-    address: str
-    role: str = "worker"
-    permissions: frozenset[str] = EVERYTHING  # the roles of its token
-    pid: int = 0
-    host: str = ""
-    connected_at: float = 0.0  # time.time()
-    samples: int = 0  # committed from this client, all its connections together
-    bytes: int = 0  # received on this connection
-    weights_version: int = 0  # newest version it holds whole; 0: none
-    weights_digest: int = 0
-    state: str = "idle"  # "streaming" | "idle" | "waiting for space" | "half a message"
-    state_since: float = 0.0  # time.monotonic()
-
-
-@dataclass(frozen=True)
-class StoreMemory:
-    """How a transport wants the memory of a stream store to be, so that its workers can write to it themselves."""
-
-    spares: int = 2  # further buffers, for batches that have to be moved away from a stalled worker
-    huge_pages: bool = False  # pages of 2 MiB; as many must be free
 
 
 def _shown(address: Address) -> Address:

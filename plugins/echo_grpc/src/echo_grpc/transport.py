@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Self
 
-    from echo_core.server.sink import Sink
     from echo_core.spec.spec import Spec
     from echo_core.wire.channel import Acceptor
+    from echo_core.wire.sink import Sink
     from echo_core.wire.transport import Connection, Listener, ListenOptions
 
 __all__ = ["GrpcClient", "GrpcConnectOptions", "GrpcListenOptions", "GrpcTransport", "GrpcsTransport"]

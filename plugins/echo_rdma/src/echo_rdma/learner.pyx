@@ -17,7 +17,7 @@ cdef class Intake:
     """Takes the samples that come over `wire` into a store, from now on.
 
     Args:
-        store: PyCapsule "echo_core.store.store" (`sink.native`).
+        store: PyCapsule "echo_core.store" (`sink.native`).
         committed: samples of the session that are in the store.
         credit_bytes: by how much the worker may be ahead of the store.
         direct: large messages are received straight into slots.

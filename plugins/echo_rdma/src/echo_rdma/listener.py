@@ -18,7 +18,7 @@ from .channel import RdmaAcceptor, RdmaChannel
 from .lanes import receiver_reads
 
 if TYPE_CHECKING:
-    from echo_core.server.sink import Sink
+    from echo_core.wire.sink import Sink
 
     from .transport import RdmaListenOptions
 

@@ -19,8 +19,8 @@ from .channel import RdmaAcceptor, RdmaChannel, check_family, dial
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from echo_core.server.sink import Sink
     from echo_core.spec.spec import Spec
+    from echo_core.wire.sink import Sink
     from echo_core.wire.transport import Connection, Listener
 
 __all__ = ["RdmaClient", "RdmaConnectOptions", "RdmaListenOptions", "RdmaTransport", "UcxTransport"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ._copier import BROKEN, CLOSED, Copier, lane_bytes
 
 if TYPE_CHECKING:
-    from echo_core.server.sink import Sink
+    from echo_core.wire.sink import Sink
 
 __all__ = ["Lane"]
 

@@ -20,9 +20,9 @@ from .writer import Writer
 if TYPE_CHECKING:
     import numpy as np
 
-    from echo_core.server.sink import Sink
     from echo_core.store.shared.shared_store import SharedStore
     from echo_core.wire.channel.sessions import Session
+    from echo_core.wire.sink import Sink
     from echo_core.wire.weights import PackedWeights
 
     from .lanes import Lane

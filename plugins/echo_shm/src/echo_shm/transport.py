@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from echo_core.base.address import Address
 from echo_core.base.transport_options import ConnectOptions, ListenOptions
 from echo_core.client.client import Client
-from echo_core.wire.transport import Connection, StoreMemory, Transport
+from echo_core.store.store_memory import StoreMemory
+from echo_core.wire.transport import Connection, Transport
 
 from .sockets import UnixAcceptor
 
 if TYPE_CHECKING:
-    from echo_core.server.sink import Sink
     from echo_core.spec.spec import Spec
+    from echo_core.wire.sink import Sink
 
     from .listener import ShmListener
 

@@ -89,7 +89,7 @@ cdef class NativeLearner:
     """Loops that read authenticated sockets into a store.
 
     Args:
-        store: PyCapsule "echo_core.store.store" (`sink.native`).
+        store: PyCapsule "echo_core.store" (`sink.native`).
         threads: loops, one thread each; a client is always served by the same one.
         staging_bytes: memory of one loop for large frames that cannot go straight into slots.
 

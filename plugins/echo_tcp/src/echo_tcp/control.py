@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from echo_core.base.errors import EchoError, ProtocolError
 from echo_core.wire.handshake import ServerHandshake
+from echo_core.wire.peer import Peer
 from echo_core.wire.protocol import MAX_NUMBER, pack_error, parse_request, reply_frame, reply_pieces
-from echo_core.wire.transport import Peer
 
 from ._learner import ADDED, CONTROL, LOST, RECEIPT, NativeLearner
 from .complaints import Seldom
@@ -31,7 +31,7 @@ from .loops import Loops
 from .pending import Pending
 
 if TYPE_CHECKING:
-    from echo_core.server.sink import Sink
+    from echo_core.wire.sink import Sink
 
     from .transport import TcpListenOptions
 

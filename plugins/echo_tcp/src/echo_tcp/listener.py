@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from echo_core.base.address import Address
 from echo_core.wire.network.connection_rate import Turnstile
-from echo_core.wire.transport import Listener, Peer
+from echo_core.wire.peer import Peer
+from echo_core.wire.transport import Listener
 
 from ._learner import NativeLearner
 from .control import Control
@@ -19,7 +20,7 @@ from .loops import Loops
 from .sockets import listen_on
 
 if TYPE_CHECKING:
-    from echo_core.server.sink import Sink
+    from echo_core.wire.sink import Sink
     from echo_core.wire.weights import PackedWeights
 
     from .transport import TcpListenOptions

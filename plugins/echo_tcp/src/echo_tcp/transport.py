@@ -18,8 +18,8 @@ from echo_core.wire.transport import Connection, ListenOptions, Transport
 from .connection import TcpConnection, TcpConnectOptions
 
 if TYPE_CHECKING:
-    from echo_core.server.sink import Sink
     from echo_core.spec.spec import Spec
+    from echo_core.wire.sink import Sink
 
     from .listener import TcpListener
     from .secure import TlsAcceptor

@@ -16,7 +16,7 @@ from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
 from libcpp.vector cimport vector
 
-from echo_core.store.replay.replay_info cimport BatchLease, lease_of
+from echo_core.store.lease cimport ReplayLease, replay_lease
 from echo_core.store.replay.keyed_table cimport KeyedTable
 from echo_core.spec.pytree.flattener cimport Flattener
 from echo_core.store.replay.table cimport Batch, Bytes
@@ -90,7 +90,7 @@ def end_copies(KeyedTable table not None) -> None:
 def _unchanged(KeyedTable table, const uint32_t[::1] rows):
     cdef size_t n = rows.shape[0], kept
     cdef Batch* batch = table.opened().take_batch(n)
-    cdef BatchLease lease = lease_of(table.table, batch)
+    cdef ReplayLease lease = replay_lease(table.table, batch)
     cdef uint32_t[::1] out
     with nogil:
         kept = table.table.copy_some(&rows[0], n, batch)

@@ -25,7 +25,7 @@ cdef const echo_capi* echo_table(uint32_t version) except NULL:
 
 cdef echo_store* echo_store_of(object capsule) except NULL:
     """The store behind `sink.native`. Retain it before a thread of yours outlives the capsule."""
-    return <echo_store*>PyCapsule_GetPointer(capsule, "echo_core.store.store")
+    return <echo_store*>PyCapsule_GetPointer(capsule, "echo_core.store")
 
 
 cdef int echo_leaf_pointers(object spec, object sample, const void** out, list keep) except -1:

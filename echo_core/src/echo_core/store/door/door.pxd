@@ -1,7 +1,7 @@
 # What Cython code of echo_core itself sees of door.hpp. Not for plugins: their door is capi.pxd.
 from libc.stdint cimport uint32_t, uint64_t
 
-from echo_core.store.stream.ring cimport echo_run
+from echo_core.store.door.echo_run cimport echo_run
 
 cdef extern from "store/door/door.hpp" namespace "echo" nogil:
     cdef cppclass Door:

@@ -2,16 +2,16 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp.vector cimport vector
 
 from echo_core.store.door.door cimport Door
-from echo_core.store.local_insert cimport Inlet
+from echo_core.store.local_insert cimport LocalInsert
 from echo_core.store.replay.table cimport Table
-from echo_core.store.replay.python_sampler cimport ToldSampler
+from echo_core.store.replay.python_sampler cimport PythonSampler
 
 
-cdef class KeyedTable(Inlet):
+cdef class KeyedTable(LocalInsert):
     cdef Table* table
     cdef Door* door_labelled    # NULL until somebody writes with labels
     cdef int forks
-    cdef ToldSampler told       # None: the sampler is native
+    cdef PythonSampler told       # None: the sampler is native
     cdef double exponent  # beta
     cdef readonly str name
     cdef readonly object spec, sampler, remover, rng, limiter, lags, lease_timeout

@@ -7,13 +7,13 @@ from typing_extensions import disjoint_base
 
 from ...spec.cuda import Place
 from ...spec.spec import Spec
-from ..local_insert import Inlet
+from ..local_insert import LocalInsert
 from ..sampler import Keys, Priorities, Sampler
 from .policy_lag import Lags
 from .rate_limiters import RateLimiter
 
 @disjoint_base
-class KeyedTable(Inlet):
+class KeyedTable(LocalInsert):
     beta: float
     def __init__(
         self,

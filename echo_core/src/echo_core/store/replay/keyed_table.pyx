@@ -11,9 +11,10 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
 from echo_core.store.door.door cimport Door, open_door
-from echo_core.store.replay.replay_info cimport BatchLease, lease_of
-from echo_core.store.local_insert cimport Inlet, page_lock
-from echo_core.store.replay.table cimport ECHO_SAMPLER_VERSION, NO_LIMIT, Batch, LagLimits, Limits, Rows, Table, bitgen_t, echo_sampler, open_labelled
+from echo_core.store.lease cimport ReplayLease, replay_lease
+from echo_core.store.local_insert cimport LocalInsert, page_lock
+from echo_core.store.replay.labelled.labelled_door cimport open_labelled
+from echo_core.store.replay.table cimport ECHO_SAMPLER_VERSION, NO_LIMIT, Batch, LagLimits, Limits, Rows, Table, bitgen_t, echo_sampler
 from echo_core.store.replay.python_sampler cimport tell
 
 from echo_core.spec.cuda import CudaError
@@ -38,7 +39,7 @@ cdef const echo_sampler* native_of(object sampler, str what, list capsules) exce
     capsule = sampler.native()
     if capsule is None:
         return NULL
-    native = <const echo_sampler*>PyCapsule_GetPointer(capsule, "echo_core.store.sampler")
+    native = <const echo_sampler*>PyCapsule_GetPointer(capsule, "echo_core.sampler")
     if native.version != ECHO_SAMPLER_VERSION:
         raise ConfigError(
             f"{what} {type(sampler).__name__} was built against echo sampler API {native.version}, this echo-core has "
@@ -47,7 +48,7 @@ cdef const echo_sampler* native_of(object sampler, str what, list capsules) exce
     return native
 
 
-cdef class KeyedTable(Inlet):
+cdef class KeyedTable(LocalInsert):
     """Base of `ReplayTable`."""
 
     def __cinit__(self):
@@ -282,13 +283,13 @@ cdef class KeyedTable(Inlet):
         cdef size_t n = checked.size
         cdef uint8_t[::1] flags
         cdef Batch* batch
-        cdef BatchLease lease
+        cdef ReplayLease lease
         if n == 0:
             raise ValueError("peek() of no keys")
         here = np.empty(n, np.bool_)
         flags = here.view(np.uint8)
         batch = self.table.take_batch(n)
-        lease = lease_of(self.table, batch)
+        lease = replay_lease(self.table, batch)
         with nogil:
             self.table.find(&k[0], n, batch, &flags[0])
             self.table.gather_known(batch, &flags[0])

@@ -3,7 +3,7 @@ from libcpp.vector cimport vector
 
 from echo_core.store.replay.table cimport Batch, Change, Table
 
-cdef class ToldSampler:
+cdef class PythonSampler:
     cdef Table* table
     cdef object sampler, rng, lock
     cdef vector[Change] log  # of what the sampler has not been told, from `told` on
@@ -19,4 +19,4 @@ cdef class ToldSampler:
     cdef bint ask_another(self, Batch* batch, uint32_t at) except -1
     cdef int check(self, uint64_t key) except -1
 
-cdef ToldSampler tell(Table* table, object sampler, object rng, object lock)
+cdef PythonSampler tell(Table* table, object sampler, object rng, object lock)

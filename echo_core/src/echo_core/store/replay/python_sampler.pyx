@@ -16,15 +16,15 @@ cdef enum:
     POLITE = 8  # gathers of one batch before writers are held for one
 
 
-cdef ToldSampler tell(Table* table, object sampler, object rng, object lock):
+cdef PythonSampler tell(Table* table, object sampler, object rng, object lock):
     """`lock` is held in every call of the sampler."""
-    cdef ToldSampler told = ToldSampler.__new__(ToldSampler)
+    cdef PythonSampler told = PythonSampler.__new__(PythonSampler)
     told.table, told.sampler, told.rng, told.lock = table, sampler, rng, lock
     return told
 
 
 @cython.final
-cdef class ToldSampler:
+cdef class PythonSampler:
     """Of one table, which outlives it."""
 
     cdef int draw(self, Batch* batch) except -1:

@@ -2,19 +2,10 @@ from echo_core.spec.pytree.flattener cimport Flattener
 from echo_core.store.replay.table cimport Batch, Table, TableCounters
 from echo_core.store.sample cimport Sample
 
-cdef class BatchLease:
-    cdef Table* table
-    cdef Batch* batch
-    cdef dict drawn(self)
-
 cdef class ReplayInfo:
     cdef TableCounters counters
     cdef object lease
     cdef bint versioned
     cdef readonly str table
 
-cdef class DrawnCopy:
-    cdef dict arrays
-
-cdef BatchLease lease_of(Table* table, Batch* batch)
 cdef Sample drawn_batch(Table* table, str name, Batch* batch, Flattener flattener)

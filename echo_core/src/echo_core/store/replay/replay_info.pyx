@@ -1,46 +1,13 @@
 # cython: language_level=3
-"""What a replay table hands out beside a batch: the lease of its memory, what was drawn with which probability, and figures."""
+"""What a replay table hands out beside a batch: figures about the table and about what was drawn."""
 import numpy as np
 
 cimport cython
 
 from echo_core.spec.pytree.flattener cimport Flattener
+from echo_core.store.lease cimport ReplayLease, replay_lease
 from echo_core.store.replay.table cimport Batch, Table, TableCounters
 from echo_core.store.sample cimport Sample, drawn_sample
-
-from echo_core.spec.spec import Spec
-
-cdef Flattener DRAWN = Spec.from_example(
-    {"keys": np.uint64(0), "probabilities": np.float64(0), "versions": np.uint64(0), "weights": np.float32(0)}).flattener
-
-
-@cython.final
-@cython.freelist(16)
-cdef class BatchLease:
-    """The right to read one batch's memory, and base object of its arrays: the next batch uses it once the last of them is gone."""
-
-    def __dealloc__(self):
-        if self.table != NULL:
-            self.table.give_back(self.batch)
-            self.table.release()
-
-    cdef dict drawn(self):
-        cdef char* data[4]
-        data[0] = <char*>self.batch.keys
-        data[1] = <char*>self.batch.probabilities
-        data[2] = <char*>self.batch.versions
-        data[3] = <char*>self.batch.weights
-        return DRAWN.arrays(data, self.batch.n, self)
-
-    def drawn_arrays(self) -> dict:
-        """`keys`, `probabilities`, `versions` and `weights`, as arrays over the batch's memory."""
-        return self.drawn()
-
-    def copied(self) -> DrawnCopy:
-        cdef DrawnCopy copy = DrawnCopy.__new__(DrawnCopy)
-        copy.arrays = {name: array.copy() for name, array in self.drawn().items()}
-        return copy
-
 
 @cython.final
 @cython.freelist(16)
@@ -137,28 +104,9 @@ cdef class ReplayInfo:
         return f"ReplayInfo(table={self.table!r}, store_size={self.store_size}, inserted={self.inserted}, sampled={self.sampled})"
 
 
-@cython.final
-cdef class DrawnCopy:
-    """Copies of a batch's `keys`, `probabilities`, `versions` and `weights`."""
-
-    def drawn_arrays(self) -> dict:
-        return self.arrays
-
-    def copied(self) -> DrawnCopy:
-        return self
-
-
-cdef BatchLease lease_of(Table* table, Batch* batch):
-    cdef BatchLease lease = BatchLease.__new__(BatchLease)
-    table.retain()
-    lease.table = table
-    lease.batch = batch
-    return lease
-
-
 cdef Sample drawn_batch(Table* table, str name, Batch* batch, Flattener flattener):
     """A batch that was drawn, gathered and weighed, as people see it."""
-    cdef BatchLease lease = lease_of(table, batch)
+    cdef ReplayLease lease = replay_lease(table, batch)
     cdef ReplayInfo info = ReplayInfo.__new__(ReplayInfo)
     info.counters, info.table, info.lease, info.versioned = table.counters(), name, lease, table.keeps_versions()
     return drawn_sample(flattener.arrays(batch.leaf.data(), batch.n, lease), info, lease)

@@ -12,8 +12,10 @@ from echo_core.store.door.door cimport Door, open_door
 from echo_core.store.replay.replay_info cimport ReplayInfo, drawn_batch
 from echo_core.store.local_insert cimport copy_in
 from echo_core.store.replay.keyed_table cimport KeyedTable, exponent_of
-from echo_core.store.replay.table cimport NEWEST, Batch, Labels, TableCounters, open_labelled, kClosed, kDrawn, kNothing
-from echo_core.store.stream.ring cimport echo_run
+from echo_core.spec.sample_labels cimport NEWEST, Labels
+from echo_core.store.replay.table cimport Batch, TableCounters, kClosed, kDrawn, kNothing
+from echo_core.store.replay.labelled.labelled_door cimport open_labelled
+from echo_core.store.door.echo_run cimport echo_run
 from echo_core.store.sample cimport Sample, snapshot
 from echo_core.store.wait.patience cimport Patience
 
@@ -25,7 +27,7 @@ _log = logging.getLogger("echo")
 
 
 cdef void release_capsule(object capsule) noexcept:
-    (<Door*>PyCapsule_GetPointer(capsule, "echo_core.store.store")).release()
+    (<Door*>PyCapsule_GetPointer(capsule, "echo_core.store")).release()
 
 
 cdef class ReplayTable(KeyedTable):
@@ -256,12 +258,12 @@ cdef class ReplayTable(KeyedTable):
         (&self.opened().connections).store(<int64_t>workers)
 
     def native(self, labelled=False):
-        """PyCapsule "echo_core.store.store" for the native door (include/echo_capi.h); it keeps the table's memory alive.
+        """PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the table's memory alive.
 
         labelled: with one leaf more, see labels.py."""
         cdef Door* door = self.new_door(labelled)
         try:
-            return PyCapsule_New(door, "echo_core.store.store", release_capsule)
+            return PyCapsule_New(door, "echo_core.store", release_capsule)
         except BaseException:
             door.release()
             raise

@@ -6,8 +6,10 @@ from libcpp.memory cimport unique_ptr
 from libcpp.pair cimport pair
 from libcpp.vector cimport vector
 
-from echo_core.store.door.door cimport Door
-from echo_core.store.stream.ring cimport Histogram, PageLock, echo_run
+from echo_core.spec.sample_labels cimport Labels
+from echo_core.store.histogram cimport Histogram
+from echo_core.base.memory.page_lock cimport PageLock
+from echo_core.store.door.echo_run cimport echo_run
 
 cdef extern from "echo_sampler.h" nogil:
     int ECHO_SAMPLER_VERSION
@@ -18,15 +20,6 @@ cdef extern from "echo_sampler.h" nogil:
 cdef extern from "numpy/random/bitgen.h" nogil:
     ctypedef struct bitgen_t:
         pass
-
-cdef extern from "spec/sample_labels.hpp" namespace "echo" nogil:
-    cdef cppclass Labels:
-        Labels()
-        const double* priorities
-        uint64_t* keys
-        uint64_t version
-
-    uint64_t NEWEST "echo::Labels::kNewest"
 
 cdef extern from *:
     ctypedef char Bytes "char[]"
@@ -141,6 +134,3 @@ cdef extern from "store/replay/table.hpp" namespace "echo::replay" nogil:
         vector[pair[uint64_t, uint64_t]] version_counts()
         atomic[int64_t] connections
         Histogram copy, ingest_round
-
-cdef extern from "store/replay/labelled/labelled_door.hpp" namespace "echo::replay" nogil:
-    Door* open_labelled(Table*) except +

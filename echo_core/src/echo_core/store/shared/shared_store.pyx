@@ -14,8 +14,8 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from echo_core.store.door.capi cimport echo_run
-from echo_core.store.stream.ring cimport Ring, now_ns
-from echo_core.store.stream.ring cimport echo_run as ring_run
+from echo_core.store.stream.ring cimport Ring, echo_run as ring_run
+from echo_core.store.wait.clock cimport now_ns
 from echo_core.store.store cimport Store
 
 from echo_core.base.errors import ProtocolError

@@ -4,10 +4,10 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from echo_core.spec.pytree.flattener cimport Flattener
-from echo_core.store.replay.replay_info cimport BatchLease
+from echo_core.store.lease cimport ReplayLease
 from echo_core.store.replay.table cimport Table
 from echo_core.store.replay.replay_table cimport ReplayTable
-from echo_core.store.stream.ring cimport echo_run
+from echo_core.store.door.echo_run cimport echo_run
 
 cdef extern from "store/steps/steps.hpp" namespace "echo::replay" nogil:
     cdef struct Cut:
@@ -65,4 +65,4 @@ cdef class StepTable(ReplayTable):
     cdef Flattener batch_flattener, next_flattener, figures_flattener
     cdef readonly object layout, step
 
-    cdef list trees(self, BatchLease lease)
+    cdef list trees(self, ReplayLease lease)

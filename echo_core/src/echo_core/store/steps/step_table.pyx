@@ -7,12 +7,13 @@ from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
 from echo_core.store.door.door cimport Door, open_door
-from echo_core.store.replay.replay_info cimport BatchLease
+from echo_core.store.lease cimport ReplayLease
 from echo_core.store.local_insert cimport copy_in
 from echo_core.spec.pytree.flattener cimport Flattener
-from echo_core.store.replay.table cimport Labels, Rows
+from echo_core.spec.sample_labels cimport Labels
+from echo_core.store.replay.table cimport Rows
 from echo_core.store.replay.replay_table cimport ReplayTable
-from echo_core.store.stream.ring cimport echo_run
+from echo_core.store.door.echo_run cimport echo_run
 from echo_core.store.sample cimport Sample
 
 from echo_core.base.errors import EchoError, UnknownTableError
@@ -129,10 +130,10 @@ cdef class StepTable(ReplayTable):
         cdef Sample drawn = ReplayTable.draw(self, n, timeout, beta, borrower)
         if drawn is None:
             return None
-        trees = self.trees(<BatchLease>drawn.lease)
+        trees = self.trees(<ReplayLease>drawn.lease)
         return self.layout.sample(trees, drawn.info, drawn.keys, drawn.probabilities, drawn.weights)
 
-    cdef list trees(self, BatchLease lease):
+    cdef list trees(self, ReplayLease lease):
         """The parts of a batch over its memory: behind the spans, in the order of the layout."""
         cdef char** leaf = lease.batch.leaf.data() + 1
         cdef list trees = [self.batch_flattener.arrays(leaf, lease.batch.n, lease)]
@@ -149,7 +150,7 @@ cdef class StepTable(ReplayTable):
         lease = tree["echo"].base
         keys = np.array(keys, np.uint64)
         ones = np.ones(len(keys))
-        return self.layout.sample(self.trees(<BatchLease?>lease), None, keys, ones, ones.astype(np.float32)), here
+        return self.layout.sample(self.trees(<ReplayLease?>lease), None, keys, ones, ones.astype(np.float32)), here
 
     def update_items(self, keys, leaves):
         raise EchoError(

@@ -1,34 +1,12 @@
 # What Cython code of echo_core itself sees of ring.hpp. Not for plugins: their door is capi.pxd.
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic
 from libcpp.vector cimport vector
 
-cdef extern from "echo_capi.h" nogil:
-    ctypedef struct echo_run:
-        uint32_t buffer
-        uint32_t slot
-        uint32_t count
-        uint32_t reserved
-    int ECHO_OK, ECHO_FULL, ECHO_CLOSED, ECHO_TIMEOUT, ECHO_READY
-
-cdef extern from "store/histogram.hpp" namespace "echo" nogil:
-    cdef cppclass HistogramSnapshot "echo::Histogram::Snapshot":
-        uint64_t count, min, max, p50, p90, p99
-        double mean
-
-    cdef cppclass Histogram:
-        void record(uint64_t)
-        HistogramSnapshot snapshot()
-        void reset()
-
-cdef extern from "store/wait/event_count.hpp" namespace "echo" nogil:
-    int64_t now_ns()
-
-cdef extern from "base/memory/page_lock.hpp" namespace "echo" nogil:
-    cdef cppclass PageLock:
-        PageLock()
-        PageLock(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t)
+from echo_core.base.memory.page_lock cimport PageLock
+from echo_core.store.door.echo_run cimport echo_run
+from echo_core.store.histogram cimport Histogram
 
 cdef extern from "store/stream/gil_handoff.hpp" namespace "echo" nogil:
     cdef cppclass Side:

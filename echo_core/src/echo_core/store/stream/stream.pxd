@@ -1,10 +1,10 @@
 from libc.stdint cimport int64_t, uint64_t
 
 from echo_core.store.door.door cimport Door
-from echo_core.store.local_insert cimport Inlet
+from echo_core.store.local_insert cimport LocalInsert
 from echo_core.store.stream.ring cimport Ring
 
-cdef class Stream(Inlet):
+cdef class Stream(LocalInsert):
     cdef Ring* ring                 # NULL until open
     cdef int64_t lease_timeout_ns
     cdef int memory_fd              # of the memfd, -1 for private memory

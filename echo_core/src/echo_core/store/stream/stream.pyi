@@ -3,11 +3,11 @@ from typing import Any
 from typing_extensions import disjoint_base
 
 from ...spec.spec import Spec
-from ..local_insert import Inlet
+from ..local_insert import LocalInsert
 from ..sample import HistSnapshot
 
 @disjoint_base
-class Stream(Inlet):
+class Stream(LocalInsert):
     @property
     def spec(self) -> Spec: ...
     def reset_histograms(self) -> None: ...

@@ -9,10 +9,13 @@ from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
 from echo_core.store.door.door cimport Door, open_door
-from echo_core.store.local_insert cimport Inlet, copy_in, page_lock
-from echo_core.store.replay.table cimport Labels
-from echo_core.store.stream.ring cimport Counters, Ring, echo_run, now_ns
-from echo_core.store.sample cimport Lease, new_lease, new_sample, snapshot
+from echo_core.store.local_insert cimport LocalInsert, copy_in, page_lock
+from echo_core.spec.sample_labels cimport Labels
+from echo_core.store.stream.ring cimport Counters, Ring
+from echo_core.store.door.echo_run cimport echo_run
+from echo_core.store.wait.clock cimport now_ns
+from echo_core.store.lease cimport StreamLease, stream_lease
+from echo_core.store.sample cimport new_sample, snapshot
 from echo_core.store.wait.patience cimport SLICE_NS, deadline_of, first_sleep, slice_of
 
 from echo_core.base.memory import memfd
@@ -34,10 +37,10 @@ cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, o
 
 
 cdef void release_capsule(object capsule) noexcept:
-    (<Door*>PyCapsule_GetPointer(capsule, "echo_core.store.store")).release()
+    (<Door*>PyCapsule_GetPointer(capsule, "echo_core.store")).release()
 
 
-cdef class Stream(Inlet):
+cdef class Stream(LocalInsert):
     """A ring of batch buffers, from its memory to its figures; none until `open`. `Store` says who may use it, and when."""
 
     def __cinit__(self):
@@ -138,13 +141,13 @@ cdef class Stream(Inlet):
         cdef vector[char*] heap_data
         cdef char** data = inline_data
         cdef uint32_t i
-        cdef Lease lease
+        cdef StreamLease lease
         cdef int buffer = self.ring.take()
         if buffer < 0:
             buffer = self.wait_batch(timeout)
             if buffer < 0:
                 return None
-        lease = new_lease(self.ring, buffer)
+        lease = stream_lease(self.ring, buffer)
         if self._tap_wish is not None:
             self.grant(buffer)
         if self.leaves > INLINE_LEAVES:
@@ -270,7 +273,7 @@ cdef class Stream(Inlet):
     def _native(self):
         cdef Door* door = open_door(self.opened())
         try:
-            return PyCapsule_New(door, "echo_core.store.store", release_capsule)
+            return PyCapsule_New(door, "echo_core.store", release_capsule)
         except BaseException:
             door.release()
             raise

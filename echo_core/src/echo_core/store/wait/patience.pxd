@@ -1,7 +1,7 @@
 # How waiting calls of the stores count time. Internal to echo_core.
 from libc.stdint cimport int64_t
 
-from echo_core.store.stream.ring cimport now_ns
+from echo_core.store.wait.clock cimport now_ns
 
 cdef enum:
     MAIN_SLICE_NS = 80000000    # first sleep of the main thread: a signal ends it at once, unless it came just before the sleep began

@@ -8,7 +8,7 @@ cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t
 
-from echo_core.store.stream.ring cimport now_ns
+from echo_core.store.wait.clock cimport now_ns
 
 from echo_core.base.memory.cgroup import memory_left
 from echo_core.base.errors import EchoTimeoutError

@@ -3,7 +3,8 @@
 
 | file          | what it has                                                          |
 |---------------|----------------------------------------------------------------------|
-| base.py       | `Channel`, `Acceptor`, `ChannelTransport`: what an author writes      |
+| channel.py    | `Channel` and `Acceptor`: what an author writes                       |
+| transport.py  | `ChannelTransport`, which makes a whole transport of them             |
 | link.py       | frames over a channel after its handshake, and the writing thread     |
 | connection.py | the worker's end as its callers see it                                |
 | uplink.py     | the worker's session: its state, and the thread that keeps it alive   |
@@ -11,12 +12,25 @@
 | listener.py   | the learner's end: accept, publish, count, close                      |
 | served.py     | one client of a listener                                              |
 | sessions.py   | what a learner remembers of its clients between their connections     |
-| fair_lock.py       | whose turn it is to put samples into the store                        |
+| fair_lock.py  | whose turn it is to put samples into the store                        |
 | calls.py      | requests and answers, both ways                                       |
 """
 
 from __future__ import annotations
 
-from .base import Acceptor, Channel, ChannelTransport
+from typing import TYPE_CHECKING, Any
+
+from .channel import Acceptor, Channel
+
+if TYPE_CHECKING:
+    from .transport import ChannelTransport
 
 __all__ = ["Acceptor", "Channel", "ChannelTransport"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "ChannelTransport":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .transport import ChannelTransport  # when it is used: the files of this folder import the package first
+
+    return ChannelTransport

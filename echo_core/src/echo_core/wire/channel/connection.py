@@ -29,8 +29,8 @@ from ..gather import Row
 from ..reservation import Reservation
 from ..transport import Connection
 from ..weights import Weights, unpack
-from .base import Channel
 from .calls import Handler, Question
+from .channel import Channel
 from .uplink import Uplink
 
 __all__ = ["ChannelConnection"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-__all__ = ["Turn"]
+__all__ = ["FairLock"]
 
 
-class Turn:
+class FairLock:
     """Whose turn it is to put samples into the store.
 
     One at a time, because a batch leaves the store as soon as it is complete: if a thread could

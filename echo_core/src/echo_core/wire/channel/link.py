@@ -20,7 +20,7 @@ import numpy as np
 from ...base.errors import ConnectionClosedError, EchoError, EchoTimeoutError
 from ..handshake import ClientHandshake, ServerHandshake
 from ..protocol import HEADER_BYTES, Buffer, Header, Kind, frame, parse_header
-from .base import Channel
+from .channel import Channel
 
 __all__ = ["Gate", "Link", "Work", "deadline", "run_handshake", "wait_until"]
 

@@ -7,22 +7,23 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...base.errors import ConnectionClosedError, ProtocolError
 from ...base.transport_options import ListenOptions
 from ...security.tokens import TokenSource
+from ..peer import Peer
 from ..scatter import Inserter
-from ..transport import Listener, Peer
-from .base import Acceptor
-from .fair_lock import Turn
-from .served import ServedClient
+from ..transport import Listener
+from .channel import Acceptor
+from .fair_lock import FairLock
+from .served import Host, Intake, ServedClient
 from .sessions import Sessions
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from ...server.sink import Sink
+    from ..sink import Sink
     from ..weights import PackedWeights
 
 __all__ = ["ChannelListener"]
@@ -34,14 +35,7 @@ CROWDED_SECONDS = 2.0  # in a crowd a handshake may be thrown out after so long
 COMPLAINT_PAUSE = 1.0  # seconds between two log lines about strangers
 
 
-class Intake(NamedTuple):
-    """One table, or the stream: those who wait for its space do so in turns, and delay nobody at another."""
-
-    turn: Turn
-    inserter: Inserter
-
-
-class ChannelListener(Listener):
+class ChannelListener(Listener, Host):
     """See `echo_core.wire.transport.Listener`; made by `ChannelTransport.listen`."""
 
     served: ClassVar[type[ServedClient]] = ServedClient
@@ -115,11 +109,10 @@ class ChannelListener(Listener):
                     channel.close()
 
     def intake(self, sink: Sink) -> Intake:
-        """Where the samples of `sink`'s clients go in."""
         with self._lock:
             name = sink.table_name
             if name not in self._intakes:
-                self._intakes[name] = Intake(Turn(), Inserter(sink.native))
+                self._intakes[name] = Intake(FairLock(), Inserter(sink.native))
             return self._intakes[name]
 
     def _make_room(self) -> None:
@@ -135,13 +128,11 @@ class ChannelListener(Listener):
                     self._room.wait(min(left, 0.1))
 
     def decided(self, client: ServedClient) -> None:
-        """Its handshake is over, well or not."""
         with self._room:
             self._pending.pop(client, None)
             self._room.notify_all()
 
     def take_place(self, client: ServedClient) -> bool:
-        """Its handshake went well. False: others were quicker to take the last place."""
         self.decided(client)
         with self._lock:
             free = len(self._admitted) < self.options.max_connections
@@ -219,13 +210,11 @@ class ChannelListener(Listener):
 
     @property
     def tokens(self) -> Sequence[bytes]:
-        """Those that let a client in now."""
         if not self.options.auth:
             return ()
         return self.sink.tokens if self._own_tokens is None else self._own_tokens()
 
     def cannot_serve(self) -> tuple[str, str] | None:
-        """Code and text of a refusal, if no more clients can be taken."""
         if self._closing.is_set():
             return "shutdown", "this learner is closing"
         if len(self._admitted) >= self.options.max_connections:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...base.errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError
 from ..handshake import ServerHandshake
+from ..peer import Peer
 from ..protocol import (
     LAST,
     MORE,
@@ -24,16 +26,19 @@ from ..protocol import (
     frame,
     weights_frames,
 )
-from ..transport import Peer
-from .base import Channel
 from .calls import Calls, answer
+from .channel import Channel
 from .link import LOG_AFTER, Gate, Link, Work, deadline, run_handshake, wait_until
-from .sessions import Session
+from .sessions import Session, Sessions
 
 if TYPE_CHECKING:
-    from .listener import ChannelListener
+    from ...base.transport_options import ListenOptions
+    from ..scatter import Inserter
+    from ..sink import Sink
+    from ..weights import PackedWeights
+    from .fair_lock import FairLock
 
-__all__ = ["ServedClient"]
+__all__ = ["Host", "Intake", "ServedClient"]
 
 log = logging.getLogger("echo")
 
@@ -46,6 +51,55 @@ TURN_ROWS = 256  # samples of one client before it is another's turn
 STREAMING_SECONDS = 1.0  # how long after its last byte a client still counts as streaming
 
 
+class Intake(NamedTuple):
+    """One table, or the stream: clients that wait for its space take turns, and delay nobody at another table."""
+
+    turn: FairLock
+    inserter: Inserter
+
+
+class Host:
+    """What a served client needs of the listener that serves it."""
+
+    sink: Sink
+    options: ListenOptions
+    sessions: Sessions
+    newest: PackedWeights | None
+
+    @property
+    @abstractmethod
+    def tokens(self) -> Sequence[bytes]:
+        """Tokens that let a client in now."""
+
+    @abstractmethod
+    def cannot_serve(self) -> tuple[str, str] | None:
+        """Code and text of a refusal, if no more clients can be taken."""
+
+    @abstractmethod
+    def take_place(self, client: ServedClient) -> bool:
+        """Its handshake went well. False: others were quicker to take the last place."""
+
+    @abstractmethod
+    def decided(self, client: ServedClient) -> None:
+        """Its handshake is over, well or not."""
+
+    @abstractmethod
+    def turned_away(self, address: str, error: Exception) -> None:
+        """Its handshake failed: counted and logged."""
+
+    @abstractmethod
+    def intake(self, sink: Sink) -> Intake:
+        """Where the samples of `sink`'s clients go in."""
+
+    @abstractmethod
+    def gone(self, client: ServedClient) -> None:
+        """Its thread ends."""
+
+    @abstractmethod
+    def count(self, name: str, n: int = 1) -> None:
+        """Add to one of the listener's counters."""
+
+
 class ServedClient:
     """A client from its first byte to its last.
 
@@ -53,7 +107,7 @@ class ServedClient:
     that stops in the middle of one holds nothing but its own memory.
     """
 
-    def __init__(self, listener: ChannelListener, channel: Channel) -> None:
+    def __init__(self, listener: Host, channel: Channel) -> None:
         self.listener = listener
         self.peer = Peer(id="", name="", address=channel.peer)
         self.gate = Gate()

@@ -34,8 +34,8 @@ from ...spec.spec import Spec
 from ..handshake import ClientHandshake
 from ..protocol import REPLY, TO_WORKER, U64, Buffer, Header, Kind, WeightsAssembler, frame
 from ..weights import verify
-from .base import Channel
 from .calls import Calls, Handler, answer
+from .channel import Channel
 from .link import Gate, Link, Work, deadline, run_handshake, wait_until
 from .window import Window
 

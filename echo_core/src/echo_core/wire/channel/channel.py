@@ -1,23 +1,17 @@
-"""What the author of a transport over a byte stream writes: `Channel`, `Acceptor`, and two methods.
-
-`ChannelTransport` turns them into a whole transport; see docs/plugins/transport.md.
-"""
+"""What the author of a transport over a byte stream writes: `Channel` and `Acceptor`. `ChannelTransport` turns them into a whole transport."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..protocol import Buffer
-from ..transport import Connection, Listener, Transport
 
 if TYPE_CHECKING:
     from ...base.address import Address
-    from ...server.sink import Sink
-    from ...spec.spec import Spec
 
-__all__ = ["Acceptor", "Channel", "ChannelTransport"]
+__all__ = ["Acceptor", "Channel"]
 
 Produce = Callable[[], Sequence[Buffer] | None]
 
@@ -85,30 +79,3 @@ class Acceptor(ABC):
     def counts(self) -> Mapping[str, int]:
         """What it counts itself, from any thread at any time: added to what the listener counts under the same names."""
         return {}
-
-
-class ChannelTransport(Transport):
-    """A transport over anything that carries bytes in order: implement `dial` and `bind`."""
-
-    @classmethod
-    @abstractmethod
-    def dial(cls, address: Address, options: Any, timeout: float) -> Channel:
-        """Reach the learner at `address`. OSError if it cannot be reached now: it is tried again.
-
-        `options` is the `ConnectOptions` in use; `timeout`, in seconds, bounds one attempt.
-        """
-
-    @abstractmethod
-    def bind(self) -> Acceptor:
-        """Take the address that `self.options` describe. OSError if that is not possible."""
-
-    def listen(self, sink: Sink) -> Listener:
-        from .listener import ChannelListener
-
-        return ChannelListener.on(self.bind(), sink, self.options)
-
-    @classmethod
-    def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
-        from .connection import ChannelConnection
-
-        return ChannelConnection(cls.dial, address, spec, cls.connect_options(address, options))

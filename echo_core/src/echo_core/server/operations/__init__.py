@@ -1,0 +1,48 @@
+"""What clients may ask a server by `request()`, each operation with the roles that it takes (without roles: admin).
+
+An operation is given the server: closures over it would be a reference cycle, and a dropped server would live on, listening, until the
+garbage collector came by.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ... import __version__
+from ...security.tokens import needs
+from ..metrics import server_stats
+from .draws import item, layout, sample
+from .items import ack, delete, insert, peek, priority_histogram, top, update_items, update_priorities
+from .looks import tap
+from .operation import Answer, Operation, of_clients
+
+if TYPE_CHECKING:
+    from ...wire.peer import Peer
+    from ..state import ServerState
+
+__all__ = ["OPERATIONS", "Answer", "Operation"]
+
+
+def _specs(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
+    return {name: table.spec.to_json() for name, table in server.tables.items()}, b""
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    "stats": needs("write", "read")(lambda server, peer, body, blob: (server_stats(server), b"")),
+    "ping": needs("write", "read")(lambda server, peer, body, blob: ({"time": time.time(), "version": __version__}, blob)),
+    "tables": needs("write", "read")(_specs),
+    "update_priorities": needs("read")(of_clients(update_priorities)),
+    "delete": needs("admin")(of_clients(delete)),
+    "sample": needs("read")(of_clients(sample)),
+    "layout": needs("write", "read")(of_clients(layout)),
+    "item": needs("read")(of_clients(item)),
+    "peek": needs("read")(of_clients(peek)),
+    "update_items": needs("read")(of_clients(update_items)),
+    "top": needs("read")(of_clients(top)),
+    "priority_histogram": needs("read")(of_clients(priority_histogram)),
+    "ack": needs("read")(of_clients(ack)),
+    "insert": needs("write")(of_clients(insert)),
+    "tap": needs("read")(tap),
+}

@@ -1,0 +1,107 @@
+"""Operations that draw: batches of replay tables, and the items of tables of steps that are larger than a message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from ...base.errors import EchoError, EchoTimeoutError
+from ...store.steps.step_table import StepTable
+from ...wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, max_rows, pieces
+from ..large_draws import MOST_BYTES
+from .operation import Answer, count_of, table_of
+
+if TYPE_CHECKING:
+    from ...store.replay.replay_table import ReplayTable
+    from ...store.steps.step_layout import StepSample
+    from ...wire.peer import Peer
+    from ..state import ServerState
+
+__all__ = ["item", "layout", "sample"]
+
+
+def sample(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
+    """One batch, if there is one now: a server answers requests one after another, and must not wait in one.
+
+    One that is larger than a message has a number, which the client chose, and is fetched in parts; the first draws all of it.
+    """
+    table = table_of(server, body)
+    layout = table.layout if isinstance(table, StepTable) else None
+    keys_only = layout is not None and body.get("keys_only") is True
+    fit = max_rows(table.spec) if layout is None else MAX_KEYS if keys_only else MAX_BYTES // (layout.item_bytes + DRAWN)
+    if "batch" not in body:
+        figures, columns = _drawn(server, peer, table, count_of(body, fit), body, keys_only)
+        return figures, pieces(*columns)
+    n = count_of(body, fit * (MOST_BYTES // MAX_BYTES))
+    number, start, rows = (body.get(name) for name in ("batch", "start", "rows"))
+    if type(number) is not int or type(start) is not int or type(rows) is not int or not (0 <= start < n and 1 <= rows <= min(fit, n - start)):
+        raise EchoError(f"a part of a batch of {n} needs whole numbers as batch, start and rows, and at most {fit} rows")
+    if start == 0:
+        figures, columns = _drawn(server, peer, table, n, body, keys_only)
+        if not columns:
+            return figures, b""
+        server._held.put(id(peer), number, figures, columns)
+        if not server.has(peer):
+            server._held.forget(id(peer))
+            return {"gone": True}, b""
+    part = server._held.part(id(peer), number, start, rows)
+    return ({"gone": True}, b"") if part is None else (part[0], pieces(*part[1]))
+
+
+def _drawn(
+    server: ServerState, peer: Peer, table: ReplayTable, n: int, body: dict[str, Any], keys_only: bool
+) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """A batch: figures about it, and its columns; none where there is no batch now."""
+    import optree
+
+    beta = body.get("beta")
+    if beta is not None and type(beta) not in (int, float):
+        raise EchoError(f"beta must be a number from 0 to 1, not {beta!r}")
+    borrower = 0 if table.lease_timeout is None else id(peer)
+    try:
+        drawn = table.draw(n, 0, beta, borrower)
+    except EchoTimeoutError:
+        return {"wait": table.who_blocks_learner(n)}, []
+    if drawn is None:
+        return {"closed": True}, []
+    if borrower and not server.has(peer):  # it left meanwhile, and what it had was taken back before this batch was drawn
+        table.take_back(borrower)
+    if keys_only:
+        leaves = []
+    elif isinstance(table, StepTable):
+        leaves = table.layout.to_leaves(cast("StepSample", drawn))
+    else:
+        leaves = optree.tree_leaves(drawn.batch, namespace=table.spec.namespace)
+    info = drawn.info
+    figures = {"store_size": info.store_size, "inserted": info.inserted, "sampled": info.sampled, "redrawn": info.redrawn}
+    figures["beta"] = table.beta if beta is None else beta
+    columns = [drawn.keys, drawn.probabilities, *leaves]
+    if table.lags is not None:
+        figures |= {"versions": True, "policy_version": info.policy_version, "lag_weight": table.lags.weight}
+        columns.append(info.policy_versions)
+    return figures, columns
+
+
+def item(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
+    """Part of one leaf of an item over steps that is larger than a message: `n` bytes from `start` on."""
+    table = table_of(server, body)
+    n = count_of(body, MAX_BYTES)
+    key, leaf, start = (body.get(name) for name in ("key", "leaf", "start"))
+    if not isinstance(table, StepTable) or type(key) is not int or type(leaf) is not int or type(start) is not int:
+        raise EchoError("item needs a table of steps, and whole numbers as key, leaf and start")
+    if not (0 <= key < 1 << 64 and 0 <= leaf < len(table.layout.leaves) and 0 <= start <= table.layout.leaves[leaf].nbytes - n):
+        raise EchoError(f"no {n} bytes from {start} on of leaf {leaf} of an item {key}")
+    sample, here = table.peek(np.array([key], np.uint64))
+    if not here[0]:
+        return {"gone": True}, b""
+    data = np.ascontiguousarray(table.layout.to_leaves(sample)[leaf]).reshape(-1).view(np.uint8)
+    return {}, data[start : start + n].tobytes()
+
+
+def layout(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
+    """What the items of a table of steps are."""
+    table = table_of(server, body)
+    if not isinstance(table, StepTable):
+        raise EchoError(f"table {table.name!r} is none of steps; give the client the example itself, not Steps(example)")
+    return table.layout.to_json(), b""

@@ -1,0 +1,75 @@
+"""The operation "tap": a few samples for somebody who looks at them and must take none (tap.py)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optree
+
+from ...base.errors import EchoError, ProtocolError
+from ...wire.protocol import MAX_CONTROL_BYTES
+from ..tap import ROOM
+
+if TYPE_CHECKING:
+    from ...spec.spec import Spec
+    from ...wire.peer import Peer
+    from ..state import ServerState
+
+__all__ = ["MAX_LOOK_BYTES", "MAX_LOOK_SAMPLES", "tap"]
+
+MAX_LOOK_SAMPLES = 1024
+MAX_LOOK_BYTES = 16 << 20  # what a learner copies within one sample() at most: a few milliseconds
+
+
+def tap(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+    """Operation "tap": `{"n", "table"}` asks for a look, `{"tap", "at"}` for more of the bytes of one."""
+    if "tap" in body:
+        number, at = body["tap"], body.get("at")
+        if type(number) is not int or type(at) is not int or at < 0:
+            raise ProtocolError("a part of a look is asked for by two whole numbers, tap and at")
+        return {}, server._taps.part(number, at)
+    n, name = body.get("n"), body.get("table")
+    if type(n) is not int or not 1 <= n <= MAX_LOOK_SAMPLES:
+        raise EchoError(f"n must be a whole number from 1 to {MAX_LOOK_SAMPLES}, not {n!r}")
+    if name is not None and not isinstance(name, str):
+        raise ProtocolError("a table's name must be text")
+    if server.tables:
+        table = server.table(name)
+        return _told(server, table.spec, *_of_table(table, _fitting(n, table.spec)), f"table {table.name!r} holds no item")
+    if name is not None:
+        raise EchoError(f"this server streams: it has no table {name!r}, nor any other; leave the name out")
+    most = _fitting(n, server.spec)
+    count, leaves = server._newest(most)
+    found = (count, leaves) if count else server._taps.wished(server, most) or (0, [])
+    why = "nothing is in the store that is not taken or still being written, and the learner has taken no batch since"
+    return _told(server, server.spec, found[0], found[1], None, why)
+
+
+def _fitting(n: int, spec: Spec) -> int:
+    if spec.sample_bytes > MAX_LOOK_BYTES:
+        raise EchoError(f"one sample is {spec.sample_bytes:,} bytes, and a look carries {MAX_LOOK_BYTES:,} at most")
+    return min(n, MAX_LOOK_BYTES // max(1, spec.sample_bytes))
+
+
+def _of_table(table: Any, n: int) -> tuple[int, list[bytes], list[int]]:
+    keys = table.newest(n)
+    if keys.size == 0:
+        return 0, [], []
+    batch, here = table.peek(keys)
+    leaves = optree.tree_leaves(batch, namespace=table.spec.namespace)
+    return int(here.sum()), [np.ascontiguousarray(leaf[here]).tobytes() for leaf in leaves], keys[here].tolist()
+
+
+def _told(server: ServerState, spec: Spec, n: int, leaves: list[bytes], keys: list[int] | None, why: str) -> tuple[dict[str, Any], bytes]:
+    if n == 0:
+        return {"wait": why}, b""
+    data = b"".join(leaves)
+    body: dict[str, Any] = {"n": n, "bytes": len(data), "spec": spec.to_json()}
+    if keys is not None:
+        body["keys"] = keys
+    if len(data) + len(json.dumps(body)) + ROOM <= MAX_CONTROL_BYTES:
+        return body, data
+    body["tap"] = server._taps.hold(data)
+    return body, b""

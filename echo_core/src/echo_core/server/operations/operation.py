@@ -1,0 +1,45 @@
+"""What an operation is, and how it reads the body of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...base.errors import EchoError, ProtocolError
+
+if TYPE_CHECKING:
+    from ...store.replay.replay_table import ReplayTable
+    from ...wire.peer import Peer
+    from ...wire.protocol import Blob
+    from ..state import ServerState
+
+__all__ = ["Answer", "Operation", "count_of", "of_clients", "table_of"]
+
+Answer = tuple[dict[str, Any], "Blob"]
+Operation = Callable[["ServerState", "Peer", dict[str, Any], bytes], Answer]
+
+
+def table_of(server: ServerState, body: dict[str, Any]) -> ReplayTable:
+    name = body.get("table")
+    if name is not None and not isinstance(name, str):
+        raise ProtocolError("a table's name must be text")
+    return server.table(name)
+
+
+def count_of(body: dict[str, Any], most: int) -> int:
+    n = body.get("n")
+    if type(n) is not int or not 1 <= n <= most:
+        raise EchoError(f"n must be a whole number from 1 to {most}, not {n!r}")
+    return n
+
+
+def of_clients(operation: Operation) -> Operation:
+    """Values that a client got wrong are its error, told to it; the learner's log is for the learner's."""
+
+    def checked(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
+        try:
+            return operation(server, peer, body, blob)
+        except ValueError as error:
+            raise error if isinstance(error, EchoError) else EchoError(str(error)) from error
+
+    return checked

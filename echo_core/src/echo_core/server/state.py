@@ -1,0 +1,84 @@
+"""What a server remembers: its peers, its weights, its listeners. The files of this folder that `Server` is made of share it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..plugins import discovery
+from ..security import tokens
+from ..store.steps.step_table import StepTable
+from ..store.store import Store
+from ..wire.peer import Peer
+from ..wire.transport import Listener
+from ..wire.weights import PackedWeights
+from .large_draws import HeldBatches
+from .tap import Taps
+
+if TYPE_CHECKING:
+    import pluggy
+
+__all__ = ["ServerState"]
+
+_log = logging.getLogger("echo")
+
+
+class ServerState(Store):
+    """A store, and who is connected to it. `Server` adds its life, batches, checkpoints and publishing."""
+
+    _operations: ClassVar[Mapping[str, Any]]  # what clients may ask for by `request()`, by name
+
+    def __init__(self, token: tokens.Explicit, observers: pluggy.PluginManager) -> None:
+        self._token = token
+        self._token_source: tokens.TokenSource | None = None
+        self._listeners: list[Listener] = []
+        self._peers: dict[int, Peer] = {}
+        self._taps = Taps()
+        self._held = HeldBatches()
+        self._lock = threading.Lock()  # of _peers; held for moments only
+        self._weights: PackedWeights | None = None
+        self._published_at = 0.0
+        self._observers = observers
+
+    def peers(self) -> list[Peer]:
+        """The workers connected now, oldest first, each with what it sent, holds and does."""
+        for listener in list(self._listeners):
+            listener.peers()  # native transports bring their Peer objects up to date here
+        with self._lock:
+            return sorted(self._peers.values(), key=lambda peer: peer.connected_at)
+
+    def has(self, peer: Peer) -> bool:
+        """Whether this client is connected."""
+        return self._peers.get(id(peer)) is peer
+
+    def _tokens(self) -> tuple[tokens.Token, ...]:
+        if self._token_source is None:
+            self._token_source = tokens.TokenSource(self._token)
+        return self._token_source()
+
+    def _peer_connected(self, peer: Peer) -> None:
+        with self._lock:
+            # Figures and messages go by name: two clients of one process, or of one script, would be one.
+            taken = {other.name for other in self._peers.values() if other.id != peer.id}
+            if peer.name in taken:
+                peer.name = next(name for n in itertools.count(2) if (name := f"{peer.name}#{n}") not in taken)
+            self._peers[id(peer)] = peer
+            self._count_workers(sum(p.role == "worker" for p in self._peers.values()))
+        _log.info("%s %s connected from %s", peer.role, peer.name, peer.address)
+        discovery.notify(self._observers, "echo_peer_connected", peer=peer)
+
+    def _peer_lost(self, peer: Peer, reason: str) -> None:
+        with self._lock:
+            self._peers.pop(id(peer), None)
+            self._count_workers(sum(p.role == "worker" for p in self._peers.values()))
+        self._held.forget(id(peer))
+        for table in self.tables.values():
+            if isinstance(table, StepTable):
+                table.end_streams(peer.id)
+            if table.lease_timeout is not None:
+                table.take_back(id(peer))  # after it is no longer among the peers: see operations._sample
+        _log.log(logging.WARNING if reason else logging.INFO, "%s %s left%s", peer.role, peer.name, f": {reason}" if reason else "")
+        discovery.notify(self._observers, "echo_peer_lost", peer=peer, reason=reason)

@@ -1,0 +1,5 @@
+# The clock by which waits are timed (event_count.hpp).
+from libc.stdint cimport int64_t
+
+cdef extern from "store/wait/event_count.hpp" namespace "echo" nogil:
+    int64_t now_ns()

@@ -1,0 +1,79 @@
+"""Arrays in the blob of a request or of its answer: their bytes, little-endian and one after another.
+
+A request and its answer carry JSON and a blob, 1 MiB together, over every transport. An operation on a table has first `n` keys (u64) in its
+blob, then the arrays that belong to them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..base.errors import ProtocolError
+from .protocol import MAX_CONTROL_BYTES
+
+if TYPE_CHECKING:
+    from ..spec.spec import Spec
+    from .protocol import Buffer
+
+__all__ = ["DRAWN", "MAX_BYTES", "MAX_KEYS", "fill", "join", "max_rows", "pieces", "split"]
+
+ROOM = 4096  # bytes of a message that are left for its JSON
+MAX_BYTES = MAX_CONTROL_BYTES - ROOM
+MAX_KEYS = MAX_BYTES // 16  # keys with their priorities in one message
+DRAWN = 24  # bytes of an item's key (u64), probability (f64) and policy version (u64)
+
+
+def max_rows(spec: Spec) -> int:
+    """The most items that fit into one answer."""
+    return MAX_BYTES // max(1, spec.sample_bytes + DRAWN)
+
+
+def split(blob: Buffer, *parts: tuple[Any, tuple[int, ...]]) -> list[np.ndarray]:
+    """`blob` as arrays of these dtypes and shapes, which must fill it exactly; they are copies, and writable.
+
+    Raises:
+        ProtocolError: it has another length.
+    """
+    # Before anything is allocated: the shapes are what the other end says.
+    _check_length(blob, sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in parts))
+    arrays = [np.empty(shape, dtype) for dtype, shape in parts]
+    fill(blob, arrays)
+    return arrays
+
+
+def _check_length(blob: Buffer, wanted: int) -> None:
+    if wanted != len(blob):
+        raise ProtocolError(f"a message of {len(blob)} bytes where {wanted} belong; install the same echo-core at both ends")
+
+
+def fill(blob: Buffer, arrays: Sequence[np.ndarray]) -> None:
+    """Copy `blob` into contiguous arrays, one after another, which it must fill exactly.
+
+    Raises:
+        ProtocolError: it has another length; nothing was copied.
+    """
+    _check_length(blob, sum(array.nbytes for array in arrays))
+    at = 0
+    for array in arrays:
+        if array.nbytes:
+            _bytes_of(array)[:] = np.frombuffer(blob, np.uint8, array.nbytes, at)
+        at += array.nbytes
+
+
+def pieces(*arrays: np.ndarray) -> list[memoryview]:
+    """The bytes of arrays, to be sent one after another; contiguous ones are not copied."""
+    return [_bytes_of(np.ascontiguousarray(array)).data for array in arrays if array.size]
+
+
+def join(*arrays: np.ndarray) -> bytes:
+    """The bytes of arrays, one after another, copied once."""
+    return b"".join(pieces(*arrays))
+
+
+def _bytes_of(array: np.ndarray) -> np.ndarray:
+    """A view of a contiguous array that is not empty."""
+    return array.reshape(-1).view(np.uint8)

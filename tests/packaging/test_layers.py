@@ -1,0 +1,128 @@
+"""Imports run one way: systems, plugins, core; and within core from the upper folders to the lower. Imports for types count as well."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "echo_core" / "src" / "echo_core"
+
+#: The folders of core, from the top of the house to its foundation.
+FLOORS = ["testing", "client", "server", "config", "plugins", "wire", "store", "spec", "security", "base", "include"]
+#: Every package of this repository and where it lies. A package may import those that its distribution depends on.
+PACKAGES = {path.parent.name: path.parent for path in sorted(ROOT.glob("*/src/*/__init__.py")) + sorted(ROOT.glob("*/*/src/*/__init__.py"))}
+SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".pxi", ".hpp", ".h"}
+
+
+def sources(package: Path) -> list[Path]:
+    return [path for path in sorted(package.rglob("*")) if path.suffix in SUFFIXES]
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a source file's module: a stub and its declarations are one with it. A header is named with its suffix."""
+    package = next(folder for folder in PACKAGES.values() if path.is_relative_to(folder))
+    header = path.suffix in (".hpp", ".h")
+    parts = (path if header else path.with_suffix("")).relative_to(package.parent).parts
+    return "/".join(parts) if header else ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def exists(name: str) -> bool:
+    first, *rest = name.split(".")
+    if first not in PACKAGES:
+        return False
+    place = PACKAGES[first].joinpath(*rest)
+    return place.is_dir() or any(place.with_name(place.name + suffix).exists() for suffix in SUFFIXES)
+
+
+def python_imports(path: Path, text: str) -> Iterator[str]:
+    package = module_of(path).split(".") if path.stem == "__init__" else module_of(path).split(".")[:-1]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])]) if node.level else str(node.module)
+            for alias in node.names:
+                yield f"{base}.{alias.name}" if exists(f"{base}.{alias.name}") else base
+
+
+def cython_imports(text: str) -> Iterator[str]:
+    for match in re.finditer(r"^\s*from\s+([\w.]+)\s+c?import\s+\(?([^\n#(]+)", text, re.M):
+        for name in match[2].split(","):
+            whole = f"{match[1]}.{name.split()[0]}" if name.split() else match[1]
+            yield whole if exists(whole) else match[1]
+    yield from re.findall(r"^\s*c?import\s+([\w.]+)", text, re.M)
+
+
+def included(path: Path, text: str) -> Iterator[str]:
+    """What a header, or an `extern from`, includes of this repository."""
+    package = next(folder for folder in PACKAGES.values() if path.is_relative_to(folder))
+    for name in re.findall(r'(?:#include|extern from)\s+"([\w/.]+)"', text):
+        for folder in (path.parent, package, CORE, CORE / "include"):
+            if (folder / name).exists():
+                yield module_of((folder / name).resolve())
+                break
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """For each module of this repository those that it imports or includes, its own other parts left out."""
+    graph: dict[str, set[str]] = {}
+    for package in PACKAGES.values():
+        for path in sources(package):
+            text = path.read_text()
+            found = set(included(path, text))
+            if path.suffix in (".py", ".pyi"):
+                found |= set(python_imports(path, text))
+            elif path.suffix in (".pyx", ".pxd", ".pxi"):
+                found |= set(cython_imports(text))
+            ours = {name for name in found if package_of(name) in PACKAGES}
+            graph.setdefault(module_of(path), set()).update(ours - {module_of(path)})
+    return graph
+
+
+def package_of(module: str) -> str:
+    return module.replace("/", ".").split(".")[0]
+
+
+def floor(module: str) -> str:
+    """The folder of a module of core; "" of `echo_core` itself."""
+    parts = module.replace("/", ".").split(".")
+    return parts[1] if parts[0] == "echo_core" and len(parts) > 1 else ""
+
+
+@pytest.mark.parametrize("upper", FLOORS)
+def test_folders_of_core_import_only_what_lies_below(upper: str) -> None:
+    up = [
+        f"{module} imports {name}"
+        for module, names in imports().items()
+        if floor(module) == upper
+        for name in sorted(names)
+        if floor(name) and FLOORS.index(floor(name)) < FLOORS.index(upper)
+    ]
+    assert not up, "\n".join(up)
+
+
+def test_every_folder_of_core_has_its_floor() -> None:
+    folders = {path.name for path in CORE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == set(FLOORS)
+
+
+def test_no_circles() -> None:
+    """Each file can be read after those it imports, types counted. A package and what lies in it are no circle: its `__init__` collects names."""
+    graph = {module: {name for name in names if not module.startswith((f"{name}.", f"{name}/"))} for module, names in imports().items()}
+    graph["echo_core"] = set()  # it finds every name lazily
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_core_imports_no_other_package() -> None:
+    assert not [f"{module} imports {name}" for module, names in imports().items() if floor(module) for name in names if package_of(name) != "echo_core"]
