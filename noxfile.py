@@ -170,7 +170,7 @@ def rdma_vm(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """The documentation site, into build/docs. A warning is an error."""
-    install(session, ["docs"], "echo-core[all]")
+    install(session, ["docs"], "echo-core[all,testing]")
     session.run("python", "tools/hooks.py", "--check")
     session.run("python", "tools/benchpage.py", "--check")
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "build/docs")

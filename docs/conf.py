@@ -16,6 +16,7 @@ myst_heading_anchors = 3
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True
+suppress_warnings = ["ref.python"]  # attributes of one name (`keys`) in several classes: text, and no link is meant
 
 _HERE = _Path(__file__).resolve().parent
 
