@@ -32,6 +32,13 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def liveview(session: nox.Session) -> None:
+    """The picture of the live view, docs/live-view.svg, from a run of the demo. Arguments go to `python tools/liveview.py`."""
+    install(session, ["demo"], "echo-core[tcp]")
+    session.run("python", "tools/liveview.py", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Echo beside its rivals in one run: a table of ratios, JSON and a plot. Arguments go to `python -m benchmarks run`, or `replay`."""
     replay = session.posargs[:1] == ["replay"]
@@ -163,7 +170,7 @@ def rdma_vm(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """The documentation site, into build/docs. A warning is an error."""
-    install(session, ["docs"], "echo-core[all]")
+    install(session, ["docs"], "echo-core[all,testing]")
     session.run("python", "tools/hooks.py", "--check")
     session.run("python", "tools/benchpage.py", "--check")
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "build/docs")

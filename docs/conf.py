@@ -12,12 +12,17 @@ source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "Echo"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
+html_theme_options = {"source_repository": "https://github.com/echo-rl/echo/", "source_branch": "main", "source_directory": "docs/"}
 myst_heading_anchors = 3
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True
+suppress_warnings = ["ref.python"]  # attributes of one name (`keys`) in several classes: text, and no link is meant
 
 _HERE = _Path(__file__).resolve().parent
+_REPOSITORY = "https://github.com/echo-rl/echo/blob/main"
 
 
 def _code_blocks(lines):
@@ -51,15 +56,14 @@ def _as_rst(app, what, name, obj, options, lines):
 
 
 def _links_within(app, name, source):
-    """A link to a file of the repository that is no page of this site becomes its path."""
+    """A link to a file of the repository that is not a page of this site leads to the repository."""
 
     def stays(found):
         text, target = found[1], found[2]
         path = (_HERE / name).parent.joinpath(target.partition("#")[0]).resolve()
         if path.is_relative_to(_HERE):
             return found[0]
-        shown = str(path.relative_to(_HERE.parent))
-        return f"`{shown}`" if text == shown else f"{text} (`{shown}`)"
+        return f"[{text}]({_REPOSITORY}/{path.relative_to(_HERE.parent)})"
 
     source[0] = _re.sub(r"\[([^\]]+)\]\((\.\.?/[^):]+)\)", stays, source[0])
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +55,10 @@ class Outcome:
     monitor: Monitor | None = None
 
 
-def run(options: Options) -> Outcome:
+def run(options: Options, view: Callable[[Options, str], View] = open_view) -> Outcome:
     """Run the whole job: server, workers, learning, view, plot, summary.
+
+    ``view`` makes what shows the run, from the options and the server's address.
 
     Never raises for what can go wrong outside it; the exit code says how it ended, see `options`.
     """
@@ -66,18 +69,18 @@ def run(options: Options) -> Outcome:
         with open_server(options) as server:
             monitor = Monitor(options, server.spec.sample_bytes)
             with (
-                open_view(options, str(server.address)) as view,
+                view(options, str(server.address)) as shown,
                 Fleet(str(server.address), options) as fleet,
                 monitor.remarks(),
             ):
                 try:
-                    _learn(server, fleet, monitor, view, options)
+                    _learn(server, fleet, monitor, shown, options)
                 except KeyboardInterrupt:
                     # The flag, not the exception: what follows must run in full.
                     interrupted = True
                 try:
                     monitor.finish()
-                    view.draw(monitor.observe(server, fleet), monitor, last=True)
+                    shown.draw(monitor.observe(server, fleet), monitor, last=True)
                 finally:
                     # Workers are told first, so that none tries to reconnect; the server is
                     # closed before they are waited for, so that none waits for space in it.

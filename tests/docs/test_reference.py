@@ -1,11 +1,13 @@
-"""The reference of hooks says what hookspecs.py says, and every hook of it can be implemented."""
+"""The reference has every public name, and its page of hooks says what hookspecs.py says."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import echo_core
 from echo_core.plugins import hookspecs
 from echo_core.plugins.loading import new_manager, register
 
@@ -47,3 +49,11 @@ def test_every_hook_of_the_page_can_be_implemented_and_is_called() -> None:
     manager.hook.echo_peer_connected(peer=2)
     manager.hook.echo_configure(config=3)
     assert called == [(1, "gone"), {"a": 1}, 2, 3]
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = "\n".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
+    documented = re.findall(r"^\.\. [\w:]+:: echo_core\.(\w+)$", pages, re.M)
+    names = {*echo_core.__all__}
+    assert not names - {*documented}, "add them to a page of docs/reference"
+    assert [name for name in names if documented.count(name) > 1] == []

@@ -47,3 +47,13 @@ def test_the_extras_reach_every_plugin() -> None:
     names = {project(folder)["project"]["name"] for kind in LISTED.values() for folder in kind}
     wanted = {re.split(r"[\[<>=]", requirement)[0] for extra in extras.values() for requirement in extra}
     assert names - {"echo-core", "echo-adapters"} <= wanted
+
+
+@pytest.mark.parametrize("folder", [folder for kind in LISTED.values() for folder in kind])
+def test_every_project_says_who_made_it_and_where_it_is(folder: str) -> None:
+    metadata = project(folder)["project"]
+    assert metadata["authors"] == [{"name": "The Echo authors"}]
+    assert {*metadata["urls"]} == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
+    assert all(url.startswith("https://github.com/echo-rl/echo") for url in metadata["urls"].values())
+    assert metadata["urls"]["Source"].endswith(f"/{folder}")
+    assert "Operating System :: POSIX :: Linux" in metadata["classifiers"]
