@@ -18,6 +18,6 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
-        print(f'echoctl needs {error.name}; run: pip install echoctl', file=sys.stderr)
+        print(f'echoctl needs {error.name}; run: pip install "echo-core[cli]"', file=sys.stderr)
         return 2
     return run(sys.argv[1:])

@@ -171,7 +171,7 @@ _CLASS = """
 
 class Test{name}({base}Contract):
     def {kind}(self, **options):
-        return plugins.{kind}_class({plugin!r})(**{{**dict({given}), **options}})
+        return discovery.{kind}_class({plugin!r})(**{{**dict({given}), **options}})
 """
 
 

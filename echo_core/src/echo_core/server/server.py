@@ -62,7 +62,7 @@ class Server(ServerState):
         lease_timeout: seconds that `sample()` waits when batches still alive hold every buffer, before it raises LeaseError.
         pinned: page-lock the memory of the batches, so that they go to a CUDA device by DMA (`non_blocking=True` in torch), and samples in a
             device's memory straight into their slots. Needs CUDA's driver.
-        token: secret shared with the workers, or several (`security.find_tokens`); None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's
+        token: secret shared with the workers, or several (`security.tokens.find_tokens`); None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's
             token file.
         capacity: items of that table; may also stand in the sampler's mapping.
         remover, rate_limiter, max_times_sampled, seed: of that table, see `Table`.

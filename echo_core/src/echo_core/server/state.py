@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..plugins import discovery
@@ -21,6 +21,8 @@ from .tap import Taps
 if TYPE_CHECKING:
     import pluggy
 
+    from ..wire.protocol import Blob
+
 __all__ = ["ServerState"]
 
 _log = logging.getLogger("echo")
@@ -29,7 +31,7 @@ _log = logging.getLogger("echo")
 class ServerState(Store):
     """A store, and who is connected to it. `Server` adds its life, batches, checkpoints and publishing."""
 
-    _operations: ClassVar[Mapping[str, Any]]  # what clients may ask for by `request()`, by name
+    _operations: ClassVar[Mapping[str, Callable[..., tuple[dict[str, Any], Blob]]]]  # what clients may ask for by `request()`, by name
 
     def __init__(self, token: tokens.Explicit, observers: pluggy.PluginManager) -> None:
         self._token = token
