@@ -8,6 +8,8 @@ import pytest
 from echo_core import held_batches
 from echo_core.held_batches import HeldBatches
 
+pytestmark = pytest.mark.every_python
+
 
 def columns(n: int) -> list[np.ndarray]:
     return [np.arange(n, dtype=np.uint64), np.ones((n, 3))]

@@ -22,6 +22,8 @@ from echo_core.errors import (
 from echo_core.hookspecs import PLUGIN_API, TransportInfo
 from echo_core.plugins import OBSERVERS, SAMPLERS, TRANSPORTS, PluginHost
 
+pytestmark = pytest.mark.every_python
+
 Install = Callable[..., None]
 
 TRANSPORT = """

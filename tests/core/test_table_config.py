@@ -13,7 +13,7 @@ from echo_core.config import load
 from echo_core.schema import configuration_schema
 from echo_core.table import make_sampler
 
-pytestmark = pytest.mark.needs("echo-samplers")
+pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]
 
 EXAMPLE = {"x": np.zeros(3, np.float32)}
 OTHER = {"frame": np.zeros((2, 2), np.uint8)}

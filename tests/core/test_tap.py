@@ -16,7 +16,7 @@ from echo_core.observer import Look, Observer
 from echo_core.structure import rebuilt
 from echo_core.tap import MAX_LOOK_BYTES
 
-pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers")
+pytestmark = [pytest.mark.needs("echo-tcp", "echo-samplers"), pytest.mark.every_python]
 
 TCP = "tcp://127.0.0.1:0"
 EXAMPLE = {"obs": np.zeros(3, np.float32), "step": np.int64(0)}

@@ -17,7 +17,7 @@ from echo_core.gatherer import Row
 from echo_core.testing.processes import forked, returns, until
 from echo_core.testing.samples import Tally, sample
 
-pytestmark = pytest.mark.needs("echo-samplers")
+pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]
 
 
 def reserved(connection: ChannelConnection, maker: int, number: int, **options: Any) -> Row:

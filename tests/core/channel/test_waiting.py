@@ -23,7 +23,7 @@ from echo_core.testing.processes import forked, returns, until
 from echo_core.testing.samples import Tally, sample, stacked
 from echo_core.wire import Kind, frame, pack_header
 
-pytestmark = pytest.mark.needs("echo-samplers")
+pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]
 
 
 def fill(connection: ChannelConnection) -> int:

@@ -14,6 +14,8 @@ from config_errors import fails
 from echo_core.config import Text, build_options
 from echo_core.errors import ConfigError
 
+pytestmark = pytest.mark.every_python
+
 
 @dataclasses.dataclass(frozen=True)
 class Everything:

@@ -14,6 +14,8 @@ from echo_core.address import Address
 from echo_core.config import load
 from echo_core.errors import ConfigError, PluginNotFound, PluginVersionError
 
+pytestmark = pytest.mark.every_python
+
 
 def test_plugins_section(fakes: None) -> None:
     config = load({"server": {"transport": "way"}}, env={"ECHO_PLUGINS__DISABLE": "way, other"})

@@ -12,6 +12,8 @@ from echo_core import config as configuration
 from echo_core.config import load
 from echo_core.errors import ConfigError
 
+pytestmark = pytest.mark.every_python
+
 
 @pytest.mark.parametrize(
     ("text", "said"),

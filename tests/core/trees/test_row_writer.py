@@ -9,6 +9,8 @@ from containers import flattener
 from echo_core.errors import SpecError
 from echo_core.rows import RowWriter
 
+pytestmark = pytest.mark.every_python
+
 
 def test_row_writer() -> None:
     flat = flattener({"x": np.zeros(2, np.int16), "y": np.zeros((), np.float32)})
