@@ -131,6 +131,14 @@ def native_stress(session: nox.Session, sanitizer: str) -> None:
         session.run("setarch", "-R", str(program), *mode, *session.posargs, external=True)
 
 
+@nox.session
+def soak(session: nox.Session) -> None:
+    """The tests that press on under load, which take seconds in CI, for minutes. The argument is seconds for each, 60 by default."""
+    install(session, ["test", "build"], "echo-core[all,testing]")
+    env = {"ECHO_SOAK_SECONDS": session.posargs[0] if session.posargs else "60"}
+    session.run("python", "-m", "pytest", "-m", "soak", "--timeout", "0", "tests", "samplers/tests", *map(str, Path("plugins").glob("*/tests")), env=env)
+
+
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
     """The native parsers under libFuzzer (needs clang++), those in Python under atheris. The argument is seconds per target, 60 by default."""
