@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -40,6 +41,7 @@ class Outcome:
     name: str
     seconds: float
     code: int
+    cpu: float = 0.0  # seconds of processor time
     record: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -94,15 +96,17 @@ class Runner:
         with self._lock:
             self._running.append(environment)
         with log.open("w") as out:
-            done = subprocess.run(["tox", "run", "-e", environment], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, check=False)
+            process = subprocess.Popen(["tox", "run", "-e", environment], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+            _, status, used = os.wait4(process.pid, 0)  # with what its own children used
+        process.returncode = os.waitstatus_to_exitcode(status)
         record = json.loads(file.read_text()) if file.exists() else {}
-        outcome = Outcome(environment, time.monotonic() - begun, done.returncode, record)
+        outcome = Outcome(environment, time.monotonic() - begun, process.returncode, used.ru_utime + used.ru_stime, record)
         with self._lock:
             self._running.remove(environment)
             self._spoke = time.monotonic()
             if outcome.code:
                 say("\n".join([f"{environment} FAILED; the end of {log.relative_to(ROOT)}:", *log.read_text().splitlines()[-SHOWN:]]))
-            say(f"{environment}: {told(outcome.counts)} in {outcome.seconds:.0f} s")
+            say(f"{environment}: {told(outcome.counts)} in {outcome.seconds:.0f} s ({outcome.cpu:.0f} s of processor time)")
         return outcome
 
     def all(self, names: list[str], jobs: int) -> list[Outcome]:

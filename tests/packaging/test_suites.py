@@ -67,7 +67,7 @@ def test_every_allowance_has_a_reason_and_a_file(suites: ModuleType) -> None:
 
 def test_an_environment_without_outcomes_is_an_error(suites: ModuleType) -> None:
     assert suites.told(suites.Outcome("x", 1.0, 1).counts) == "1 error"
-    passed = suites.Outcome("x", 1.0, 0, record({"a": "passed", "b": "skipped", "c": "passed"}))
+    passed = suites.Outcome("x", 1.0, 0, record=record({"a": "passed", "b": "skipped", "c": "passed"}))
     assert suites.told(passed.counts) == "2 passed, 1 skipped"
 
 
