@@ -78,7 +78,7 @@ def wheels(session: nox.Session) -> None:
             session.run(python, "tools/tryout.py", str(folder), *sources, external=True)
             shutil.copytree(folder, "dist", dirs_exist_ok=True)
     if "test" in session.posargs:
-        ways = ("core", "samplers", "tcp", "shm", "grpc", "rdma", "all")
+        ways = ("core", "samplers", "tcp", "shm", "grpc", "rdma", "all", "demo")
         matrix = [f"py{python.removeprefix('python').replace('.', '')}-{way}" for python in found for way in ways]
         session.run("tox", "run", "-e", ",".join(matrix), external=True)
 
@@ -87,7 +87,7 @@ def wheels(session: nox.Session) -> None:
 def lowest(session: nox.Session) -> None:
     """The tests with the oldest versions of everything that the distributions say they work with. Arguments go to pytest."""
     built = Path(str(session.run("python", "tools/wheels.py", silent=True)).split("\n")[-2])
-    projects = [*sorted(Path().glob("*/pyproject.toml")), *sorted(Path("plugins").glob("*/pyproject.toml"))]
+    projects = [file for place in ("*", "plugins/*", "systems/*") for file in sorted(Path().glob(f"{place}/pyproject.toml"))]
     # Of files given with -r every dependency is a direct one; those of our own names come from what was built.
     wanted = [argument for project in projects for argument in ("-r", str(project))]
     # The tests' own tools in the same resolution: the newest of them would bring the newest of ours.
@@ -97,7 +97,15 @@ def lowest(session: nox.Session) -> None:
     session.run("uv", "pip", "list")
     session.run("python", "tools/installed.py")
     tests = session.posargs or ["tests/core", "tests/matrix", "tests/cli", "samplers/tests"]
-    session.run("python", "-m", "pytest", "--reruns", "1", *tests)
+    session.run("python", "-m", "pytest", *tests)
+
+
+@nox.session
+def adapters(session: nox.Session) -> None:
+    """The tests beside PyTorch, JAX, Gymnasium and Stable-Baselines3, which no environment of tox.ini has. Arguments go to pytest."""
+    session.install("torch", "--index-url", "https://download.pytorch.org/whl/cpu")  # elsewhere it comes with CUDA's libraries, by the gigabyte
+    install(session, ["test"], "echo-core[tcp,shm,testing]", "echo-adapters[jax,gymnasium,sb3]")
+    session.run("python", "-m", "pytest", *(session.posargs or ["adapters/tests", "tests/docs/test_snippets.py"]))
 
 
 @nox.session
@@ -128,6 +136,14 @@ def native_stress(session: nox.Session, sanitizer: str) -> None:
         # ThreadSanitizer wants its shadow memory where address randomisation may have put something else.
         mode = ["threads"] if source.stem == "shared_stress" else []
         session.run("setarch", "-R", str(program), *mode, *session.posargs, external=True)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """The tests that press on under load, which take seconds in CI, for minutes. The argument is seconds for each, 60 by default."""
+    install(session, ["test", "build"], "echo-core[all,testing]")
+    env = {"ECHO_SOAK_SECONDS": session.posargs[0] if session.posargs else "60"}
+    session.run("python", "-m", "pytest", "-m", "soak", "--timeout", "0", "tests", "samplers/tests", *map(str, Path("plugins").glob("*/tests")), env=env)
 
 
 @nox.session(venv_backend="none")

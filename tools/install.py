@@ -45,10 +45,10 @@ def main() -> None:
     tool = [sys.executable, str(Path(__file__).with_name("wheels.py"))]
     build = subprocess.run([*tool, *projects(sys.argv[1:])], check=True, stdout=subprocess.PIPE, text=True)
     wheels = Path(build.stdout.split("\n")[-2])
-    command = ["uv", "pip", "install", "--quiet", "--python", sys.executable, "--find-links", str(wheels), "--no-cache-dir"]
-    # Reinstalled each time: the version stays the same while the sources change.
-    for wheel in sorted(wheels.glob("*.whl")):
-        command += ["--reinstall-package", wheel.name.partition("-")[0].replace("_", "-")]
+    command = ["uv", "pip", "install", "--quiet", "--python", sys.executable, "--find-links", str(wheels)]
+    # Installed anew each time, and not from uv's cache: the version stays the same while the sources change.
+    for name in sorted(wheel.name.partition("-")[0].replace("_", "-") for wheel in wheels.glob("*.whl")):
+        command += ["--reinstall-package", name, "--refresh-package", name]
     subprocess.run([*command, *sys.argv[1:]], check=True)
 
 

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 
@@ -21,8 +22,9 @@ def distributions(folder: Path) -> list[str]:
 
 
 def ways(names: list[str]) -> list[tuple[str, list[str]]]:
-    """What people install: a title and what they type; core alone, core with each other distribution, and all of it."""
-    extras = [name.removeprefix("echo-") for name in names if name not in ("echo-core", "echo-adapters")]
+    """What people install: a title and what they type; core alone, core with each extra that brings another of ours, and all of it."""
+    core = tomllib.loads((Path(__file__).resolve().parent.parent / "echo_core" / "pyproject.toml").read_text())["project"]
+    extras = [name for name, brings in core["optional-dependencies"].items() if name != "all" and any(one.startswith(tuple(names)) for one in brings)]
     alone = [("core", ["echo-core"]), *((extra, [f"echo-core[{extra}]"]) for extra in extras), ("adapters", ["echo-adapters"])]
     return [*alone, ("all", ["echo-core[all]", "echo-adapters"])]
 

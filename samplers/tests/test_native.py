@@ -28,6 +28,7 @@ def build(source: str, program: Path, *flags: str) -> None:
     subprocess.run([*command, str(HERE / "native" / source), "-o", str(program)], check=True)  # type: ignore[list-item]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "flags",

@@ -14,7 +14,7 @@ from echo_core.config.schema import configuration_schema
 from echo_core.config.table import make_sampler
 from echo_core.plugins import discovery
 
-pytestmark = pytest.mark.needs("echo-samplers")
+pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]
 
 EXAMPLE = {"x": np.zeros(3, np.float32)}
 OTHER = {"frame": np.zeros((2, 2), np.uint8)}

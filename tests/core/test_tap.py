@@ -16,7 +16,7 @@ from echo_core.client.observer import Look, Observer
 from echo_core.server.operations.looks import MAX_LOOK_BYTES
 from echo_core.spec.structure import rebuilt
 
-pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers")
+pytestmark = [pytest.mark.needs("echo-tcp", "echo-samplers"), pytest.mark.every_python]
 
 TCP = "tcp://127.0.0.1:0"
 EXAMPLE = {"obs": np.zeros(3, np.float32), "step": np.int64(0)}
@@ -78,6 +78,7 @@ def test_a_learner_that_takes_everything_at_once_is_looked_over_the_shoulder() -
         assert server._tap_wish is None, "from now on the learner copies nothing"
 
 
+@pytest.mark.soak
 def test_samples_are_whole_while_writers_and_a_learner_are_at_it(soak_seconds: float) -> None:
     """A learner that scribbles over its batches, writers of several threads: no look shows a torn, a changed or an unwritten sample."""
     example = {"obs": np.zeros(500, np.int64), "step": np.int64(0)}

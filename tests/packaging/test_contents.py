@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.every_python
+
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "contents.py"
 GOOD = ["echo_x/__init__.py", "echo_x/py.typed", "echo_x-0.1.dist-info/METADATA", "echo_x-0.1.dist-info/licenses/LICENSE"]
 

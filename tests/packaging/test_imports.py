@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.every_python
+
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "echo_core" / "src" / "echo_core"
 # What a person types to select one, and the packages they live in; also of those to come.

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from config_errors import fails
 
 from echo_core.base.errors import ConfigError
 from echo_core.config.config import load
+
+pytestmark = pytest.mark.every_python
 
 
 def test_who_wins_and_where_it_came_from(write: Callable[[str, str], str]) -> None:

@@ -14,6 +14,8 @@ from echo_core.base.errors import ConfigError, PluginNotFound, PluginVersionErro
 from echo_core.config.config import load
 from echo_core.plugins import discovery
 
+pytestmark = pytest.mark.every_python
+
 
 def test_plugins_section(fakes: None) -> None:
     config = load({"server": {"transport": "way"}}, env={"ECHO_PLUGINS__DISABLE": "way, other"})

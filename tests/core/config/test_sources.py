@@ -12,6 +12,8 @@ from echo_core.base.errors import ConfigError
 from echo_core.config import config as configuration
 from echo_core.config.config import load
 
+pytestmark = pytest.mark.every_python
+
 
 @pytest.mark.parametrize(
     ("text", "said"),

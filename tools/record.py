@@ -1,0 +1,96 @@
+"""A pytest plugin for tox's environments: it chooses the tests that belong to an environment, and records what came of each test.
+
+    python -m pytest -p tools.record --needing echo-tcp --outcomes FILE tests/core plugins/echo_tcp/tests
+
+`--needing NAME` takes, of the tests in tests/, only those that are marked `needs(NAME)`; `--needing none` takes those that need nothing but
+echo-core. So a test runs once, in the environment in which least is installed, although several environments are given the same folder.
+
+`--outcomes FILE` writes one JSON object: the outcome of each test by its id, and the tests that were left to other environments.
+tools/suites.py reads these files to find the tests that no environment has run.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+EVERYWHERE = {"echo-core"}  # is installed in every environment
+WORST = ("passed", "skipped", "xfailed", "failed", "error")  # of the parts of one test, the later one of these counts
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("matrix")
+    group.addoption("--needing", metavar="NAME", help="of tests/ only the tests that need this distribution, or `none`")
+    group.addoption("--outcomes", type=Path, metavar="FILE", help="where to write what came of each test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.outcomes:
+        config.pluginmanager.register(Recorder(config.option.outcomes), "outcomes")
+
+
+def needed(item: pytest.Item) -> set[str]:
+    """The distributions that a test is marked to need."""
+    return {name for marker in item.iter_markers("needs") for name in marker.args} - EVERYWHERE
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.option.needing
+    if not wanted:
+        return
+
+    def belongs(item: pytest.Item) -> bool:
+        names = needed(item)
+        return not item.path.is_relative_to(TESTS) or (not names if wanted == "none" else wanted in names)
+
+    chosen = [item for item in items if belongs(item)]
+    config.hook.pytest_deselected(items=[item for item in items if not belongs(item)])
+    items[:] = chosen
+
+
+class Recorder:
+    """Keeps outcomes by test id; a module that could not be collected counts as one test with the module's id."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.outcomes: dict[str, str] = {}
+        self.reasons: dict[str, list[str]] = {}  # of those that were skipped: the file that did it, and why
+        self.elsewhere: list[str] = []
+        self.begun = time.time()
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        self.elsewhere += [item.nodeid for item in items]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.outcome != "passed":
+            self.keep(report.nodeid, "error" if report.outcome == "failed" else "skipped", report.longrepr)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        outcome: str = report.outcome
+        if hasattr(report, "wasxfail"):
+            outcome = "xfailed"
+        elif outcome == "failed" and report.when != "call":
+            outcome = "error"
+        self.keep(report.nodeid, outcome, report.longrepr)
+
+    def keep(self, nodeid: str, outcome: str, why: object) -> None:
+        before = self.outcomes.get(nodeid, "passed")
+        self.outcomes[nodeid] = max(before, outcome, key=WORST.index)
+        if outcome == "skipped" and isinstance(why, tuple):
+            self.reasons[nodeid] = [str(why[0]), str(why[2]).removeprefix("Skipped: ")]
+
+    def pytest_sessionfinish(self) -> None:
+        record = {
+            "seconds": round(time.time() - self.begun, 1),
+            "outcomes": self.outcomes,
+            "reasons": self.reasons,
+            "elsewhere": self.elsewhere,
+        }
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps(record, indent=0))
