@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, EchoTimeoutError, Queue, Server, Stack, Table
-from echo_core.client import remote_table
+from echo_core.base import waiting
 from echo_core.plugins import discovery
 from echo_core.server import metrics, waiting_workers
 
@@ -33,8 +33,8 @@ def soon(condition: Any, what: str) -> None:
 def test_who_waits_for_whom(
     transport_table: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in (waiting_workers, remote_table):
-        monkeypatch.setattr(module, "PATIENCE", 0.3)
+    for module in (waiting_workers, waiting):
+        monkeypatch.setattr(module, "LOG_AFTER", 0.3)
     monkeypatch.setattr(metrics.StatsTicker, "INTERVAL", 0.05)
     tables = [
         Table("queue", EXAMPLE, capacity=4, sampler="fifo", rate_limiter=Queue(4)),

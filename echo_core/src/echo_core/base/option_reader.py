@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union
 
 from .errors import ConfigError, did_you_mean
 
-__all__ = ["Text", "build_options", "read_toml_value"]
+__all__ = ["Text", "build_options", "is_dataclass", "is_required", "kind_of", "option_fields", "read_toml_value"]
 
 _T = TypeVar("_T")
 
@@ -78,17 +78,17 @@ class _Reader:
     origins: Mapping[str, str]
 
     def table(self, cls: type[_T], mapping: Mapping[str, Any], where: str) -> _T:
-        fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
-        hints = typing.get_type_hints(cls)
+        fields = option_fields(cls)
         values: dict[str, Any] = {}
         for key, value in mapping.items():
             path = _join(where, key)
             if key not in fields:
                 raise self.error(path, f"unknown key{_suggest(str(key), fields)}")
-            values[key] = self.value(hints[key], value, path, secret=not fields[key].repr)
-        for name, field in fields.items():
-            if name not in values and _is_required(field):
-                kind = _describe(hints[name])
+            field, hint = fields[key]
+            values[key] = self.value(hint, value, path, secret=not field.repr)
+        for name, (field, hint) in fields.items():
+            if name not in values and is_required(field):
+                kind = _describe(hint)
                 place = f" to [{where}]" if where else ""
                 raise self.error(_join(where, name), f"missing; add {name} = ... ({kind}){place}")
         try:
@@ -112,9 +112,8 @@ class _Reader:
             raise self.error(path, f"must be {_describe(hint)}, not {shown}{advice}") from None
 
     def convert(self, hint: Any, value: Any, path: str) -> Any:
-        kind = typing.get_origin(hint) or hint
-        members = typing.get_args(hint)
-        if kind in (Union, types.UnionType):
+        kind, members = kind_of(hint)
+        if kind is Union:
             return self.union(members, value, path)
         if kind is Literal:
             return _literal(members, value)
@@ -122,7 +121,7 @@ class _Reader:
             return self.sequence(kind, members, value, path)
         if kind in (dict, Mapping):
             return self.mapping(members, value, path)
-        if _is_dataclass(kind) and not isinstance(value, kind):
+        if is_dataclass(kind) and not isinstance(value, kind):
             table = read_toml_value(value)
             if not isinstance(table, Mapping):
                 raise _Mismatch
@@ -233,11 +232,23 @@ def _items(value: Any) -> Any:
     return [Text(item.strip()) for item in value.split(",") if item.strip()]
 
 
-def _is_dataclass(kind: Any) -> bool:
+def option_fields(cls: type[Any]) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+    """The fields of a dataclass of options that a configuration may give, each with its type."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: (field, hints[field.name]) for field in dataclasses.fields(cls) if field.init}
+
+
+def kind_of(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type and what is between its brackets; `Union` for `int | str` too."""
+    kind = typing.get_origin(hint) or hint
+    return Union if kind is types.UnionType else kind, typing.get_args(hint)
+
+
+def is_dataclass(kind: Any) -> bool:
     return isinstance(kind, type) and dataclasses.is_dataclass(kind)
 
 
-def _is_required(field: dataclasses.Field[Any]) -> bool:
+def is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
@@ -265,8 +276,8 @@ _WORDS = {
 
 def _describe(hint: Any) -> str:
     """A type in the words of someone who writes a configuration."""
-    kind, members = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if kind in (Union, types.UnionType):
+    kind, members = kind_of(hint)
+    if kind is Union:
         shown = [_describe(member) for member in members if member is not type(None)]
         return " or ".join(shown + ["none"] * (type(None) in members))
     if kind is Literal:
@@ -275,6 +286,6 @@ def _describe(hint: Any) -> str:
         return f"a list of {len(members)} ({', '.join(map(_describe, members))})"
     if kind in (tuple, list):
         return f"a list ({_describe(members[0])} each)" if members else "a list"
-    if kind in (dict, Mapping) or _is_dataclass(kind):
+    if kind in (dict, Mapping) or is_dataclass(kind):
         return "a table"
     return _WORDS.get(kind, getattr(kind, "__name__", "a value"))

@@ -10,11 +10,12 @@ import numpy as np
 from ..base.errors import ConfigError
 from ..base.memory.recycled import empty
 from ..spec.spec import Spec
+from ..store.replay.replay_info import importance_weights
 from ..store.sampler import Keys
 from ..store.steps.items import Slices
 from ..store.steps.step_layout import Layout, StepSample
 from ..wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, split
-from .remote_table import Drawing, RemoteInfo, RemoteTable, weights_of
+from .remote_table import Drawing, RemoteInfo, RemoteTable
 
 if TYPE_CHECKING:
     from ..spec.leaf import LeafSpec
@@ -63,7 +64,7 @@ class RemoteStepTable(RemoteTable):
     ) -> StepSample:
         draw = self._draw if drawing.wanted else self._draw_large
         (keys, probabilities, *leaves), info, figures = draw(drawing, timeout, answered)
-        return self.layout.from_leaves(leaves, info, keys, probabilities, weights_of(probabilities, figures["beta"]))
+        return self.layout.from_leaves(leaves, info, keys, probabilities, importance_weights(probabilities, figures["beta"]))
 
     def _draw_large(
         self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None

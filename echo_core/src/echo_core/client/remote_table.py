@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import time
 from collections import deque
@@ -16,7 +15,9 @@ import numpy as np
 
 from ..base.errors import ClosedError, EchoError, EchoTimeoutError, SpecError
 from ..base.memory.recycled import empty
+from ..base.waiting import Wait
 from ..spec.spec import Spec
+from ..store.replay.replay_info import importance_weights
 from ..store.sampler import Keys, check_keys, check_priorities
 from ..wire.blobs import MAX_KEYS, fill, join, max_rows, split
 
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Drawing", "RemoteInfo", "RemoteSample", "RemoteTable"]
 
-_log = logging.getLogger("echo")
-
-PATIENCE = 5.0  # seconds, then a wait is logged
 POLL = (0.001, 0.05)  # seconds between two questions while there is nothing to sample: at first, and at most
 AHEAD = 2  # messages of one batch under way: more, and what a processor keeps of them in its caches is overwritten before it is read
 
@@ -227,7 +225,7 @@ class RemoteTable:
 
     def _finish(self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None) -> RemoteSample:
         (keys, probabilities, *leaves), info, figures = self._draw(drawing, timeout, answered)
-        weights = weights_of(probabilities, figures["beta"])
+        weights = importance_weights(probabilities, figures["beta"])
         if info.policy_versions is not None and figures["lag_weight"] != 1:
             lags = np.maximum(info.policy_version - info.policy_versions.astype(np.int64), 0)
             weights *= (float(figures["lag_weight"]) ** lags).astype(np.float32)
@@ -324,20 +322,14 @@ class RemoteTable:
 
     def _until_there(self, op: str, n: int, blob: bytes, timeout: float | None, more: dict[str, Any]) -> tuple[dict[str, Any], Buffer]:
         """Ask until the answer is not "wait"."""
-        seconds = self._timeout if timeout is None else timeout
-        began, pause, told = time.monotonic(), POLL[0], False
+        wait, pause = Wait(self._timeout if timeout is None else timeout), POLL[0]
         while True:
             answer = self._ask(op, n, blob, timeout, **more)
             reason = answer[0].get("wait")
             if reason is None:
                 return answer
-            waited = time.monotonic() - began
-            if waited >= seconds:
-                raise EchoTimeoutError(f"{op}() waited {seconds:g} s: {reason}")
-            if waited > PATIENCE and not told:
-                told = True
-                _log.warning("%s() has waited 5 s: %s", op, reason)
-            time.sleep(min(pause, max(0.0, seconds - waited)))
+            left = wait.look(f"{op}()", reason)
+            time.sleep(min(pause, left))
             pause = min(pause * 2, POLL[1])
 
     def _ask(self, op: str, n: int, blob: bytes, timeout: float | None, **body: Any) -> tuple[dict[str, Any], Buffer]:
@@ -357,9 +349,3 @@ def _patience(timeout: float | None) -> float | None:
 def _parts(keys: Keys, most: int) -> Iterator[Keys]:
     """`keys` in runs of at most `most`."""
     return (keys[start : start + most] for start in range(0, keys.size, most))
-
-
-def weights_of(probabilities: np.ndarray, beta: float) -> np.ndarray:
-    """As `ReplayTable` weighs a batch: (1 / (N p))^beta, the largest 1."""
-    weights: np.ndarray = ((probabilities.min() / probabilities) ** beta).astype(np.float32)
-    return weights

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
 from ..base.errors import PluginError
+from ..base.option_reader import is_dataclass, is_required, kind_of, option_fields
 from ..plugins import discovery
 from ..plugins.discovery import PluginHost
 from .sections import PluginsConfig, SecurityConfig, ServerConfig
@@ -22,17 +20,14 @@ _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 def options_schema(cls: type[Any]) -> dict[str, Any]:
     """The schema of a table that `build_options(cls, ...)` takes. A field that only code can give (a class of its own) takes anything."""
-    hints = typing.get_type_hints(cls)
     properties, required = {}, []
-    for field in dataclasses.fields(cls):
-        if not field.init:
-            continue
-        described = _type(hints[field.name])
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            required.append(field.name)
+    for name, (field, hint) in option_fields(cls).items():
+        described = _type(hint)
+        if is_required(field):
+            required.append(name)
         elif isinstance(field.default, (str, int, float, bool)) and field.repr:
             described = {**described, "default": field.default}
-        properties[field.name] = described
+        properties[name] = described
     schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**schema, "required": required} if required else schema
 
@@ -131,8 +126,8 @@ def _typed(name: str, options: type[Any]) -> dict[str, Any]:
 
 
 def _type(hint: Any) -> dict[str, Any]:
-    kind, members = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if kind in (Union, types.UnionType):
+    kind, members = kind_of(hint)
+    if kind is Union:
         parts = [_type(member) for member in members if member is not type(None)]
         return parts[0] if len(parts) == 1 else {"anyOf": parts}  # TOML has no null: None is said by leaving the key out
     if kind is Literal:
@@ -141,6 +136,6 @@ def _type(hint: Any) -> dict[str, Any]:
         return {"type": "array", **({"items": _type(members[0])} if members else {})}
     if kind in (dict, Mapping):
         return {"type": "object"}
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+    if is_dataclass(kind):
         return options_schema(kind)
     return {"type": _NAMES[kind]} if kind in _NAMES else {}

@@ -6,14 +6,14 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from ..base.waiting import LOG_AFTER
+
 if TYPE_CHECKING:
     from .state import ServerState
 
-__all__ = ["PATIENCE", "BlockedWorkers"]
+__all__ = ["BlockedWorkers"]
 
 _log = logging.getLogger("echo")
-
-PATIENCE = 5.0  # seconds that a worker waits for space, then it is logged
 
 
 class BlockedWorkers:
@@ -23,12 +23,12 @@ class BlockedWorkers:
         self._told: set[str] = set()  # ids of workers, until they go on
 
     def look(self, server: ServerState) -> None:
-        """Log who has waited for longer than `PATIENCE` and was not told of yet."""
+        """Log who has waited for longer than `LOG_AFTER` and was not told of yet."""
         now = time.monotonic()
         waiting = {peer.id: peer for peer in server.peers() if peer.role == "worker" and peer.state == "waiting for space"}
         self._told &= waiting.keys()
         for key, peer in waiting.items():
-            if key not in self._told and now - peer.state_since >= PATIENCE:
+            if key not in self._told and now - peer.state_since >= LOG_AFTER:
                 self._told.add(key)
                 _log.warning("worker %s has waited %.0f s for space: %s", peer.name, now - peer.state_since, reason(server))
 

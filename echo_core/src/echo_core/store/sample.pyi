@@ -14,9 +14,6 @@ class HistSnapshot(NamedTuple):
     p99_ns: int
 
 @final
-class Lease: ...
-
-@final
 class SampleInfo:
     @property
     def store_size(self) -> int: ...

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["memory_left"]
+__all__ = ["available_memory", "memory_left"]
 
 ROOT = Path("/sys/fs/cgroup")
 
@@ -56,3 +57,13 @@ def _left(group: Path) -> float | None:
         free = sum(int(line.split()[1]) for line in stat if line.startswith(idle))
         return max(0, most - used + free)
     return None
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated without swapping, and without the control group's limit being met."""
+    left = memory_left()
+    with open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(min(left, int(line.split()[1]) * 1024))
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

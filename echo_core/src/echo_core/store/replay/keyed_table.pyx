@@ -20,7 +20,7 @@ from echo_core.store.replay.python_sampler cimport tell
 from echo_core.spec.cuda import CudaError
 from echo_core.base.errors import ConfigError, EchoError, ForkError, SpecError
 from echo_core.store.sampler import check_keys, check_priorities
-from echo_core.store.wait.patience import available_memory
+from echo_core.base.memory.cgroup import available_memory
 
 cdef int forks = 0  # a table belongs to the process of its birth
 

@@ -1,13 +1,18 @@
 # cython: language_level=3
-"""What a replay table hands out beside a batch: figures about the table and about what was drawn."""
+"""What a replay table hands out beside a batch: figures about the table and about what was drawn, and importance weights."""
 import numpy as np
 
 cimport cython
+from libc.stdint cimport uint64_t
 
 from echo_core.spec.pytree.flattener cimport Flattener
 from echo_core.store.lease cimport ReplayLease, replay_lease
 from echo_core.store.replay.table cimport Batch, Table, TableCounters
 from echo_core.store.sample cimport Sample, drawn_sample
+
+cdef extern from "store/replay/importance_weights.hpp" namespace "echo::replay" nogil:
+    void weigh "echo::replay::importance_weights" (const double*, uint64_t, double, float*)
+
 
 @cython.final
 @cython.freelist(16)
@@ -110,3 +115,21 @@ cdef Sample drawn_batch(Table* table, str name, Batch* batch, Flattener flattene
     cdef ReplayInfo info = ReplayInfo.__new__(ReplayInfo)
     info.counters, info.table, info.lease, info.versioned = table.counters(), name, lease, table.keeps_versions()
     return drawn_sample(flattener.arrays(batch.leaf.data(), batch.n, lease), info, lease)
+
+
+def importance_weights(probabilities, double beta):
+    """The weights of a batch whose items were drawn with these probabilities: (1 / (N p))^beta, the largest 1 (Schaul et al. 2016).
+
+    Args:
+        probabilities: float64 of shape (n,), all above 0.
+        beta: exponent, from 0 to 1.
+
+    Returns:
+        float32 of shape (n,).
+    """
+    cdef const double[::1] given = np.ascontiguousarray(probabilities, np.float64)
+    weights = np.empty(given.shape[0], np.float32)
+    cdef float[::1] made = weights
+    if given.shape[0]:
+        weigh(&given[0], <uint64_t>given.shape[0], beta, &made[0])
+    return weights

@@ -34,6 +34,7 @@
 #include "store/replay/rows/arrival_order.hpp"
 #include "store/replay/rows/batch_buffers.hpp"
 #include "store/replay/change_log.hpp"
+#include "store/replay/importance_weights.hpp"
 #include "store/replay/rows/staging_rows.hpp"
 #include "store/replay/rows/follower.hpp"
 #include "store/replay/rows/generations.hpp"

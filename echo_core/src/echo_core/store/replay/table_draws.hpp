@@ -242,23 +242,9 @@ inline uint64_t Table::take_back(uint64_t borrower) {
     return taken;
 }
 
-// (1 / (N p))^beta over the largest of the batch (Schaul et al. 2016, section 3.4).
 inline void Table::weigh(Batch *batch, double beta) const {
     const uint64_t n = batch->n;
-    double least = batch->probabilities[0], most = least;
-    for (uint64_t i = 1; i < n; ++i) {
-        least = std::min(least, batch->probabilities[i]);
-        most = std::max(most, batch->probabilities[i]);
-    }
-    if (least == most || beta == 0) {
-        std::fill_n(batch->weights, n, 1.0f);
-    } else {
-        // The largest weight is that of the least probability, and N cancels out.
-        for (uint64_t i = 0; i < n; ++i) {
-            const float ratio = float(least / batch->probabilities[i]);
-            batch->weights[i] = beta == 1 ? ratio : powf(ratio, float(beta));
-        }
-    }
+    importance_weights(batch->probabilities, n, beta, batch->weights);
     if (versions_.kept() && versions_.limits().weight != 1)
         for (uint64_t i = 0; i < n; ++i) batch->weights[i] *= float(versions_.weight(batch->versions[i]));
 }

@@ -20,7 +20,7 @@ from echo_core.base.errors import EchoError, UnknownTableError
 from echo_core.store.steps.items import NStep, Slices
 from echo_core.spec.spec import Spec
 from echo_core.store.steps.steps import Steps as StepExample, StepStreams, client_number, new_client_id, wire_spec
-from echo_core.store.wait.patience import available_memory
+from echo_core.base.memory.cgroup import available_memory
 
 SPAN = Spec.from_example({"span": np.zeros(2, np.uint64)})  # 16 bytes: struct Span of store/steps/item_cutter.hpp
 

@@ -1,9 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """The stream: batch buffers that writers fill slot by slot and a learner takes whole. Python's side of ring.hpp."""
-import logging
-
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
@@ -16,13 +13,11 @@ from echo_core.store.door.echo_run cimport echo_run
 from echo_core.store.wait.clock cimport now_ns
 from echo_core.store.lease cimport StreamLease, stream_lease
 from echo_core.store.sample cimport new_sample, snapshot
-from echo_core.store.wait.patience cimport SLICE_NS, deadline_of, first_sleep, slice_of
+from echo_core.store.wait.patience cimport SLICE_NS, Patience
 
+from echo_core.base.errors import LeaseError
 from echo_core.base.memory import memfd
-from echo_core.base.errors import EchoTimeoutError, LeaseError
-from echo_core.store.wait.patience import available_memory
-
-_log = logging.getLogger("echo")
+from echo_core.base.memory.cgroup import available_memory
 
 cdef extern from "<unistd.h>" nogil:
     int close_descriptor "close"(int)
@@ -33,7 +28,6 @@ cdef extern from "store/stream/tap.hpp" namespace "echo" nogil:
 cdef enum:
     INLINE_LEAVES = 64          # samples with more leaves take their pointers from the heap
 
-cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
 
 
 cdef void release_capsule(object capsule) noexcept:
@@ -159,10 +153,12 @@ cdef class Stream(LocalInsert):
 
     cdef int wait_batch(self, object timeout) except -2:
         """A batch's buffer, or -1 once closed."""
-        cdef int64_t deadline = deadline_of(timeout), began = now_ns(), hoarded_since = -1, now
-        cdef int64_t most = min(<int64_t>SLICE_NS, max(self.lease_timeout_ns // 4, 1000000)), longest = min(first_sleep(), most)
+        cdef Patience patience = Patience(timeout)
+        cdef int64_t hoarded_since = -1, now
+        cdef int64_t most = min(<int64_t>SLICE_NS, max(self.lease_timeout_ns // 4, 1000000))
         cdef int buffer
-        cdef bint closed, told = False
+        cdef bint closed, due
+        patience.longest = min(patience.longest, most)
         self.ring.learner.spins()
         with nogil:
             self.ring.spin_for_batch()
@@ -173,29 +169,26 @@ cdef class Stream(LocalInsert):
                 buffer = self.ring.take()
                 if buffer < 0 and not closed:
                     self.ring.learner.sleeps()
-                    self.ring.wait_ready(slice_of(deadline, longest))
+                    self.ring.wait_ready(patience.slice())
                     buffer = self.ring.take()
                 self.ring.learner.runs()
             if buffer >= 0 or closed:
                 return buffer
-            PyErr_CheckSignals()
-            longest = min(2 * longest, most)
+            due = patience.turn()
+            patience.longest = min(patience.longest, most)
             now = now_ns()
             if self.ring.leased() < self.ring.buffers():
                 hoarded_since = -1
             elif hoarded_since < 0:
                 hoarded_since = now
-            if hoarded_since >= 0 and (now - hoarded_since >= self.lease_timeout_ns or (deadline >= 0 and now >= deadline)):
+            if hoarded_since >= 0 and (now - hoarded_since >= self.lease_timeout_ns or (patience.deadline >= 0 and now >= patience.deadline)):
                 raise LeaseError(
                     f"all {self.ring.buffers()} batch buffers are held by batches still alive, so that no new batch can come; "
                     f"drop batches you no longer need, keep copies (dataset_iter(copy=True), numpy.copy), or give the server more "
                     f"num_buffers than the batches you hold at once"
                 )
-            if deadline >= 0 and now >= deadline:
-                raise EchoTimeoutError(f"sample() waited {timeout:g} s for a batch: {self._who_blocks_learner()}")
-            if not told and now - began > PATIENCE_NS:
-                told = True
-                _log.warning("sample() has waited 5 s for a batch: %s", self._who_blocks_learner())
+            if due:
+                patience.tell("sample()", "a batch", self._who_blocks_learner())
 
     # ---- looks from outside: see tap.py ------------------------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 # cython: language_level=3
-"""How waiting calls of the stores count time, and how much memory there is."""
+"""How waiting calls of the stores count time."""
 import logging
-import os
 from threading import get_ident, main_thread
 
 cimport cython
@@ -10,12 +9,12 @@ from libc.stdint cimport int64_t
 
 from echo_core.store.wait.clock cimport now_ns
 
-from echo_core.base.memory.cgroup import memory_left
 from echo_core.base.errors import EchoTimeoutError
+from echo_core.base.waiting import LOG_AFTER
 
 _log = logging.getLogger("echo")
 
-cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
+cdef int64_t LOG_AFTER_NS = <int64_t>(LOG_AFTER * 1e9)
 
 
 cdef int64_t deadline_of(object timeout) except -2:
@@ -52,7 +51,7 @@ cdef class Patience:
         PyErr_CheckSignals()
         self.longest = next_sleep(self.longest)
         now = now_ns()
-        return (self.deadline >= 0 and now >= self.deadline) or (not self.told and now - self.began > PATIENCE_NS)
+        return (self.deadline >= 0 and now >= self.deadline) or (not self.told and now - self.began > LOG_AFTER_NS)
 
     cdef int tell(self, str caller, str what, str who) except -1:
         """End the wait by EchoTimeoutError when its time is over; otherwise log, once, who waits for whom."""
@@ -60,13 +59,3 @@ cdef class Patience:
             raise EchoTimeoutError(f"{caller} waited {self.timeout:g} s for {what}: {who}")
         self.told = True
         _log.warning("%s has waited 5 s for %s: %s", caller, what, who)
-
-
-def available_memory() -> int:
-    """Bytes that can be allocated without swapping, and without the control group's limit being met."""
-    left = memory_left()
-    with open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return min(left, int(line.split()[1]) * 1024)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

@@ -1,0 +1,16 @@
+from typing import Any, final
+
+import numpy.typing as npt
+
+@final
+class StreamLease: ...
+
+@final
+class ReplayLease:
+    def drawn_arrays(self) -> dict[str, npt.NDArray[Any]]: ...
+    def copied(self) -> DrawnCopy: ...
+
+@final
+class DrawnCopy:
+    def drawn_arrays(self) -> dict[str, npt.NDArray[Any]]: ...
+    def copied(self) -> DrawnCopy: ...
