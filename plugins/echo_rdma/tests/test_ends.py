@@ -19,7 +19,7 @@ from echo_core.testing.processes import until
 from echo_rdma import _ucx, channel
 from echo_rdma.connection import RENDEZVOUS_BYTES, message_bytes
 from echo_rdma.listener import RdmaListener
-from echo_rdma.transport import RdmaConnectOptions
+from echo_rdma.options import RdmaConnectOptions
 
 EXAMPLE = {"x": np.zeros(4, np.float32)}
 SPEC = Spec.from_example(EXAMPLE)

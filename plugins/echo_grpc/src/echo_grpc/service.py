@@ -24,7 +24,7 @@ from .message import MAX_MESSAGE_BYTES, health_request, health_response
 from .stream import LINGER_SECONDS, GrpcChannel, Outbox, in_this_process
 
 if TYPE_CHECKING:
-    from .transport import GrpcListenOptions
+    from .options import GrpcListenOptions
 
 __all__ = ["METHOD", "GrpcAcceptor"]
 

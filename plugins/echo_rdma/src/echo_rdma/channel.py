@@ -19,7 +19,7 @@ from echo_core.wire.protocol import Buffer
 from . import _ucx, lanes, library
 
 if TYPE_CHECKING:
-    from .transport import RdmaConnectOptions, RdmaListenOptions
+    from .options import RdmaConnectOptions, RdmaListenOptions
 
 __all__ = ["RdmaAcceptor", "RdmaChannel", "dial"]
 

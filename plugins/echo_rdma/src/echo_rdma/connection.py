@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from echo_core.base.address import Address
     from echo_core.spec.spec import Spec
 
-    from .transport import RdmaConnectOptions
+    from .options import RdmaConnectOptions
 
 __all__ = ["RdmaConnection"]
 

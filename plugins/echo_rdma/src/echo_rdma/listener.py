@@ -20,7 +20,7 @@ from .lanes import receiver_reads
 if TYPE_CHECKING:
     from echo_core.wire.sink import Sink
 
-    from .transport import RdmaListenOptions
+    from .options import RdmaListenOptions
 
 __all__ = ["RdmaListener"]
 

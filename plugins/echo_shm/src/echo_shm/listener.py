@@ -14,7 +14,7 @@ from echo_core.base.errors import ConnectionClosedError
 from echo_core.wire.channel.listener import ChannelListener
 
 from .board import Board
-from .served import ShmServed
+from .served import ShmHost, ShmServed
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from echo_core.wire.weights import PackedWeights
 
     from .lanes import Lane
+    from .options import ShmListenOptions
     from .sockets import UnixAcceptor
-    from .transport import ShmListenOptions
 
 __all__ = ["ShmListener"]
 
@@ -37,7 +37,7 @@ LOOK_SECONDS = 0.25  # between two looks at the claims of workers
 DEATH_SECONDS = 0.005  # the same while somebody has left and its process may be about to go
 
 
-class ShmListener(ChannelListener):
+class ShmListener(ChannelListener, ShmHost):
     """See `echo_core.wire.transport.Listener`; made by `ShmTransport.listen`."""
 
     served = ShmServed
@@ -81,7 +81,6 @@ class ShmListener(ChannelListener):
     # ------------------------------------------------------------------------- what clients ask
 
     def admit(self, pid: int, wanted: int, session: Session, name: str) -> Writer | None:
-        """Records for a worker that maps the store; None if it cannot have any."""
         shared = self.shared
         if shared is None:
             return None
@@ -123,7 +122,6 @@ class ShmListener(ChannelListener):
             shared.give_up(record)
 
     def left(self, writer: Writer) -> None:
-        """Its connection has ended; it may be alive, and in the middle of a sample."""
         with self._watch:
             writer.gone_since = time.monotonic()
             self._watch.notify_all()

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import ConnectionClosedError, ProtocolError, SecurityError
 from echo_core.wire.channel.link import Work
-from echo_core.wire.channel.served import STREAMING_SECONDS, ServedClient
+from echo_core.wire.channel.served import STREAMING_SECONDS, Host, ServedClient
 from echo_core.wire.protocol import Kind, frame, pack_request
 
 from .lanes import Lane
 from .uplink import WEIGHTS
 
 if TYPE_CHECKING:
+    import threading
+
+    from echo_core.base.address import Address
+    from echo_core.store.shared.shared_store import SharedStore
     from echo_core.wire.channel.link import Link
+    from echo_core.wire.channel.sessions import Session
     from echo_core.wire.protocol import Blob, Buffer, Header
 
-    from .listener import ShmListener
+    from .board import Board
+    from .options import ShmListenOptions
     from .sockets import UnixChannel
     from .writer import Writer
 
-__all__ = ["ShmServed"]
+__all__ = ["ShmHost", "ShmServed"]
 
 log = logging.getLogger("echo")
 
@@ -30,10 +37,43 @@ LANE_BROKEN = "it wrote to its lane what cannot be: a count of samples beyond wh
 FINISH_SECONDS = 0.25  # of one wait for space; as many as it takes until what lies in a lane is copied
 
 
+class ShmHost(Host):
+    """What a served worker needs of the listener that serves it, beside what every served client does.
+
+    Attributes:
+        shared: the store that workers map; None if they are not to see it.
+        lanes: the lanes that samples are copied from now, by session.
+        board: where the weights lie. `publishing` is held while it changes.
+    """
+
+    address: Address
+    options: ShmListenOptions
+    shared: SharedStore | None
+    lanes: dict[Session, Lane]
+    board: Board
+    publishing: threading.Lock
+
+    @abstractmethod
+    def admit(self, pid: int, wanted: int, session: Session, name: str) -> Writer | None:
+        """Records for a worker that maps the store; None if it cannot have any."""
+
+    @abstractmethod
+    def lane_ended(self, session: Session, lane: Lane) -> None:
+        """No more samples are copied from this lane."""
+
+    @abstractmethod
+    def give_up(self, record: int) -> None:
+        """Take back the slot that a worker claimed with this record."""
+
+    @abstractmethod
+    def left(self, writer: Writer) -> None:
+        """The connection of this worker has ended; the worker may be alive, and in the middle of a sample."""
+
+
 class ShmServed(ServedClient):
     """One worker. Beside what every channel's client does, it may ask for the store, or for a lane."""
 
-    listener: ShmListener
+    listener: ShmHost
     writer: Writer | None = None
     lane: Lane | None = None
     _generation = 0  # of the board it has
@@ -125,7 +165,7 @@ class ShmServed(ServedClient):
                     self.writer.handed_over()
                 return {"mode": "direct", "records": self.writer.records}
         try:
-            lane = Lane(self._sink, self.listener.options.lane_bytes, rows)  # type: ignore[attr-defined]
+            lane = Lane(self._sink, self.listener.options.lane_bytes, rows)
             self._begin(lane, channel)
         except (OSError, MemoryError, RuntimeError) as error:  # RuntimeError: no more threads
             # Its text: a handler that keeps records would keep the error's frames, and with them the lane.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from echo_core.base.address import Address
-from echo_core.base.transport_options import ConnectOptions, ListenOptions
 from echo_core.client.client import Client
 from echo_core.store.store_memory import StoreMemory
 from echo_core.wire.transport import Connection, Transport
 
+from .options import ShmConnectOptions, ShmListenOptions
 from .sockets import UnixAcceptor
 
 if TYPE_CHECKING:
@@ -20,48 +19,7 @@ if TYPE_CHECKING:
 
     from .listener import ShmListener
 
-__all__ = ["ShmClient", "ShmConnectOptions", "ShmListenOptions", "ShmTransport"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShmListenOptions(ListenOptions):
-    """Options of `ShmTransport`."""
-
-    path: str = ""  # a name, or the absolute path of a socket; "" draws a name
-    mode: Literal["direct", "private"] = "direct"  # "private": workers see nothing of the learner's store, each has a lane of its own
-    lane_bytes: int = 4 << 20  # memory of a lane, from which the learner copies; two samples at least
-    claim_timeout: float = 2.0  # seconds a worker may hold a slot before it delays no batch any more
-    spare_buffers: int = 2  # batches that can be moved away from stopped workers at the same time
-    huge_pages: bool = False  # pages of 2 MiB, reserved beforehand (vm.nr_hugepages)
-    other_users: bool = False  # let in processes of other users, too; they still need the token
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.001 <= self.claim_timeout <= 86400:
-            raise ValueError(f"claim_timeout must be from 0.001 to 86400 seconds, not {self.claim_timeout!r}")
-        if not 0 <= self.spare_buffers <= 64:
-            raise ValueError(f"spare_buffers must be from 0 to 64, not {self.spare_buffers!r}")
-        if not 4096 <= self.lane_bytes <= 1 << 40:
-            raise ValueError(f"lane_bytes must be from 4096 to {1 << 40}, not {self.lane_bytes!r}")
-        if self.huge_pages and self.mode == "private":
-            raise ValueError('huge_pages is about the memory that workers share; leave it out, or mode="private"')
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShmConnectOptions(ConnectOptions):
-    """What a shared-memory connection can be told, beside what every connection can."""
-
-    mode: Literal["direct", "private"] = "direct"  # "private": do not map the learner's store
-    reservations: int = 4  # slots that `reserve()` may hold at the same time
-    patience: float = 0.02  # seconds that `send` itself waits for space before it leaves that to a thread
-    uid: int = -1  # user that the learner runs as; -1: this process's own, or root
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.reservations <= 64:
-            raise ValueError(f"reservations must be from 0 to 64, not {self.reservations!r}")
-        if not 0 <= self.patience <= 10:
-            raise ValueError(f"patience must be from 0 to 10 seconds, not {self.patience!r}")
+__all__ = ["ShmClient", "ShmTransport"]
 
 
 class ShmTransport(Transport):

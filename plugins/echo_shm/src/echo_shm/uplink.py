@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from echo_core.base.address import Address
     from echo_core.spec.spec import Spec
 
-    from .transport import ShmConnectOptions
+    from .options import ShmConnectOptions
 
 __all__ = ["WEIGHTS", "ShmUplink"]
 

@@ -1,4 +1,4 @@
-"""The worker's end of TCP: `TcpConnection` and its options."""
+"""The worker's end of TCP, as its callers see it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import socket
 import warnings
 import weakref
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import EchoError, SecurityError, SpecError
-from echo_core.base.transport_options import ConnectOptions
 from echo_core.wire.transport import Connection
 
 from ._worker import Question, Worker
@@ -23,39 +22,11 @@ if TYPE_CHECKING:
     from echo_core.spec.spec import Spec
     from echo_core.wire.weights import Weights
 
-__all__ = ["TcpConnectOptions", "TcpConnection"]
+    from .options import TcpConnectOptions
+
+__all__ = ["TcpConnection"]
 
 ABANDONED_SECONDS = 1.0  # for delivering what a connection still has that nobody closed
-
-
-@dataclass(frozen=True, kw_only=True)
-class TcpConnectOptions(ConnectOptions):
-    """What a TCP connection can be told, beside what every connection can."""
-
-    # Kept until acknowledged: the most that is ever on its way. Among several workers on the learner's machine three frames are.
-    window_bytes: int = 2 << 20
-    send_buffer: int = 0  # bytes in the kernel; 0: it grows as needed
-    # Of samples gathered into one frame on a busy link. Fewer, larger frames are fewer system calls and wake-ups;
-    # beyond this they leave the second-level cache between being gathered and being sent.
-    max_coalesced_bytes: int = 384 << 10
-    silence: float = 20.0  # seconds without a word from a learner that owes TCP an answer
-    protocol: str = "echo2"  # "echo1": to a server of the original Echo, without reconnecting
-
-    def __post_init__(self) -> None:
-        if self.protocol not in ("echo2", "echo1"):
-            raise ValueError(f"protocol is 'echo2' or 'echo1', not {self.protocol!r}")
-        for name in ("window_bytes", "max_coalesced_bytes", "max_inflight_msgs"):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value < 1 << 48:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
-        if type(self.send_buffer) is not int or not 0 <= self.send_buffer < 1 << 30:
-            raise ValueError(f"send_buffer must be 0 to 2**30 bytes, not {self.send_buffer!r}")
-        if self.max_coalesced_bytes > 16 << 20:
-            raise ValueError("max_coalesced_bytes cannot exceed 16 MiB, the most a frame carries")
-        if not 0.001 <= self.silence <= 86400:
-            raise ValueError(f"silence must be from 0.001 to 86400 seconds, not {self.silence!r}")
-        if not self.timeout >= 0:
-            raise ValueError(f"timeout must be at least 0 seconds, not {self.timeout!r}")
 
 
 class TcpConnection(Connection):

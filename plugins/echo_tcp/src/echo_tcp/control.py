@@ -33,7 +33,7 @@ from .pending import Pending
 if TYPE_CHECKING:
     from echo_core.wire.sink import Sink
 
-    from .transport import TcpListenOptions
+    from .options import TcpListenOptions
 
 __all__ = ["Control"]
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from echo_core.base.address import Address
     from echo_core.spec.spec import Spec
 
-    from .connection import TcpConnectOptions
+    from .options import TcpConnectOptions
 
 __all__ = ["Keeper"]
 

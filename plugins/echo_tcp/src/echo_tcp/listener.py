@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from echo_core.wire.sink import Sink
     from echo_core.wire.weights import PackedWeights
 
-    from .transport import TcpListenOptions
+    from .options import TcpListenOptions
 
 __all__ = ["TcpListener"]
 

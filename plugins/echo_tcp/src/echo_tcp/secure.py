@@ -28,7 +28,7 @@ from .dial import KEEPALIVE
 from .sockets import free, left_at_fork, listen_on, name_of
 
 if TYPE_CHECKING:
-    from .transport import TcpsListenOptions
+    from .options import TcpsListenOptions
 
 __all__ = ["TlsAcceptor", "TlsChannel", "dial_tls"]
 

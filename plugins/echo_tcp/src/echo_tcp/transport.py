@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from echo_core.base.address import Address
 from echo_core.base.errors import AddressError
@@ -12,10 +12,10 @@ from echo_core.client.client import Client
 from echo_core.security import tls
 from echo_core.security.tokens import TokenSource, check_exposure
 from echo_core.wire.channel import Channel, ChannelTransport
-from echo_core.wire.network.connection_rate import CONNECTION_RATE, check_connection_rate
-from echo_core.wire.transport import Connection, ListenOptions, Transport
+from echo_core.wire.transport import Connection, Transport
 
-from .connection import TcpConnection, TcpConnectOptions
+from .connection import TcpConnection
+from .options import TcpConnectOptions, TcpListenOptions, TcpsConnectOptions, TcpsListenOptions
 
 if TYPE_CHECKING:
     from echo_core.spec.spec import Spec
@@ -24,47 +24,7 @@ if TYPE_CHECKING:
     from .listener import TcpListener
     from .secure import TlsAcceptor
 
-__all__ = ["TcpClient", "TcpListenOptions", "TcpTransport", "TcpsConnectOptions", "TcpsListenOptions", "TcpsTransport"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TcpListenOptions(ListenOptions):
-    """Options of `TcpTransport`."""
-
-    host: str = "127.0.0.1"  # an address or name of this machine; "::" is every interface, IPv4 too
-    port: int = 50051  # 0: any free one
-    num_threads: int = 1  # that read; one is enough for several GB/s
-    protocol: Literal["echo2", "echo1"] = "echo2"  # "echo1": the original wire format
-    token: str | bytes | None = field(default=None, repr=False)  # None: the server's
-    allow_insecure: bool = False  # listen beyond this machine without authentication
-    max_connection_rate: float = CONNECTION_RATE  # new connections a second; of more, further ones wait outside. 0: any number
-    receive_buffer: int = 0  # bytes in the kernel for each connection; 0: it grows as needed
-    staging_bytes: int = 256 << 20  # of each thread, for large frames that find no slots
-
-    def __post_init__(self) -> None:
-        if not self.host:
-            raise ValueError('host is empty; write "0.0.0.0" or "::" for every interface')
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"port is a number from 0 to 65535, not {self.port}")
-        if not 1 <= self.num_threads <= 256:
-            raise ValueError(f"num_threads is a number from 1 to 256, not {self.num_threads}")
-        check_connection_rate(self.max_connection_rate)
-        for name in ("handshake_timeout", "max_pending", "max_connections"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("receive_buffer", "staging_bytes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be below 0, but is {getattr(self, name)}")
-        if self.protocol == "echo1" and self.token is not None:
-            raise ValueError(
-                "the original protocol has no authentication, so token=... would protect nothing;"
-                ' leave out the token or protocol="echo1"'
-            )
-
-    @property
-    def authenticated(self) -> bool:
-        """Whether clients have to prove that they hold the token."""
-        return self.auth and self.protocol != "echo1"
+__all__ = ["TcpClient", "TcpTransport", "TcpsTransport"]
 
 
 class TcpTransport(Transport):
@@ -107,31 +67,6 @@ class TcpTransport(Transport):
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
         _without_path(address)
         return TcpConnection(address, spec, cls.connect_options(address, options))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TcpsListenOptions(tls.TlsListenOptions):
-    """Options of `TcpsTransport`."""
-
-    host: str = "127.0.0.1"  # an address or name of this machine; "::" is every interface, IPv4 too
-    port: int = 50051  # 0: any free one
-    token: str | bytes | None = field(default=None, repr=False)  # None: the server's
-    allow_insecure: bool = False  # listen beyond this machine without authentication
-    max_connection_rate: float = 100.0  # new connections a second; of more, further ones wait outside. 0: any number
-    receive_buffer: int = 0  # bytes in the kernel for each connection; 0: it grows as needed
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # The same checks as without TLS.
-        TcpListenOptions(**{f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("tls_")})
-
-
-@dataclass(frozen=True, kw_only=True)
-class TcpsConnectOptions(tls.TlsConnectOptions):
-    """What a TCP connection with TLS can be told."""
-
-    window_bytes: int = 8 << 20
-    max_coalesced_bytes: int = 512 << 10
 
 
 class TcpsTransport(ChannelTransport):

@@ -1,7 +1,6 @@
 // What arrives at an engine: who it is from, and where it belongs. Every function with the engine's lock held, most as callbacks of UCX.
 #pragma once
 
-#include "engine.hpp"
 
 namespace echo_rdma {
 

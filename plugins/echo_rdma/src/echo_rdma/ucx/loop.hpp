@@ -1,7 +1,6 @@
 // An engine's thread: progress, sleep, heartbeats, and how connections end.
 #pragma once
 
-#include "engine.hpp"
 
 namespace echo_rdma {
 

@@ -2,7 +2,6 @@
 // intake.hpp.
 #pragma once
 
-#include "intake.hpp"
 
 namespace echo_rdma {
 

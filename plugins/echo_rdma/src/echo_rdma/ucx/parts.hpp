@@ -2,7 +2,6 @@
 // parts are slow in coming. A part of intake.hpp.
 #pragma once
 
-#include "intake.hpp"
 
 namespace echo_rdma {
 

@@ -4,7 +4,6 @@
 // killed or stopped in between leaves an element that is never marked, and everything behind it, of everybody, stays unread for ever.
 #pragma once
 
-#include "engine.hpp"
 
 namespace echo_rdma {
 

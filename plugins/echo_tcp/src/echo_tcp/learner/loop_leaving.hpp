@@ -1,8 +1,6 @@
 // Connections go, one by one or all of them. Part of loop.hpp.
 #pragma once
 
-#include "loop.hpp"
-
 namespace echo_tcp::learner {
 
 // Say why, and wait a little for the other end to have read it: closing at once, with bytes of it

@@ -1,8 +1,6 @@
 // Connections come, talk, and wait for space. Part of loop.hpp.
 #pragma once
 
-#include "loop.hpp"
-
 namespace echo_tcp::learner {
 
 // A connection is served once Python has been told of it (begin()), so that a worker that finds itself

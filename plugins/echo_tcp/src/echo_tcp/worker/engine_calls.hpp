@@ -2,8 +2,6 @@
 // engine.hpp.
 #pragma once
 
-#include "engine.hpp"
-
 namespace echo_tcp::worker {
 
 inline Engine::Engine(const std::vector<std::uint64_t>& leaf_bytes, const EngineConfig& config)

@@ -1,8 +1,6 @@
 // The worker engine's traffic: what is written when, and the I/O thread. Part of engine.hpp.
 #pragma once
 
-#include "engine.hpp"
-
 namespace echo_tcp::worker {
 
 // ------------------------------------------------------------------------------------- writing

@@ -1,0 +1,47 @@
+"""Options of gRPC, at either end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from echo_core.security import tls
+from echo_core.wire.network.connection_rate import CONNECTION_RATE, check_connection_rate
+from echo_core.wire.protocol import HEADER_BYTES
+
+from .message import PIECE_BYTES
+
+__all__ = ["GrpcConnectOptions", "GrpcListenOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpcListenOptions(tls.TlsListenOptions):
+    """Options of `GrpcTransport`; those that begin with tls_ count for grpcs:// only."""
+
+    host: str = "127.0.0.1"  # an address or name of this machine; "::" is every interface, IPv4 too
+    port: int = 50051  # 0: any free one
+    token: str | bytes | None = field(default=None, repr=False)  # None: the server's
+    allow_insecure: bool = False  # listen beyond this machine without authentication
+    max_connection_rate: float = CONNECTION_RATE  # new connections a second; of more, further ones wait outside. 0: any number
+    reflection: bool = False  # tell generic clients what is served; needs echo-grpc[reflection]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.host:
+            raise ValueError('host is empty; write "0.0.0.0" or "::" for every interface')
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port is a number from 0 to 65535, not {self.port}")
+        check_connection_rate(self.max_connection_rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpcConnectOptions(tls.TlsConnectOptions):
+    """What a gRPC connection can be told; the options that begin with tls_ count for grpcs:// only."""
+
+    # A message costs both ends some 200 µs, whatever is in it: a busy link fills them. Of large samples it takes fewer: see MessageWindow.
+    max_coalesced_bytes: int = PIECE_BYTES - HEADER_BYTES
+    keepalive: float = 20.0  # seconds of silence until the learner is asked whether it is still there
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.1 <= self.keepalive <= 86400:
+            raise ValueError(f"keepalive must be from 0.1 to 86400 seconds, not {self.keepalive}")
