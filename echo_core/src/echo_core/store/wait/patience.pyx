@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""How waiting calls of the stores count time, and how much memory there is."""
+"""How blocking calls of the stores measure time, and how much memory is available."""
 import logging
 import os
 from threading import get_ident, main_thread
@@ -15,11 +15,11 @@ from echo_core.base.errors import EchoTimeoutError
 
 _log = logging.getLogger("echo")
 
-cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
+cdef int64_t PATIENCE_NS = 5_000_000_000  # a longer wait is logged, once
 
 
 cdef int64_t deadline_of(object timeout) except -2:
-    """The now_ns() at which a wait ends; -1 for never (None and infinity)."""
+    """Returns the now_ns() at which a wait ends; -1 means never (for None and infinity)."""
     if timeout is None:
         return -1
     cdef double seconds = timeout
@@ -36,18 +36,18 @@ cdef int64_t first_sleep():
 
 @cython.final
 cdef class Patience:
-    """Of a call that waits for at most `timeout` seconds (None: for ever)."""
+    """One call that waits for at most `timeout` seconds (None: for ever)."""
 
     def __init__(self, timeout):
         self.timeout = timeout
         self.deadline, self.began, self.longest = deadline_of(timeout), now_ns(), first_sleep()
 
     cdef int64_t slice(self) noexcept nogil:
-        """Nanoseconds to sleep now."""
+        """Returns how many nanoseconds to sleep now."""
         return slice_of(self.deadline, self.longest)
 
     cdef bint turn(self) except -1:
-        """After a sleep that brought nothing: whether it is time to `tell`."""
+        """Call this after a sleep without success. Returns whether it is time to call `tell`."""
         cdef int64_t now
         PyErr_CheckSignals()
         self.longest = next_sleep(self.longest)
@@ -55,7 +55,7 @@ cdef class Patience:
         return (self.deadline >= 0 and now >= self.deadline) or (not self.told and now - self.began > PATIENCE_NS)
 
     cdef int tell(self, str caller, str what, str who) except -1:
-        """End the wait by EchoTimeoutError when its time is over; otherwise log, once, who waits for whom."""
+        """Raises EchoTimeoutError if the time is over; otherwise logs, once, who waits for whom."""
         if self.deadline >= 0 and now_ns() >= self.deadline:
             raise EchoTimeoutError(f"{caller} waited {self.timeout:g} s for {what}: {who}")
         self.told = True
@@ -63,7 +63,7 @@ cdef class Patience:
 
 
 def available_memory() -> int:
-    """Bytes that can be allocated without swapping, and without the control group's limit being met."""
+    """Return how many bytes can be allocated without swapping and without reaching the limit of the control group."""
     left = memory_left()
     with open("/proc/meminfo") as lines:
         for line in lines:
