@@ -1,6 +1,6 @@
 # cython: language_level=3
-"""The right to read a batch's memory. When the last array of a batch dies, the memory goes back from here: to the writers of a stream, or to
-the next batch of a replay table."""
+"""The lease: the right to read a batch's memory. When the last array of a batch is freed, the lease returns the memory to the writers of a
+stream, or to the next batch of a replay table."""
 import numpy as np
 
 cimport cython
@@ -18,10 +18,10 @@ cdef Flattener DRAWN = Spec.from_example(
 @cython.final
 @cython.freelist(16)
 cdef class StreamLease:
-    """The right to read one batch's memory: base object of every array of the batch.
+    """The right to read one batch's memory. It is the base object of every array of the batch.
 
-    The buffer goes back to the writers when the last of those arrays (or of the views made from them) dies. The lease keeps the
-    store's memory alive by itself, so that dropping the server while holding a batch is safe.
+    The buffer goes back to the writers when the last of those arrays (or of the views made from them) is freed. The lease itself keeps the
+    store's memory alive, so that it is safe to drop the server while a batch is still in use.
     """
 
     def __dealloc__(self):
@@ -41,7 +41,7 @@ cdef StreamLease stream_lease(Ring* ring, int buffer):
 @cython.final
 @cython.freelist(16)
 cdef class ReplayLease:
-    """The right to read one batch's memory, and base object of its arrays: the next batch uses it once the last of them is gone."""
+    """The right to read one batch's memory, and base object of its arrays: the next batch uses the memory once the last of them is freed."""
 
     def __dealloc__(self):
         if self.table != NULL:
@@ -57,7 +57,7 @@ cdef class ReplayLease:
         return DRAWN.arrays(data, self.batch.n, self)
 
     def drawn_arrays(self) -> dict:
-        """`keys`, `probabilities`, `versions` and `weights`, as arrays over the batch's memory."""
+        """Returns `keys`, `probabilities`, `versions` and `weights` as arrays over the batch's memory."""
         return self.drawn()
 
     def copied(self) -> DrawnCopy:

@@ -8,7 +8,7 @@ cdef class SampleInfo:
 cdef class Sample:
     cdef readonly object batch
     cdef readonly object info
-    cdef object lease    # of a replay table: tells keys, probabilities and weights
+    cdef object lease    # of a replay table: it has keys, probabilities and weights
     cdef dict arrays
     cdef object drawn(self, str name)
 

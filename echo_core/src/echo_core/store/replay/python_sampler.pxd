@@ -6,9 +6,9 @@ from echo_core.store.replay.table cimport Batch, Change, Table
 cdef class PythonSampler:
     cdef Table* table
     cdef object sampler, rng, lock
-    cdef vector[Change] log  # of what the sampler has not been told, from `told` on
+    cdef vector[Change] log  # the changes that the sampler has to be told of; the first `told` of them are done
     cdef size_t told
-    cdef bint interrupted  # while it was told of the first of them
+    cdef bint interrupted  # a call for changes from `told` on has begun, and it failed or was interrupted
     cdef int draw(self, Batch* batch) except -1
     cdef uint64_t update(self, const uint64_t[::1] keys, object values) except? 0
     cdef int catch_up(self) except -1

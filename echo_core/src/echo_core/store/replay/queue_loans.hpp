@@ -1,5 +1,5 @@
-// Rows of a queue that a learner was given and has not acknowledged yet: on loan from when they were drawn until their time is over or their borrower is
-// gone, then given out again, before what nobody has had. Not thread-safe: the table's mutex guards it.
+// The items of a queue that a client was given and has not acknowledged yet. If a client does not acknowledge an item in time, or is gone,
+// the item is given out again, before items that nobody has had. Not thread-safe: the table's mutex guards it.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace echo::replay {
 
 class Loans {
 public:
-    // duration_ns 0: rows are given away for good.
+    // duration_ns 0: items need no acknowledgement.
     Loans(uint32_t capacity, int64_t duration_ns) : duration_(duration_ns) {
         if (duration_ns) state_ = std::make_unique<uint64_t[]>(capacity);
     }
@@ -21,16 +21,16 @@ public:
     uint64_t out() const { return out_; }
     uint64_t back() const { return back_; }
 
-    // Drawn: it is the borrower's as soon as its batch is gathered, and nobody else's meanwhile.
+    // The row was drawn. It belongs to the borrower as soon as its batch is gathered, and nobody else gets it meanwhile.
     void lend(uint32_t row, int64_t now, uint64_t borrower) {
         const uint64_t turn = ++turn_ << 2;
         state_[row] = turn | kDrawn;
         lent_.push_back({row, turn, now + duration_, borrower});
         ++out_;
     }
-    // Gathered: the borrower has it.
+    // The row's batch was gathered: the borrower has it.
     void hand_over(uint32_t row) { state_[row] &= ~kDrawn; }
-    // The batch came to nothing: the row waits to be given out again. False when it does already, because its borrower is gone.
+    // The row's batch failed, so the row waits to be given out again. Returns false if it waits already because its borrower is gone.
     bool revoke(uint32_t row) {
         if (!(state_[row] & kDrawn)) return false;
         give_back(row);
@@ -38,7 +38,7 @@ public:
         return true;
     }
     enum Ended { kNeither, kOut, kCameBack };  // kCameBack: it waited to be given out again
-    // Acknowledged, late or not.
+    // The row was acknowledged, in time or late.
     Ended end(uint32_t row) {
         if (state_[row] == kNo || state_[row] & kDrawn) return kNeither;
         const Ended ended = state_[row] & kBack ? kCameBack : kOut;
@@ -48,19 +48,19 @@ public:
         tidy(&returned_, back_);
         return ended;
     }
-    // Rows whose time is over: they wait to be given out again.
+    // Finds rows whose time is over: they wait to be given out again. Returns how many.
     uint64_t expire(int64_t now) {
         uint64_t expired = 0;
         for (; !lent_.empty() && lent_.front().until <= now; lent_.pop_front()) {
             const Loan &loan = lent_.front();
-            if (!is(loan)) continue;  // acknowledged
-            if (state_[loan.row] & kDrawn) break;  // it is being gathered, which does not take long
+            if (!is(loan)) continue;  // this row was acknowledged
+            if (state_[loan.row] & kDrawn) break;  // this row is being gathered, which does not take long
             give_back(loan.row);
             --out_, ++expired;
         }
         return expired;
     }
-    // What this borrower still has: it is gone, and nothing of it has to be waited for.
+    // The borrower is gone: the rows that it has wait to be given out again. Returns how many.
     uint64_t take_back(uint64_t borrower) {
         std::deque<Loan> others;
         uint64_t taken = 0;
@@ -75,19 +75,19 @@ public:
         lent_.swap(others);
         return taken;
     }
-    // A row that was on loan, here or in the life before a restart.
+    // A row was given out, in this process or before a restart, and has to be given out again.
     void give_back(uint32_t row) {
         const uint64_t turn = ++turn_ << 2;
         state_[row] = turn | kBack;
         returned_.push_back({row, turn, 0, 0});
         ++back_;
     }
-    // One that waits to be given out again; false when there is none.
+    // Takes a row that waits to be given out again; returns false if there is none.
     bool take(uint32_t *row) {
         while (!returned_.empty()) {
             const Loan loan = returned_.front();
             returned_.pop_front();
-            if (!is(loan)) continue;  // acknowledged, late
+            if (!is(loan)) continue;  // this row was acknowledged late
             *row = loan.row;
             state_[loan.row] = kNo;
             --back_;
@@ -95,9 +95,9 @@ public:
         }
         return false;
     }
-    // When the first of the loans is over (of one acknowledged meanwhile, perhaps); INT64_MAX when nothing is on loan.
+    // Returns when the first row's time is over (perhaps of a row that was acknowledged meanwhile), or INT64_MAX if no row is out.
     int64_t first_end() const { return lent_.empty() ? INT64_MAX : lent_.front().until; }
-    // Every row on loan or waiting, in the order in which they would be given out again.
+    // Returns every row that is out or waits, in the order in which they would be given out again.
     std::vector<uint32_t> rows() const {
         std::vector<uint32_t> out;
         for (const auto *loans : {&returned_, &lent_})
@@ -107,7 +107,8 @@ public:
     }
 
 private:
-    // A row's state is the turn in which it was lent or came back, and in the lower two bits whether it waits to be given out again, or is being gathered.
+    // A row's state is the turn in which it was given out or came back. The lower two bits say whether it waits to be given out again, or
+    // is being gathered.
     static constexpr uint64_t kNo = 0, kBack = 1, kDrawn = 2, kTurn = ~uint64_t(3);
     struct Loan {
         uint32_t row;
@@ -116,7 +117,7 @@ private:
         uint64_t borrower;
     };
     bool is(const Loan &loan) const { return (state_[loan.row] & kTurn) == loan.turn; }
-    // Of what was acknowledged nothing is kept, however long loans last. Costs two steps for each loan that ended, all in all.
+    // Entries of acknowledged rows are dropped, however long the others last. This costs two steps for each entry on average.
     void tidy(std::deque<Loan> *loans, uint64_t living) {
         while (!loans->empty() && !is(loans->front())) loans->pop_front();
         if (loans->size() <= 2 * living + 1024) return;
@@ -125,7 +126,7 @@ private:
 
     const int64_t duration_;
     std::unique_ptr<uint64_t[]> state_;
-    std::deque<Loan> lent_;  // they end in this order, as all last the same
+    std::deque<Loan> lent_;  // in the order of their deadlines, because all have the same duration
     std::deque<Loan> returned_;
     uint64_t turn_ = 0, out_ = 0, back_ = 0;
 };

@@ -12,7 +12,7 @@ class ReplayInfo:
     @property
     def effective_sample_size(self) -> float: ...
     @property
-    def policy_versions(self) -> npt.NDArray[np.uint64] | Any: ...  # None where the table keeps none
+    def policy_versions(self) -> npt.NDArray[np.uint64] | Any: ...  # None if the table keeps no versions
     @property
     def policy_version(self) -> int: ...
     @property

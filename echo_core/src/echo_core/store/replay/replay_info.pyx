@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What a replay table hands out beside a batch: figures about the table and about what was drawn, and importance weights."""
+"""What a replay table returns beside a batch: figures about the table and about the batch, and importance weights."""
 import numpy as np
 
 cimport cython
@@ -17,19 +17,20 @@ cdef extern from "store/replay/importance_weights.hpp" namespace "echo::replay" 
 @cython.final
 @cython.freelist(16)
 cdef class ReplayInfo:
-    """Figures about a table at the moment a batch left it.
+    """Figures about a table at the moment when a batch left it.
 
     Attributes:
         table: its name.
         store_size: items in the table.
-        effective_sample_size: of this batch, (sum w)^2 / sum w^2 over w = 1 / probability: how many equally likely draws a mean that is
-            weighted for importance is worth; n when all were equally likely, near 1 when one item outweighs the others.
+        effective_sample_size: (sum w)^2 / sum w^2 over the batch, with w = 1 / probability. A mean with these importance weights is as
+            precise as a mean of so many equally likely items: n if all were equally likely, near 1 if one item outweighs the others.
         inserted, sampled: items inserted into the table and drawn from it so far.
-        policy_versions: uint64 of shape (n,): the version of the policy that made each item of the batch; None where the table keeps none.
+        policy_versions: uint64 of shape (n,): the version of the policy that made each item of the batch; None if the table keeps no
+            versions.
         policy_version: the newest version of the policy when the batch was drawn; 0 before the first was published.
-        redrawn: rows that a writer overwrote while they were gathered, and that were drawn anew.
+        redrawn: rows that a writer overwrote while they were gathered, so that others were drawn instead.
         updates_gone: priority updates for items that were no longer there.
-        leases_held: batches whose memory something still refers to, this one included.
+        leases_held: batches whose memory something still refers to, including this one.
         active_connections, push_blocked_count, queue_depth_sum, queue_depth_max, samples_inserted_total, batches_taken_total,
             samples_aborted_total: as in `SampleInfo`.
     """
@@ -100,7 +101,7 @@ cdef class ReplayInfo:
         return self.counters.aborted
 
     def copied(self) -> ReplayInfo:
-        """The same figures, without a hold on the batch's memory."""
+        """Return the same figures without a hold on the batch's memory."""
         cdef ReplayInfo info = ReplayInfo.__new__(ReplayInfo)
         info.counters, info.table, info.lease, info.versioned = self.counters, self.table, self.lease.copied(), self.versioned
         return info
@@ -110,7 +111,7 @@ cdef class ReplayInfo:
 
 
 cdef Sample drawn_batch(Table* table, str name, Batch* batch, Flattener flattener):
-    """A batch that was drawn, gathered and weighed, as people see it."""
+    """Makes the `Sample` of a batch that was drawn, gathered and weighted."""
     cdef ReplayLease lease = replay_lease(table, batch)
     cdef ReplayInfo info = ReplayInfo.__new__(ReplayInfo)
     info.counters, info.table, info.lease, info.versioned = table.counters(), name, lease, table.keeps_versions()

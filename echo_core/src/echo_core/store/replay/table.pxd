@@ -1,4 +1,4 @@
-# What Cython code of echo_core itself sees of store/replay/table.hpp. Not for plugins: their doors are capi.pxd and echo_sampler.h.
+# The part of store/replay/table.hpp that Cython code of echo_core itself uses. Plugins use capi.pxd and echo_sampler.h instead.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic

@@ -1,4 +1,4 @@
-// Table, for checkpoints: it stands still while its state is copied, and begins from what was.
+// Table, for checkpoints: it is paused while its state is copied, and a new table starts from that state.
 #pragma once
 
 namespace echo::replay {
@@ -41,14 +41,15 @@ inline void Table::restore(const uint32_t *order, uint32_t n, const uint32_t *ge
     arrivals_.restore(order, n);
     size_ = n;
     limiter_.inserts = int64_t(inserts), limiter_.samples = int64_t(samples), limiter_.pending = 0;
-    // What was on loan comes first. Neither the sampler nor the versions have it; uses_left_ counts it as one that can be drawn.
+    // Unacknowledged items are given out first. Neither the sampler nor the versions contain them; uses_left_ counts each as an item that
+    // can be drawn.
     for (uint32_t i = 0; i < loaned_n; ++i) {
         loans_.give_back(loaned[i]);
         if (versions_.kept()) versions_.remove(loaned[i]);
         times_[loaned[i]] = max_times_;
         ++uses_left_, ++redelivered_;
     }
-    // What of the difference no item stands for had gone before.
+    // The rest of the difference belongs to items that had been removed before.
     if (queue_) limiter_.spared = std::max<int64_t>(0, limiter_.inserts - limiter_.samples - int64_t(uses_left_));
     log_.clear();
 }
@@ -63,7 +64,7 @@ inline size_t Table::copy_some(const uint32_t *rows, size_t n, Batch *batch) {
     rows_.gather(batch->rows, wanted, batch->leaf.data());
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < wanted; ++i) {
-        // Somebody was about to change it, and put it aside.
+        // If a writer was about to change the row, it has put the row aside, and this copy is dropped.
         if (!preserved_.settle(batch->rows[i])) continue;
         for (uint32_t leaf = 0; kept < i && leaf < rows_.leaves(); ++leaf) {
             const size_t bytes = rows_.leaf_bytes(leaf);

@@ -1,4 +1,4 @@
-// Table, the writers' side: rows are claimed, filled in place and committed, or given back; a full table first gives up a row.
+// Table, the writers' side: rows are claimed, filled in place, and committed or aborted. A full table first evicts a row.
 #pragma once
 
 namespace echo::replay {
@@ -13,7 +13,7 @@ inline bool Table::victim(uint32_t *row) {
         if (remover_->sample(remover_->state, random_, 1, row, &probability) == 0) *row = arrivals_.oldest();  // every priority is 0
         if (*row == Arrivals::kNone) return false;
     }
-    // The oldest may be just being written, or being gathered for the last time.
+    // The oldest row may be just being written, or being gathered for the last time.
     return generations_.live(*row) && !leaving(*row);
 }
 
@@ -29,13 +29,13 @@ inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
     uint32_t most = std::min<uint32_t>(wanted, desks_.any() ? std::min<uint32_t>(capacity_, Desks::kRows) : capacity_);
     if (preserved_.on()) most = uint32_t(std::min<uint64_t>(most, preserved_.step()));
     if (desks_.all_taken()) return ++push_blocked_, ECHO_FULL;
-    const uint32_t allowed = follower_ ? most : uint32_t(limiter_.room(most, size_));  // steps were let in already: see steps.hpp
+    const uint32_t allowed = follower_ ? most : uint32_t(limiter_.room(most, size_));  // the limiter has allowed the steps already: see steps.hpp
     uint32_t first = 0, n = allowed ? arrivals_.take(allowed, &first) : 0;
-    // In a queue rows are missing only while some are gathered for the last time.
+    // In a queue, rows are missing only while some are gathered for the last time.
     if (n == 0 && allowed && !queue_) {
         uint32_t row;
         if (!remover_ && !victims_) {
-            // The oldest, as far as they lie side by side: the sampler is told of them all at once.
+            // Evict the oldest rows as long as they are side by side: the sampler is told of all of them in one call.
             while (n < allowed && victim(&row) && (n == 0 || row == first + n)) {
                 if (n == 0) first = row;
                 if (scratch_.size() <= n) scratch_.resize(2 * n + 64);
@@ -53,8 +53,8 @@ inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
         ++push_blocked_;
         return ECHO_FULL;
     }
-    // Rows are marked as not to be read before they are written, those just evicted and those deleted before: what a reader copies after the
-    // first write, it then throws away.
+    // All rows are marked as unreadable before they are written, both those just evicted and those deleted before. If a reader copies bytes
+    // after the first write, it drops them.
     std::atomic_thread_fence(std::memory_order_release);  // SYNC generation
     for (uint32_t i = 0; preserved_.on() && i < n; ++i) preserved_.keep(first + i);
     limiter_.pending += n;
@@ -131,7 +131,7 @@ inline void Table::commit_locked(const echo_run &run, const double *priorities, 
         const uint64_t version = known.versions.empty() ? known.version : known.versions[i];
         versions_.insert(run.slot + i, version == Labels::kNewest ? versions_.newest() : version);
     }
-    // An item that is refused is one that came and went: whoever counts samples and acknowledgements sees nothing missing.
+    // A refused item counts as one that was inserted and removed, so that counts of samples and acknowledgements still agree.
     for (const auto &[row, priority] : known.bad) {
         refused_sample_ = uint64_t(limiter_.inserts) - run.count + (row - run.slot);
         refused_priority_ = priority;
@@ -171,7 +171,8 @@ inline void Table::set_policy_version(uint64_t version) {
         if (turn == 0) turn = ++version_turns_;
         if (turn != version_turns_) break;  // another call came meanwhile: the last one wins, however long the others take
         more = versions_.kept() && drop_stale(version, kChunk) == kChunk;
-        // Seen only once nothing lags too far behind it: whoever reads it and then draws is given no such row.
+        // The version is published only once no row lags too far behind it, so that a caller that reads it and then draws is given no such
+        // row.
         if (!more) versions_.publish(version);
     }
     after_space();
@@ -230,7 +231,8 @@ inline int Table::arm_space(int eventfd) {
 
 inline void Table::disarm_space(int eventfd) { bells_.disarm(eventfd); }
 
-// The change that made space was made under the mutex, under which sleepers look: they see it, or are seen here.
+// The change that made space happened under the mutex, under which sleepers look for space. So either they see the space, or we see them
+// here.
 inline void Table::after_space() {
     if (space_.waiters() == 0 && !bells_.any()) return;
     if (!can_claim()) return;
@@ -247,7 +249,7 @@ inline void Table::after_insert() {
         }
         if (wake) ready_.notify(INT_MAX);
     }
-    after_space();  // a writer may have found the oldest row being written
+    after_space();  // a writer may have found that the oldest row was being written
 }
 
 }  // namespace echo::replay

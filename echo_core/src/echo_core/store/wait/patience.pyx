@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""How waiting calls of the stores count time."""
+"""How blocking calls of the stores measure time."""
 import logging
 from threading import get_ident, main_thread
 
@@ -18,7 +18,7 @@ cdef int64_t LOG_AFTER_NS = <int64_t>(LOG_AFTER * 1e9)
 
 
 cdef int64_t deadline_of(object timeout) except -2:
-    """The now_ns() at which a wait ends; -1 for never (None and infinity)."""
+    """Returns the now_ns() at which a wait ends; -1 means never (for None and infinity)."""
     if timeout is None:
         return -1
     cdef double seconds = timeout
@@ -35,18 +35,18 @@ cdef int64_t first_sleep():
 
 @cython.final
 cdef class Patience:
-    """Of a call that waits for at most `timeout` seconds (None: for ever)."""
+    """One call that waits for at most `timeout` seconds (None: for ever)."""
 
     def __init__(self, timeout):
         self.timeout = timeout
         self.deadline, self.began, self.longest = deadline_of(timeout), now_ns(), first_sleep()
 
     cdef int64_t slice(self) noexcept nogil:
-        """Nanoseconds to sleep now."""
+        """Returns how many nanoseconds to sleep now."""
         return slice_of(self.deadline, self.longest)
 
     cdef bint turn(self) except -1:
-        """After a sleep that brought nothing: whether it is time to `tell`."""
+        """Call this after a sleep without success. Returns whether it is time to call `tell`."""
         cdef int64_t now
         PyErr_CheckSignals()
         self.longest = next_sleep(self.longest)
@@ -54,7 +54,7 @@ cdef class Patience:
         return (self.deadline >= 0 and now >= self.deadline) or (not self.told and now - self.began > LOG_AFTER_NS)
 
     cdef int tell(self, str caller, str what, str who) except -1:
-        """End the wait by EchoTimeoutError when its time is over; otherwise log, once, who waits for whom."""
+        """Raises EchoTimeoutError if the time is over; otherwise logs, once, who waits for whom."""
         if self.deadline >= 0 and now_ns() >= self.deadline:
             raise EchoTimeoutError(f"{caller} waited {self.timeout:g} s for {what}: {who}")
         self.told = True

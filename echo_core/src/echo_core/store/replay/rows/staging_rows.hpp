@@ -1,5 +1,5 @@
-// Where the rows of a table are records, writers fill arrays of their own, one for each leaf as the door promises, and commit() puts the
-// rows together: these are the desks they write at. Not thread-safe but for at(); the table's mutex guards the rest.
+// Staging buffers for tables whose rows are records. The native interface promises writers one array for each leaf, so they fill a staging
+// buffer with such arrays, and commit() copies it into the records. Not thread-safe, except for at(): the table's mutex guards the rest.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace echo::replay {
 
 class Desks {
 public:
-    static constexpr uint32_t kRows = 1024;  // at one desk
+    static constexpr uint32_t kRows = 1024;  // in one staging buffer
 
     explicit Desks(const Rows &rows) : rows_(rows) {
         if (!rows.packed()) return;
@@ -25,7 +25,7 @@ public:
 
     bool any() const { return desks_ != nullptr; }
     bool all_taken() const { return desks_ && free_.empty(); }
-    // For a run of rows that was claimed just now; tells the run where.
+    // Takes a staging buffer for a run of rows that was just claimed, and notes it in the run.
     void take(echo_run *run) {
         run->buffer = free_.back();
         Desk &d = desks_[run->buffer];
@@ -33,7 +33,7 @@ public:
         free_.pop_back();
         d.first = run->slot, d.left = run->count;
     }
-    // Part of a run was committed or aborted: when all of it was, its desk is free.
+    // Part of a run was committed or aborted. When all of it was, its staging buffer is free.
     void leave(const echo_run &run) {
         if ((desks_[run.buffer].left -= run.count) == 0) free_.push_back(run.buffer);
     }
@@ -47,7 +47,7 @@ private:
 
     struct Desk {
         std::unique_ptr<char[]> memory;
-        uint32_t first = 0, left = 0;  // the row it begins with; rows not committed or aborted yet
+        uint32_t first = 0, left = 0;  // the row that it begins with; the rows that are not committed or aborted yet
     };
 
     const Rows &rows_;
