@@ -76,11 +76,13 @@ CHOICE = """
 import pytest
 @pytest.mark.needs("echo-core")
 def test_core(): pass
-@pytest.mark.needs("echo-x")
+@pytest.mark.needs("numpy")
 @pytest.mark.parametrize("n", ["a::b"])
 def test_x(n): pass
-@pytest.mark.needs("echo-x", "echo-y")
+@pytest.mark.needs("numpy", "pytest")
 def test_both(): pytest.skip("no tool")
+@pytest.mark.needs("numpy", "echo-nowhere")
+def test_nowhere(): pass
 @pytest.fixture
 def broken():
     yield
@@ -115,6 +117,7 @@ def test_the_recorder_keeps_the_worst_of_each_test(tmp_path: Path) -> None:
         "test_core": "passed",
         "test_x[a::b]": "passed",
         "test_both": "skipped",
+        "test_nowhere": "passed",
         "test_fails": "error",
         "test_known": "xfailed",
     }
@@ -123,12 +126,12 @@ def test_the_recorder_keeps_the_worst_of_each_test(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "taken"), [("none", {"test_core", "test_fails", "test_known"}), ("echo-x", {"test_x[a::b]", "test_both"}), ("echo-y", {"test_both"})]
+    ("wanted", "taken"), [("none", {"test_core", "test_fails", "test_known"}), ("numpy", {"test_x[a::b]", "test_both"}), ("pytest", {"test_both"})]
 )
-def test_an_environment_takes_the_tests_that_need_it(tmp_path: Path, wanted: str, taken: set[str]) -> None:
+def test_an_environment_takes_the_tests_that_need_it_and_nothing_that_is_missing(tmp_path: Path, wanted: str, taken: set[str]) -> None:
     content = run(tmp_path, "--needing", wanted)
     assert names(list(content["outcomes"])) == taken
-    assert names(content["elsewhere"]) == {"test_core", "test_x[a::b]", "test_both", "test_fails", "test_known"} - taken
+    assert names(content["elsewhere"]) == {"test_core", "test_x[a::b]", "test_both", "test_nowhere", "test_fails", "test_known"} - taken
 
 
 @pytest.mark.parametrize("setup", sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*/setup.py"), *ROOT.glob("*/*/setup.py")]))
