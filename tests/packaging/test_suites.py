@@ -55,7 +55,7 @@ def test_a_module_that_is_skipped_as_a_whole_must_run_elsewhere(suites: ModuleTy
 def test_a_clause_of_the_kit_must_run_for_one_plugin(suites: ModuleType) -> None:
     kit = "x/site-packages/echo_core/testing/sampler.py"
     skipped = record({"t.py::TestOne::clause[a]": "skipped"}, place=kit)
-    assert not list(suites.never_run([skipped, record({"u.py::TestOther::clause[b]": "passed"})], []))
+    assert not list(suites.never_run([skipped, record({"u.py::TestOther::clause[b]": "passed"}, ["t.py::TestOne::clause[a]"])], []))
     assert [test for test, _ in suites.never_run([skipped, record({"u.py::TestOther::clause_b": "passed"})], [])] == ["t.py::TestOne::clause[a]"]
 
 
