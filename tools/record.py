@@ -2,8 +2,9 @@
 
     python -m pytest -p tools.record --needing echo-tcp --outcomes FILE tests/core plugins/echo_tcp/tests
 
-`--needing NAME` takes, of the tests in tests/, only those that are marked `needs(NAME)`; `--needing none` takes those that need nothing but
-echo-core. So a test runs once, in the environment in which least is installed, although several environments are given the same folder.
+`--needing NAME` takes, of the tests in tests/, only those that are marked `needs(NAME)` and need nothing that is missing here; `--needing
+none` takes those that need nothing but echo-core. So a test runs once, in the environment in which least is installed, although several
+environments are given the same folder.
 
 `--outcomes FILE` writes one JSON object: the outcome of each test by its id, and the tests that were left to other environments.
 tools/suites.py reads these files to find the tests that no environment has run.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,14 @@ def needed(item: pytest.Item) -> set[str]:
     return {name for marker in item.iter_markers("needs") for name in marker.args} - EVERYWHERE
 
 
+def installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wanted = config.option.needing
@@ -47,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def belongs(item: pytest.Item) -> bool:
         names = needed(item)
-        return not item.path.is_relative_to(TESTS) or (not names if wanted == "none" else wanted in names)
+        return not item.path.is_relative_to(TESTS) or (not names if wanted == "none" else wanted in names and all(map(installed, names)))
 
     chosen = [item for item in items if belongs(item)]
     config.hook.pytest_deselected(items=[item for item in items if not belongs(item)])

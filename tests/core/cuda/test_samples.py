@@ -103,6 +103,7 @@ class TestWithinOneProcess:
             server.submit(sample)
             assert_same(batch_of(server), stacked(host(2), host(1)))
 
+    @pytest.mark.needs("echo-tcp")
     def test_weights_are_published_from_there(self, gpu: Gpu) -> None:
         with Server(example(), 2, "tcp://127.0.0.1:0", token=TOKEN) as server, Client(server.address, example(), token=TOKEN) as client:
             server.publish({"layer": OnDevice(gpu, host(7)["obs"]), "bias": np.ones(3)})
