@@ -1,4 +1,4 @@
-"""A JSON Schema (2020-12) of Echo's configuration, put together from the option dataclasses of core and of the installed plugins."""
+"""Makes a JSON Schema (2020-12) of Echo's configuration from the option dataclasses of core and of the installed plugins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 
 def options_schema(cls: type[Any]) -> dict[str, Any]:
-    """The schema of a table that `build_options(cls, ...)` takes. A field that only code can give (a class of its own) takes anything."""
+    """The schema of a table that `build_options(cls, ...)` takes. A field that only code can give (its type is another class) takes any value."""
     properties, required = {}, []
     for name, (field, hint) in option_fields(cls).items():
         described = _type(hint)
@@ -33,7 +33,7 @@ def options_schema(cls: type[Any]) -> dict[str, Any]:
 
 
 def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
-    """The schema of a whole configuration file. Plugins that cannot be loaded are left out, so their tables count as mistakes."""
+    """The schema of a whole configuration file. It leaves out plugins that cannot be loaded, so their tables count as mistakes."""
     host = host or discovery.default
     transports = _choices(host, discovery.TRANSPORTS)
     samplers = _choices(host, discovery.SAMPLERS)
@@ -70,9 +70,9 @@ def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
 
 
 def _client(host: PluginHost) -> dict[str, Any]:
-    """The properties of [client]: its own, and of every transport those that connecting takes, each with the transports that know it.
+    """The properties of [client]: its own keys, and the connect options of every transport with the names of the transports that know them.
 
-    Which transport it will be is said by the address, so an editor is offered the options of all of them.
+    Only the address says which transport will be used, so an editor is offered the options of all of them.
     """
     own = {"address": {"type": "string"}, "timeout": {"type": "number", "default": 30.0}, "name": {"type": "string"}}
     forms: dict[str, list[dict[str, Any]]] = {}
@@ -85,7 +85,7 @@ def _client(host: PluginHost) -> dict[str, Any]:
         except PluginError:
             continue
         for key, described in options_schema(cls.ConnectOptions)["properties"].items():
-            if key not in own and key != "token":  # the token belongs into [security]
+            if key not in own and key != "token":  # the token belongs in [security]
                 users.setdefault(key, []).append(record.name)
                 if described not in forms.setdefault(key, []):
                     forms[key].append(described)
@@ -95,7 +95,7 @@ def _client(host: PluginHost) -> dict[str, Any]:
 
 
 def _choices(host: PluginHost, group: str) -> list[dict[str, Any]]:
-    """One schema for each installed plugin: its options, and a `type` that names it."""
+    """One schema for each installed plugin, with its options and a `type` that names it."""
     found = []
     for record in host.examine(group):
         if record.error is not None or record.disabled is not None:
@@ -113,13 +113,13 @@ def _choices(host: PluginHost, group: str) -> list[dict[str, Any]]:
 
 
 def _without_capacity(sampler: dict[str, Any]) -> dict[str, Any]:
-    """Of a sampler in a table, which gives it its own capacity."""
+    """The schema of a sampler without `capacity`, because the sampler's table gives it the table's capacity."""
     properties = {key: value for key, value in sampler["properties"].items() if key != "capacity"}
     return {**sampler, "properties": properties, "required": ["type", *(key for key in sampler["required"][1:] if key != "capacity")]}
 
 
 def _typed(name: str, options: type[Any]) -> dict[str, Any]:
-    """Of a table whose `type` says which options it has."""
+    """The schema of a table whose `type` determines its options."""
     schema = options_schema(options)
     properties = {"type": {"const": name}, **schema["properties"]}
     return {"title": name, **schema, "properties": properties, "required": ["type", *schema.get("required", [])]}
@@ -129,7 +129,7 @@ def _type(hint: Any) -> dict[str, Any]:
     kind, members = kind_of(hint)
     if kind is Union:
         parts = [_type(member) for member in members if member is not type(None)]
-        return parts[0] if len(parts) == 1 else {"anyOf": parts}  # TOML has no null: None is said by leaving the key out
+        return parts[0] if len(parts) == 1 else {"anyOf": parts}  # TOML has no null; leaving the key out means None
     if kind is Literal:
         return {"enum": list(members)}
     if kind in (tuple, list):

@@ -1,4 +1,4 @@
-"""What a replay table is made of: storage, sampler, remover, rate limiter."""
+"""The description of a replay table: its storage, sampler, remover and rate limiter."""
 
 from __future__ import annotations
 
@@ -26,40 +26,42 @@ __all__ = ["Table", "make_sampler"]
 MAX_CAPACITY = (1 << 31) - 1
 MAX_SEED = (1 << 128) - 1
 NAME_LIMIT = 64
-EVENLY = "uniform"  # the sampler whose draws `Slices(by="steps")` makes for it: it has no preferences of its own
-_serving: dict[int, tuple[weakref.ref[Sampler], weakref.ref[ReplayTable]]] = {}  # samplers by id, as they need not be hashable, and their tables
+EVENLY = "uniform"  # the sampler for `Slices(by="steps")`, which makes its draws: this sampler prefers no row
+_serving: dict[int, tuple[weakref.ref[Sampler], weakref.ref[ReplayTable]]] = {}  # by the sampler's id, as samplers need not be hashable
 A_SAMPLER = "a name such as 'uniform', a mapping {'type': name, ...}, or a Sampler"
-OLDEST = "fifo"  # the remover that tables have themselves: the oldest goes, and no sampler needs to be installed for it
+OLDEST = "fifo"  # the built-in remover: it removes the oldest item and needs no installed sampler
 
 
 class Table:
     """A description of a table, for `Server(tables=[...])`; `server.tables[name]` then is the table itself, a `ReplayTable`.
 
     Args:
-        name: what workers call it in `send(sample, table=name)`.
-        example: a pytree of numpy arrays: one sample of this table.
-        capacity: items it holds at most; with `items`, steps.
-        sampler: which items make the next batch: a sampler's name, `{"type": name, ...}`, or a `Sampler` of the same capacity.
-        remover: which item goes when it is full: "fifo" (the oldest), or a sampler whose next draw goes. The name of a
-            sampler that `evicts` itself, such as "hot_cold" for both: that one decides.
-        rate_limiter: when inserts and samples wait; None is `MinSize(1)`.
-        max_times_sampled: an item goes after so many samples; 0 keeps it. None takes 1 with `Queue` and `Stack`, otherwise 0.
-        max_bytes: of the items, beside `capacity`: whichever is reached first.
+        name: the name that workers use in `send(sample, table=name)`.
+        example: a pytree of numpy arrays that shows one sample of this table.
+        capacity: the most items that the table holds; with `items`, the most steps.
+        sampler: selects the items of the next batch: a sampler's name, `{"type": name, ...}`, or a `Sampler` of the same capacity.
+        remover: selects the item to remove when the table is full: "fifo" removes the oldest; a sampler removes the one it draws next.
+            If the sampler removes items itself (it has `evicts`, like "hot_cold"), give its name here too, and it decides.
+        rate_limiter: decides when inserts and samples wait; None means `MinSize(1)`.
+        max_times_sampled: an item is removed after this many samples; 0 keeps it. None means 1 with `Queue` and `Stack`, otherwise 0.
+        max_bytes: the most bytes of all items. It holds in addition to `capacity`; the limit that is reached first counts.
         beta: exponent of importance weights, from 0 to 1; None takes the sampler's `beta` option, or 0.4.
-        seed: of the table's generator of random numbers; None draws one.
-        storage: path of a new file to keep the items in, for tables larger than memory; it is unlinked when made, and its space reserved.
-        policy_versions: keep with every item the version of the policy that made it; `Sample.info.policy_versions` tells them, `stats()`
-            has a histogram of the lags. The next two imply it.
-        max_policy_lag: items that lag further behind the version published last go at once, and later arrivals of that age with them.
-        lag_weight: multiplies an item's importance weight for each version it lags behind; above 0, at most 1.
-        lease_timeout: seconds in which a learner has to `ack` the keys it was given; what it has not is given out again. Of tables whose
-            items are sampled once (`Queue`, `max_times_sampled=1`); None gives them away for good.
-        items: None, or what items are where `example` is one step of an episode and workers send `Steps`: `Sequences(...)`, `NStep(...)`
-            or `Slices(...)`. Such a table keeps no policy versions.
+        seed: seed of the table's random number generator; None draws one.
+        storage: path of a new file that holds the items, for tables larger than memory. The file is unlinked as soon as it is made, and
+            its space is reserved.
+        policy_versions: keep the policy version that made each item. `Sample.info.policy_versions` has the versions, and `stats()` has a
+            histogram of the lags. `max_policy_lag` and `lag_weight` imply it.
+        max_policy_lag: items that lag further behind the last published version are removed at once, and later arrivals that are as
+            old are removed too.
+        lag_weight: multiplies an item's importance weight once for each version that it lags behind; above 0, at most 1.
+        lease_timeout: seconds in which a learner has to `ack` the keys that it received; keys that it does not `ack` are given out
+            again. It is for tables whose items are sampled once (`Queue`, `max_times_sampled=1`); with None, no `ack` is needed.
+        items: None, or the kind of items (`Sequences(...)`, `NStep(...)` or `Slices(...)`) if `example` is one step of an episode and
+            workers send `Steps`. Such a table keeps no policy versions.
         stack: `FrameStack(4, leaf="obs")`, or several of them: leaves whose last values are stacked when they are sampled.
 
     Raises:
-        ConfigError: something does not fit together, naming the table.
+        ConfigError: some arguments do not fit together; the message names the table.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Table:
         if max_bytes is not None:
             rows = _whole(name, "max_bytes", max_bytes, 1, 1 << 62) // max(1, self.spec.sample_bytes)
             if rows < 1:
-                raise ConfigError(f"table {name!r}: max_bytes {max_bytes} is less than one item of {self.spec.sample_bytes} bytes")
+                raise ConfigError(f"table {name!r}: max_bytes={max_bytes} is too small for one item of {self.spec.sample_bytes} bytes; raise it")
             self.capacity = min(self.capacity, rows)
         self.layout: Layout | None = None
         self.steps = 0
@@ -99,10 +101,10 @@ class Table:
             self.layout, self.steps = _layout(name, self.spec, items, stack), self.capacity
             needed = self.layout.lookback + self.layout.forward
             if self.steps < needed:
-                raise ConfigError(f"table {name!r}: capacity={self.steps} steps are fewer than the {needed} of one item; raise capacity")
+                raise ConfigError(f"table {name!r}: one item has {needed} steps, more than capacity={self.steps}; raise capacity")
             self.capacity = min(items.most(self.steps), MAX_CAPACITY)
         elif stack is not None:
-            raise ConfigError(f"table {name!r}: stack={stack!r} needs steps that follow each other; give the table items=NStep(...)")
+            raise ConfigError(f"table {name!r}: stack={stack!r} needs consecutive steps; give the table items=NStep(...)")
         self.limiter = MinSize(1) if rate_limiter is None else rate_limiter
         if not isinstance(self.limiter, RateLimiter):
             raise ConfigError(f"table {name!r}: rate_limiter must be a RateLimiter such as MinSize(1), not {rate_limiter!r}")
@@ -111,8 +113,8 @@ class Table:
         self.max_times_sampled = _whole(name, "max_times_sampled", max_times_sampled, 0, (1 << 31) - 1)
         if isinstance(items, Slices) and items.by == "steps" and (self.max_times_sampled or _name_of(sampler) != EVENLY):
             raise ConfigError(
-                f"table {name!r}: Slices(by='steps') makes every slice equally likely, which needs sampler={EVENLY!r} and no "
-                f"max_times_sampled; or take Slices(by='episodes')"
+                f"table {name!r}: Slices(by='steps') makes every slice equally likely, so it needs sampler={EVENLY!r} and no "
+                f"max_times_sampled; use these, or Slices(by='episodes')"
             )
         if beta is not None and (isinstance(beta, bool) or not isinstance(beta, Real) or not 0 <= beta <= 1):
             raise ConfigError(f"table {name!r}: beta must be from 0 to 1, not {beta!r}")
@@ -125,7 +127,7 @@ class Table:
             self.lags = Lags(max_policy_lag, float(lag_weight))
             if items is not None:
                 raise ConfigError(
-                    f"table {name!r}: items over steps keep no policy versions; make the version a leaf of the step, and leave out "
+                    f"table {name!r}: a table with items=... keeps no policy versions; make the version a leaf of the step, and leave out "
                     f"policy_versions, max_policy_lag and lag_weight"
                 )
         if lease_timeout is not None:
@@ -133,7 +135,7 @@ class Table:
                 raise ConfigError(f"table {name!r}: lease_timeout must be a number of seconds from 0.001 to 1e9, not {lease_timeout!r}")
             if self.max_times_sampled != 1:
                 raise ConfigError(
-                    f"table {name!r}: lease_timeout is for items that are sampled once: rate_limiter=Queue(...) or max_times_sampled=1"
+                    f"table {name!r}: lease_timeout works only if items are sampled once; give the table rate_limiter=Queue(...) or max_times_sampled=1"
                 )
         self.lease_timeout = lease_timeout
         if seed is not None:
@@ -147,15 +149,15 @@ class Table:
 
     @property
     def sampler_name(self) -> str | None:
-        """The sampler's plugin, None where it was given as an object."""
+        """The name of the sampler's plugin; None if the sampler was given as an object."""
         return _name_of(self.sampler)
 
     def make(self, batch_size: int, host: discovery.PluginHost | None = None) -> ReplayTable:
         """The table itself, for batches of `batch_size`.
 
         Raises:
-            PluginError: sampler or remover is not installed. MemoryError: it does not fit into memory.
-            OSError: the storage does not fit onto the disk, or its path is taken.
+            PluginError: the sampler or remover is not installed. MemoryError: the table does not fit into memory.
+            OSError: the storage does not fit onto the disk, or a file of its path already exists.
             ConfigError: no batch could ever be drawn.
         """
         host = host or discovery.default
@@ -163,7 +165,7 @@ class Table:
         if sampler.storage != "replay" or sampler.capacity != self.capacity:
             raise ConfigError(
                 f"table {self.name!r}: sampler {type(sampler).__name__} is for {sampler.capacity or 'a stream of'} samples, "
-                f"the table holds {self.capacity}; give them the same capacity"
+                f"but the table holds {self.capacity}; give them the same capacity"
             )
         remover: Sampler | None = None
         if sampler.evicts and not isinstance(self.remover, Sampler) and self.remover in (self.sampler_name, {"type": self.sampler_name}, self.sampler):
@@ -174,20 +176,20 @@ class Table:
         for own in owned.values():
             if len(own) or _serves(own):
                 raise ConfigError(
-                    f"table {self.name!r}: this {type(own).__name__} object serves a table already; make one for each table, or give a name and "
-                    f"options, such as {{'type': 'prioritized'}}, of which every table makes its own"
+                    f"table {self.name!r}: this {type(own).__name__} object already serves a table; make one for each table, or give a name and "
+                    f"options, such as {{'type': 'prioritized'}}, from which every table makes its own sampler"
                 )
         if remover is sampler and not sampler.evicts:
-            raise ConfigError(f"table {self.name!r}: sampler and remover are one {type(sampler).__name__}, which cannot be both; give it two of them")
+            raise ConfigError(f"table {self.name!r}: one {type(sampler).__name__} object cannot be both sampler and remover; give the table two objects")
         reason = self.limiter.refusal(batch_size, self.capacity, sampler.replacement)
         uses = self.max_times_sampled
         if reason is None and uses:
             if uses * self.capacity < batch_size:
                 reason = f"{self.capacity} items of {uses} samples each are too few; raise capacity or max_times_sampled"
             elif self.limiter.samples_per_insert > uses and self.limiter.max_diff < float("inf"):
-                reason = f"{self.limiter} wants more samples of each item than max_times_sampled={uses} allows; raise it"
+                reason = f"{self.limiter} needs more samples of each item than max_times_sampled={uses} allows; raise it"
         if reason:
-            raise ConfigError(f"table {self.name!r} with batches of {batch_size} could never be satisfied: {reason}")
+            raise ConfigError(f"table {self.name!r} could never give a batch of {batch_size}: {reason}")
         beta = self.beta if self.beta is not None else getattr(sampler.options, "beta", None)
         descriptor = -1
         try:
@@ -212,18 +214,18 @@ class Table:
             )
         finally:
             if descriptor >= 0:
-                os.close(descriptor)  # the mapping keeps the file
+                os.close(descriptor)  # the mapping keeps the file alive
         for key, own in owned.items():
             _serving[key] = weakref.ref(own, partial(_gone, key)), weakref.ref(table)
         return table
 
     def _reserve(self, descriptor: int, path: str | os.PathLike[str]) -> None:
-        """Here, as native code, which adds what alignment takes, knows neither the table's name nor the path."""
+        """Reserve the storage's space. Python does it, as the native code, which adds bytes for alignment, knows neither table name nor path."""
         size = max(1, (self.steps or self.capacity) * self.spec.sample_bytes)
         try:
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
-            text = f"table {self.name!r}: {size / 2**30:.3g} GiB of storage do not fit ({error.strerror}); free space there, or lower capacity or max_bytes"
+            text = f"table {self.name!r}: {size / 2**30:.3g} GiB of storage do not fit ({error.strerror}); free disk space, or lower capacity or max_bytes"
             raise OSError(error.errno, text, os.fspath(path)) from None
 
     def __repr__(self) -> str:
@@ -235,29 +237,29 @@ def _gone(key: int, _: object) -> None:
 
 
 def _serves(sampler: Sampler) -> bool:
-    """Whether a table of this process has it."""
+    """Whether a table of this process uses this sampler."""
     known, table = _serving.get(id(sampler), (None, None))
     return known is not None and table is not None and known() is sampler and table() is not None
 
 
 def make_sampler(choice: Sampler | str | Mapping[str, Any], host: discovery.PluginHost, capacity: int | None = None) -> Sampler:
-    """A sampler as a configuration names it; with a `capacity`, one for a replay table.
+    """Make a sampler from its name or description; with a `capacity`, one for a replay table.
 
     Raises:
-        ConfigError: the options do not fit. PluginError: it is not installed.
+        ConfigError: the options do not fit. PluginError: the sampler is not installed.
     """
     if isinstance(choice, Sampler):
         return choice
     if not isinstance(choice, (str, Mapping)):
-        raise ConfigError(f"a sampler is {A_SAMPLER}, not {choice!r}")
+        raise ConfigError(f"a sampler must be {A_SAMPLER}, not {choice!r}")
     options: dict[str, Any] = {"type": choice} if isinstance(choice, str) else dict(choice)
     try:
         name = options.pop("type")
     except KeyError:
-        raise ConfigError("the sampler's table needs a key 'type', such as {type = 'fifo'}") from None
+        raise ConfigError("the mapping of a sampler needs a key 'type', such as {type = 'fifo'}") from None
     if capacity is not None:
         if options.get("capacity", capacity) != capacity:
-            raise ConfigError(f"sampler {name!r} is given capacity {options['capacity']}, its table {capacity}; leave the sampler's out")
+            raise ConfigError(f"sampler {name!r} has capacity {options['capacity']}, but its table has {capacity}; leave out the sampler's capacity")
         options["capacity"] = capacity
     return host.sampler_class(name)(**options)
 

@@ -1,4 +1,4 @@
-"""Replay tables in a configuration: the keys of `[[server.tables]]`, and the `Table`s they describe once an example is known."""
+"""Replay tables in a configuration: reads the keys of `[[server.tables]]`, and makes `Table`s of them once an example is known."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Queue:
     size: int
 
 
-# What `rate_limiter = { type = ... }` may name: its options, and what is made of them.
+# The types that `rate_limiter = { type = ... }` may name: their options, and the function that makes the limiter.
 LIMITERS: Mapping[str, tuple[type[Any], Callable[..., rate_limiters.RateLimiter]]] = {
     "MinSize": (MinSize, rate_limiters.MinSize),
     "SampleToInsertRatio": (SampleToInsertRatio, rate_limiters.SampleToInsertRatio),
@@ -48,13 +48,13 @@ LIMITERS: Mapping[str, tuple[type[Any], Callable[..., rate_limiters.RateLimiter]
     "Stack": (Queue, rate_limiters.Stack),
 }
 
-# What `items = { type = ... }` may name.
+# The types that `items = { type = ... }` may name.
 ITEMS: Mapping[str, type[Items]] = {kind.__name__: kind for kind in (Sequences, NStep, Slices)}
 
 
 @dataclass(frozen=True)
 class TableConfig:
-    """One of `[[server.tables]]`: the arguments of `Table`, without its example."""
+    """One of `[[server.tables]]`: the arguments of `Table` except its example."""
 
     name: str
     capacity: int
@@ -79,7 +79,7 @@ class TableConfig:
         """The table for samples like `example`.
 
         Raises:
-            ConfigError: something does not fit together, naming the file. PluginError: sampler or remover is not installed.
+            ConfigError: some options do not fit together; the message names the file. PluginError: the sampler or remover is not installed.
         """
         from .table import Table
 
@@ -88,14 +88,14 @@ class TableConfig:
             return Table(self.name, example, sampler=self._plugin(self.sampler), remover=self._plugin(self.remover), **given)
 
     def check(self) -> None:
-        """Load sampler and remover and check their options. Raises as `make`."""
+        """Load sampler and remover and check their options. Raises the same errors as `make`."""
         self._plugin(self.sampler)
         self._plugin(self.remover)
 
     def _plugin(self, choice: PluginChoice | str) -> str | dict[str, Any]:
         if isinstance(choice, str):
             return choice
-        checked = choice.checked(capacity=self.capacity)  # the table may have fewer rows, by max_bytes: it says how many itself
+        checked = choice.checked(capacity=self.capacity)  # max_bytes may reduce the number of rows, so the table itself passes the final capacity
         return {"type": choice.type, **{key: value for key, value in checked.items() if key in choice.options}}
 
 
@@ -103,10 +103,11 @@ KEYS = tuple(f.name for f in dataclasses.fields(TableConfig) if f.name not in ("
 
 
 def table_configs(tables: Mapping[str, Any], origins: Mapping[str, str], host: PluginHost) -> tuple[TableConfig, ...]:
-    """The tables that a configuration describes, by their numbers.
+    """The tables that a configuration describes, in the order of their numbers.
 
     Raises:
-        ConfigError: a key is unknown or missing, a value does not fit, or two tables have one name; with origin, key and suggestion.
+        ConfigError: a key is unknown or missing, a value does not fit, or two tables have the same name; the message has origin, key and
+            a suggestion.
     """
     made: dict[str, TableConfig] = {}
     for number in sorted(tables, key=lambda key: (len(key), key)):
@@ -121,7 +122,7 @@ def table_configs(tables: Mapping[str, Any], origins: Mapping[str, str], host: P
                 raise ConfigError(f"{origins.get(f'{where}.{key}', origin)}: {where}.{key}: unknown key; known here: {', '.join(KEYS)}")
         for key in ("sampler", "remover"):
             if key == "remover" and keys.get(key) == {"type": "fifo"}:
-                keys[key] = "fifo"  # the table's own, for which no plugin is needed
+                keys[key] = "fifo"  # the table's built-in remover needs no plugin
             elif key in keys:
                 keys[key] = _choice(keys[key], f"{where}.{key}", origins, host)
         if "rate_limiter" in keys:
@@ -131,20 +132,20 @@ def table_configs(tables: Mapping[str, Any], origins: Mapping[str, str], host: P
         with _placed(f"{where}.stack", origins.get(f"{where}.stack", origin)):
             table = build_options(TableConfig, {**keys, "where": where, "origin": origin}, where, origins)
         if table.name in made:
-            raise ConfigError(f"{origin}: {where}.name: {made[table.name].where} is called {table.name!r} already; give each its own name")
+            raise ConfigError(f"{origin}: {where}.name: {made[table.name].where} already has the name {table.name!r}; give each table its own name")
         made[table.name] = table
     return tuple(made.values())
 
 
 def with_tables(arguments: dict[str, Any], example: Any, examples: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-    """What `Server` takes, of `config.server_arguments`: the example, and arguments in which each `TableConfig` has become a `Table`.
+    """Turn the result of `config.server_arguments` into the example and the arguments of `Server`: each `TableConfig` becomes a `Table`.
 
     Args:
-        example: of every table that is not in `examples`.
-        examples: by the tables' names.
+        example: the example of every table that is not in `examples`.
+        examples: examples by the tables' names.
 
     Raises:
-        ConfigError: a table has no example, or an example no table.
+        ConfigError: a table has no example, or an example belongs to no table.
     """
     tables = arguments.get("tables")
     if tables is None or not any(isinstance(table, TableConfig) for table in tables):
@@ -153,13 +154,13 @@ def with_tables(arguments: dict[str, Any], example: Any, examples: Mapping[str, 
     names = [table.name for table in tables]
     for name in examples:
         if name not in names:
-            raise ConfigError(f"an example for a table {name!r}, which the configuration does not have{did_you_mean(name, names)}")
+            raise ConfigError(f"examples has a table {name!r} that is not in the configuration{did_you_mean(name, names)}")
     made = []
     for table in tables:
         one = examples.get(table.name, example)
         if one is None:
             raise ConfigError(
-                f"table {table.name!r} has no example: Server.from_config(config, example), or examples={{{table.name!r}: example}}"
+                f"table {table.name!r} has no example; use Server.from_config(config, example) or examples={{{table.name!r}: example}}"
             )
         made.append(table.make(one))
     return None, {**arguments, "tables": made}
@@ -169,7 +170,7 @@ def _choice(table: Any, where: str, origins: Mapping[str, str], host: PluginHost
     options = dict(table) if isinstance(table, Mapping) else {}
     name = options.pop("type", None)
     if not isinstance(name, str) or not name:
-        raise ConfigError(f'{origins.get(where, "")}: {where}: has no type; add type = "uniform"')
+        raise ConfigError(f'{origins.get(where, "")}: {where}: the key "type" is missing; add type = "uniform"')
     return PluginChoice("sampler", str(name), options, where, origins, host)
 
 
@@ -190,21 +191,21 @@ def _items(table: Any, where: str, origins: Mapping[str, str]) -> Items:
 def _typed(
     table: Any, where: str, origins: Mapping[str, str], what: str, known: Mapping[str, Any], example: str
 ) -> tuple[str, str, dict[str, Any]]:
-    """Where a table with a `type` came from, which of those known it names, and its other keys."""
+    """The origin of a table with a `type`, the known type that it names, and its other keys."""
     origin = origins.get(f"{where}.type") or origins.get(where, "")
     options = dict(table) if isinstance(table, Mapping) else {}
     name = options.pop("type", None)
     if not isinstance(name, str):
         raise ConfigError(f"{origin}: {where}: must be a table such as {example}")
     if name not in known:
-        hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+        hint = did_you_mean(name, known) or f"; the types are {', '.join(known)}"
         raise ConfigError(f"{origin}: {where}.type: no {what} {str(name)!r}{hint}")
     return origin, str(name), options
 
 
 @contextmanager
 def _placed(where: str, origin: str) -> Iterator[None]:
-    """Errors of code that knows no configuration say where in it the mistake is; those that do already stay as they are."""
+    """Add the place in the configuration to errors of code that does not know it. Errors that name a place already stay unchanged."""
     try:
         yield
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The learner's log says which workers replay tables keep waiting, and why, over whatever transport they came."""
+"""Logs on the learner's side which workers wait for space in replay tables, and why, for every transport."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _log = logging.getLogger("echo")
 
 
 class BlockedWorkers:
-    """Looks at a server now and then: one line for each worker and wait."""
+    """Checks a server from time to time, and logs one line for each worker and wait."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()  # ids of workers, until they go on
+        self._told: set[str] = set()  # ids of workers whose present wait was logged
 
     def look(self, server: ServerState) -> None:
-        """Log who has waited for longer than `LOG_AFTER` and was not told of yet."""
+        """Log the workers that have waited for longer than `LOG_AFTER` and were not logged yet."""
         now = time.monotonic()
         waiting = {peer.id: peer for peer in server.peers() if peer.role == "worker" and peer.state == "waiting for space"}
         self._told &= waiting.keys()
@@ -34,7 +34,7 @@ class BlockedWorkers:
 
 
 def reason(server: ServerState) -> str:
-    """Why workers wait: what the rate limiters say, or, where they would let more in, what else fills the tables."""
+    """Why workers wait: the reason that a rate limiter gives or, if the limiters allow more inserts, what else keeps the tables full."""
     tables = list(server.tables.values())
     limiting = [table for table in tables if "inserts" in table.stats()["blocked"]]
     return "; ".join(table.who_blocks_writers() for table in limiting or tables)

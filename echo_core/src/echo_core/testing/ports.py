@@ -1,4 +1,4 @@
-"""Ports of this machine at which nobody listens."""
+"""Finds ports of this machine at which no process listens."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port() -> int:
-    """One that was free just now, of 127.0.0.1.
+    """A port of 127.0.0.1 that was free just now.
 
-    It lies below those that the kernel gives to whoever asks for any port, or connects; so another process takes it only if it wants this one.
+    It lies below the range from which the kernel chooses ports for sockets that ask for any port, or connect. Another process therefore
+    gets it only by asking for exactly this port.
     """
     end = int(EPHEMERAL.read_text().split()[0])
     while True:
@@ -24,5 +25,5 @@ def free_port() -> int:
             try:
                 sock.bind(("127.0.0.1", port))
             except OSError:
-                continue  # taken
+                continue  # already in use
             return int(sock.getsockname()[1])
