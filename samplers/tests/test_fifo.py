@@ -1,4 +1,4 @@
-"""Fifo over the keys of a stream: against the words of the sampler contract, and the simplest possible model."""
+"""Tests Fifo over the keys of a stream, against the sampler contract and the simplest possible model."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_the_installed_distribution_offers_them() -> None:
 
 
 class AgainstAList(RuleBasedStateMachine):
-    """A list in order of arrival says what a Fifo must say."""
+    """Compares a Fifo with a list in order of arrival."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Scorers: what they compute, and that nothing bad reaches a sampler through them."""
+"""Tests the results of the scorers, and that invalid values do not reach a sampler through them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_a_trajectory_scores_by_its_distance_from_the_average_and_its_reward() -
     score = TrajectoryScore(alpha=0.5, decay=0.9)
     first = np.array([[[0.0, 0.0]], [[2.0, 4.0]]])
     np.testing.assert_allclose(score(first, [1.0, -3.0]), [1 + 4 + 0.5, 1 + 4 + 1.5])
-    np.testing.assert_allclose(score.average, [1.0, 2.0])  # copied, not a tenth of the way from zero
+    np.testing.assert_allclose(score.average, [1.0, 2.0])  # the first mean is copied; it does not start from zero
     np.testing.assert_allclose(score(np.array([[11.0, 2.0]]), [0.0]), [81.0])
     np.testing.assert_allclose(score.average, [2.0, 2.0])
     np.testing.assert_allclose(score(np.array([[2.0, 2.0]]), [[1.0, -1.0]], update=False), [1.0])
