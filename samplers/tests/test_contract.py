@@ -127,5 +127,5 @@ def test_a_table_of_any_size_can_be_filled_and_emptied(cls: type[Sampler], capac
         sampler.insert(np.array([capacity], np.uint64))
     sampler.delete(np.arange(capacity, dtype=np.uint64))
     assert len(sampler) == 0
-    with pytest.raises(ValueError, match="1 keys asked for, 0 are held"):
+    with pytest.raises(ValueError, match="1 keys were requested, but 0 are held"):
         sampler.sample(1, rng)

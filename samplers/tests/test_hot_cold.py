@@ -176,14 +176,14 @@ def test_options_out_of_range_are_refused(options: dict, said: str) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"hot": keys(4), "entered": np.ones(1)}, "'hot' holds a key that 'keys' does not"),
+        ({"hot": keys(4), "entered": np.ones(1)}, "'hot' holds a key that is not in 'keys'"),
         ({"hot": keys(1, 1), "entered": np.ones(2)}, "'hot' holds a key twice"),
-        ({"hot": keys(0, 1, 2), "entered": np.ones(3)}, "'hot' has 3 keys and hot_capacity is 2"),
+        ({"hot": keys(0, 1, 2), "entered": np.ones(3)}, "'hot' has 3 keys, but hot_capacity is 2"),
         ({"entered": np.ones(1)}, "'entered' has another length"),
         ({"entered": np.array([3.0, 2.0])}, "'entered' is out of order"),
         ({"entered": np.array([3.0, np.nan])}, "'entered' is out of order"),
         ({"numbers": np.ones(3)}, "'numbers' has a wrong length"),
-        ({"numbers": np.full(8, np.inf)}, "'numbers' holds one that is negative or not finite"),
+        ({"numbers": np.full(8, np.inf)}, "'numbers' holds a number that is negative or not finite"),
         ({"priorities": np.array([1.0, 2.0])}, "'priorities'"),
         ({"priorities": np.array([1.0, 2.0, -3.0])}, "'priorities': priority -3.0 of key 2"),
     ],

@@ -50,7 +50,7 @@ def test_zero_is_drawn_by_virtue_of_eps_alone() -> None:
     assert set(drawn.tolist()) == {0, 1}
     np.testing.assert_allclose(probabilities, np.where(drawn == 0, 1 / 3, 2 / 3), rtol=1e-6)
     nothing = filled([0.0, 0.0], eps=0.0)
-    with pytest.raises(ValueError, match="1 keys asked for, 2 are held; none of them has a priority above 0"):
+    with pytest.raises(ValueError, match="1 keys were requested, but 2 are held; none of them has a priority above 0"):
         nothing.sample(1, rng)
     nothing.update(keys(1), np.ones(1))
     assert nothing.sample(3, rng)[0].tolist() == [1, 1, 1]
@@ -174,9 +174,9 @@ def test_options_out_of_range_are_refused(options: dict, said: str) -> None:
     ("change", "said"),
     [
         ({"weights": np.array([1.0])}, "'weights' has another length"),
-        ({"weights": np.array([1.0, -1.0])}, "'weights' holds one that is negative"),
-        ({"weights": np.array([1.0, np.nan])}, "'weights' holds one that is negative or not finite"),
-        ({"keys": np.array([1, 12], np.uint64)}, "'keys' holds key 12, and the capacity is 12"),
+        ({"weights": np.array([1.0, -1.0])}, "'weights' holds a weight that is negative"),
+        ({"weights": np.array([1.0, np.nan])}, "'weights' holds a weight that is negative or not finite"),
+        ({"keys": np.array([1, 12], np.uint64)}, "'keys' holds key 12, but the capacity is 12"),
         ({"keys": np.array([1, 1], np.uint64)}, "'keys' holds 1 twice"),
         ({"keys": np.array([0.5, 1.5])}, "'keys': keys must be whole numbers"),
         ({"numbers": np.zeros(2)}, "'numbers' must be the largest priority so far, alpha and eps"),

@@ -26,9 +26,9 @@ def test_what_is_not_finite_is_refused_and_moves_nothing() -> None:
         with pytest.raises(ValueError, match="of the batch must be finite"):
             score(bad, np.zeros(2))
         np.testing.assert_array_equal(score.average, np.zeros(3))
-    with pytest.raises(ValueError, match="have 4 numbers, those before had 3"):
+    with pytest.raises(ValueError, match="have 4 numbers, but earlier ones had 3"):
         score(np.zeros((2, 4)), np.zeros(2))
-    with pytest.raises(ValueError, match="2 trajectories need as many rewards"):
+    with pytest.raises(ValueError, match="2 trajectories need 2 rewards"):
         score(np.zeros((2, 3)), np.zeros(3))
     with pytest.raises(ValueError, match="at least one"):
         score(np.zeros((0, 3)), np.zeros(0))

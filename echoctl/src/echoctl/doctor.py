@@ -151,7 +151,7 @@ def _files() -> Iterator[Finding]:
 def _processors() -> Iterator[Finding]:
     usable, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     text = f"{usable} for this process, load {load:.1f}"
-    yield Finding(OK, "processors", text) if load < 2 * usable else Finding(WARNING, "processors", text, "the machine is busy, so measurements are not reliable now")
+    yield Finding(OK, "processors", text) if load < 2 * usable else Finding(WARNING, "processors", text, "the machine is busy, so measurements are unreliable")
 
 
 def _ports() -> Iterator[Finding]:
