@@ -1,9 +1,9 @@
-"""A pytest plugin for tox's environments: it chooses the tests that belong to an environment, and records what came of each test.
+"""A pytest plugin for tox's environments: it selects the tests of an environment, and records the outcome of each test.
 
     python -m pytest -p tools.record --needing echo-tcp --outcomes FILE tests/core plugins/echo_tcp/tests
 
-`--needing NAME` takes, of the tests in tests/, only those that are marked `needs(NAME)` and need nothing that is missing here; `--needing
-none` takes those that need nothing but echo-core. So a test runs once, in the environment in which least is installed, although several
+`--needing NAME` selects, among the tests in tests/, only those that are marked `needs(NAME)` and need nothing that is missing here; `--needing
+none` selects those that need nothing but echo-core. A test therefore runs once, in the environment in which least is installed, although several
 environments are given the same folder.
 
 `--outcomes FILE` writes one JSON object: the outcome of each test by its id, and the tests that were left to other environments.
@@ -21,14 +21,14 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-EVERYWHERE = {"echo-core"}  # is installed in every environment
-WORST = ("passed", "skipped", "xfailed", "failed", "error")  # of the parts of one test, the later one of these counts
+EVERYWHERE = {"echo-core"}  # these are installed in every environment
+WORST = ("passed", "skipped", "xfailed", "failed", "error")  # if the parts of one test differ, the one that is later in this list counts
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("matrix")
-    group.addoption("--needing", metavar="NAME", help="of tests/ only the tests that need this distribution, or `none`")
-    group.addoption("--outcomes", type=Path, metavar="FILE", help="where to write what came of each test")
+    group.addoption("--needing", metavar="NAME", help="from tests/, run only the tests that need this distribution, or `none`")
+    group.addoption("--outcomes", type=Path, metavar="FILE", help="where to write the outcome of each test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,7 +70,7 @@ class Recorder:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.outcomes: dict[str, str] = {}
-        self.reasons: dict[str, list[str]] = {}  # of those that were skipped: the file that did it, and why
+        self.reasons: dict[str, list[str]] = {}  # for skipped tests: the file that skipped it, and the reason
         self.elsewhere: list[str] = []
         self.begun = time.time()
 

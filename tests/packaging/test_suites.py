@@ -41,9 +41,9 @@ def test_what_one_environment_skips_another_may_run(suites: ModuleType) -> None:
 
 def test_what_nobody_runs_is_named_with_its_reason(suites: ModuleType) -> None:
     records = [record({"t.py::a": "skipped", "t.py::b": "passed"}), record({"t.py::a": "skipped"}, ["t.py::c"])]
-    assert list(suites.never_run(records, [])) == [("t.py::a", "no tool"), ("t.py::c", "no environment has what it is marked to need")]
+    assert list(suites.never_run(records, [])) == [("t.py::a", "no tool"), ("t.py::c", "no environment has the distributions that it needs")]
     allowed = {"id": "t.py::a", "because": "tool"}
-    assert list(suites.never_run(records, [allowed])) == [("t.py::c", "no environment has what it is marked to need")]
+    assert list(suites.never_run(records, [allowed])) == [("t.py::c", "no environment has the distributions that it needs")]
     assert len(list(suites.never_run(records, [{**allowed, "because": "other"}]))) == 2
 
 
