@@ -3,8 +3,9 @@
     python tools/suites.py                    # every environment of tox.ini whose Python is here
     python tools/suites.py py311-tcp ...      # these
 
-The wheels are built once for each Python: first those that several environments use, the others meanwhile. A test that no environment has run is an error, unless
-tests/may_skip.toml names it. What each environment printed is in build/outcomes/ENVIRONMENT.log; it is shown if the environment failed.
+The wheels are built once for each Python: first those that several environments use, the others meanwhile. A test that no environment has
+run is an error, unless tests/may_skip.toml names it. What each environment printed is in build/outcomes/ENVIRONMENT.log; it is shown if the
+environment failed.
 """
 
 from __future__ import annotations
