@@ -70,7 +70,7 @@ class Recorder:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.outcomes: dict[str, str] = {}
-        self.reasons: dict[str, list[str]] = {}  # for skipped tests: the file that skipped it, and the reason
+        self.reasons: dict[str, list[str]] = {}  # for skipped tests: what skipped it, a file or "a marker", and the reason
         self.elsewhere: list[str] = []
         self.begun = time.time()
 
@@ -79,7 +79,7 @@ class Recorder:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.outcome != "passed":
-            self.keep(report.nodeid, "error" if report.outcome == "failed" else "skipped", report.longrepr)
+            self.keep(report, "error" if report.outcome == "failed" else "skipped")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         outcome: str = report.outcome
@@ -87,13 +87,16 @@ class Recorder:
             outcome = "xfailed"
         elif outcome == "failed" and report.when != "call":
             outcome = "error"
-        self.keep(report.nodeid, outcome, report.longrepr)
+        self.keep(report, outcome)
 
-    def keep(self, nodeid: str, outcome: str, why: object) -> None:
+    def keep(self, report: pytest.CollectReport | pytest.TestReport, outcome: str) -> None:
+        nodeid, why = report.nodeid, report.longrepr
         before = self.outcomes.get(nodeid, "passed")
         self.outcomes[nodeid] = max(before, outcome, key=WORST.index)
         if outcome == "skipped" and isinstance(why, tuple):
-            self.reasons[nodeid] = [str(why[0]), str(why[2]).removeprefix("Skipped: ")]
+            # Of a test that a marker skips pytest shows the function's file, which did not decide it: it may be a clause of the kit.
+            marked = {"skip", "skipif"} & set(getattr(report, "keywords", ()))
+            self.reasons[nodeid] = ["a marker" if marked else str(why[0]), str(why[2]).removeprefix("Skipped: ")]
 
     def pytest_sessionfinish(self) -> None:
         record = {

@@ -111,7 +111,7 @@ def test_tables_given_by_code_win(file: Path) -> None:
         ('capacity = "many"', r"server\.tables\.0\.capacity: must be a whole number, not 'many'"),
         ("capacty = 3", r"server\.tables\.0\.capacty: unknown key; did you mean 'capacity'\?"),
         ("where = 3", r"server\.tables\.0\.where: unknown key"),
-        ("sampler = 3", r"server\.tables\.0\.sampler: the key "type" is missing"),
+        ("sampler = 3", r'server\.tables\.0\.sampler: the key "type" is missing'),
         ('sampler = { type = "uniform", alhpa = 1 }', r"server\.tables\.0\.sampler\.alhpa: unknown key"),
         ('sampler = "unifrom"', r"no sampler named 'unifrom'.*did you mean 'uniform'"),
         ('rate_limiter = "Queu"', r"server\.tables\.0\.rate_limiter\.type: no rate limiter 'Queu'; did you mean 'Queue'\?"),
