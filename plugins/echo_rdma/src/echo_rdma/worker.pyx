@@ -28,7 +28,7 @@ cdef enum:
 
 @cython.final
 cdef class Window:
-    """Samples until they are acknowledged: what `echo_core.wire.channel.window.Window` is, for samples that the engine sends.
+    """Samples until they are acknowledged: what `echo_core.wire.channel.window.SampleWindow` describes, for samples that the engine sends.
 
     Args:
         spec: of the samples.
@@ -154,10 +154,6 @@ cdef class Window:
         return ""
 
     @property
-    def gatherer(self):
-        return self
-
-    @property
     def taken(self) -> int:
         return self.window.get().figures().taken if self.generation == generation else 0
 
@@ -168,9 +164,8 @@ cdef class Window:
     def has_room(self, uint64_t count) -> bool:
         return self.window.get().has_room(count)
 
-    def next_entries(self) -> list:
-        """None: they do not go over the stream."""
-        return []
+    def next_frame(self) -> None:
+        """There is none: samples do not go over the stream."""
 
     def acknowledge(self, number) -> None:
         """The engine has done that; the uplink now wakes who waits for it."""
