@@ -86,7 +86,7 @@ class Table:
     lag_weight: float = 1.0
     lease_timeout: float | None = None
     items: Items | None = None
-    stack: FrameStack | list[FrameStack] | tuple[FrameStack, ...] | None = None
+    stack: FrameStack | tuple[FrameStack, ...] | list[FrameStack] | None = None
 
     def __post_init__(self) -> None:
         self.where = self.origin = ""
