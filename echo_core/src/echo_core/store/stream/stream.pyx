@@ -162,7 +162,7 @@ cdef class Stream(LocalInsert):
         cdef int64_t deadline = deadline_of(timeout), began = now_ns(), hoarded_since = -1, now
         cdef int64_t most = min(<int64_t>SLICE_NS, max(self.lease_timeout_ns // 4, 1000000)), longest = min(first_sleep(), most)
         cdef int buffer
-        cdef bint closed, told = False
+        cdef bint closed, logged = False
         self.ring.learner.spins()
         with nogil:
             self.ring.spin_for_batch()
@@ -193,8 +193,8 @@ cdef class Stream(LocalInsert):
                 )
             if deadline >= 0 and now >= deadline:
                 raise EchoTimeoutError(f"sample() waited {timeout:g} s for a batch: {self._who_blocks_learner()}")
-            if not told and now - began > PATIENCE_NS:
-                told = True
+            if not logged and now - began > PATIENCE_NS:
+                logged = True
                 _log.warning("sample() has waited 5 s for a batch: %s", self._who_blocks_learner())
 
     # ---- observers: see tap.py ---------------------------------------------------------------------------------------------
@@ -242,7 +242,8 @@ cdef class Stream(LocalInsert):
     def _who_blocks_learner(self) -> str:
         cdef Counters c = self.opened().counters()
         if c.stored >= self.ring.batch_size():
-            return f"{c.stored} samples are there, and the earliest batch misses one: its slot was claimed and not committed yet, or given back, so that the next sample takes it"
+            return (f"{c.stored} samples are there, and the earliest batch misses one: its slot was claimed and is not committed yet, "
+                    f"or it was given back and the next sample will fill it")
         return (f"{c.stored} of {self.ring.batch_size()} samples are there, {c.connections} workers connected, "
                 f"{c.inserted} samples inserted so far; the workers are slower than the learner, or not started; start more of them, or wait longer (timeout=)")
 
