@@ -161,7 +161,7 @@ def test_items_over_steps(tmp_path: Path) -> None:
         ("items={type='Sequences'}", r"server\.tables\.0\.items\.length: missing"),
         ("stack.n=0", r"command line: server\.tables\.0\.stack: FrameStack: n must be a whole number from 1"),
         ("stack.fill=ones", r"command line: server\.tables\.0\.stack\.fill: must be 'first' or 'zeros'"),
-        ("stack={leaf='osb', n=2}", r"server\.tables\.0: table 'dqn': FrameStack: leaf 'osb' is none of the step's.*did you mean 'obs'"),
+        ("stack={leaf='osb', n=2}", r"server\.tables\.0: table 'dqn': FrameStack: leaf 'osb' is not a leaf of the step.*did you mean 'obs'"),
         ("items.n=2000", r"server\.tables\.0: table 'dqn': one item has 2004 steps, more than capacity=100"),
     ],
 )
