@@ -76,11 +76,11 @@ struct Peer {
     FrameHeader message_header{};      // a large frame of another kind, whose payload ...
     std::string message;               // ... has this size and is filled up to message_have
     std::size_t message_have = 0;
-    std::uint64_t discard = 0;         // bytes to come of a large frame that the store already has.
-    std::uint32_t frame_done = 0;      // samples inserted so far of the first DATA frame in `tail`.
-    int least = 1;                     // bytes that the socket must hold to count as readable.
-    bool large = false;                // the last frame was large: read no further than the next header.
-    bool slow = false;                 // it has stalled in slots, so its next frames are staged.
+    std::uint64_t discard = 0;         // bytes to come of a large frame that the store already has
+    std::uint32_t frame_done = 0;      // samples inserted so far of the first DATA frame in `tail`
+    int least = 1;                     // bytes that the socket must hold to count as readable
+    bool large = false;                // the last frame was large: read no further than the next header
+    bool slow = false;                 // it has stalled in slots, so its next frames are staged
     std::uint64_t census = 0;          // the last census that counted it
 
     // ---- waiting --------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ public:
     unsigned wait_event(std::int64_t slice_ns);  // a set of Event; empty when the slice is over
     Status linked(std::int64_t slice_ns);        // waits for the learner's resume point
     void fail(std::string_view why, bool broken_format);
-    std::uint64_t base();  // what the next handshake says is committed
+    std::uint64_t base();  // the number of committed samples for the next handshake
 
     // ---- the end
     void begin_close();                   // takes no more samples; those that are here can still be delivered

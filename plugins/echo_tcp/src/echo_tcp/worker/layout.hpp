@@ -77,8 +77,8 @@ public:
 private:
     struct Run {
         std::uint32_t leaf;
-        std::uint64_t bytes;   // of this leaf in one sample, never 0: empty leaves have no run
-        std::uint64_t offset;  // of row 0, from the start of the block
+        std::uint64_t bytes;   // size of this leaf in one sample, never 0, because empty leaves have no run
+        std::uint64_t offset;  // offset of row 0 from the start of the block
         std::uint64_t stride;  // from one row to the next
     };
 
