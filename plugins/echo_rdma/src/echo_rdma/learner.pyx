@@ -49,5 +49,5 @@ cdef class Intake:
         return self.intake.get().idle()
 
     def figures(self) -> dict[str, int]:
-        """committed (of the session), inserted, duplicates, bytes, messages, direct and shown (samples), waiting_since (CLOCK_MONOTONIC, ns; 0 if not waiting)."""
+        """committed (of the session), inserted, duplicates, bytes, messages, direct and shown (samples), waiting_since (CLOCK_MONOTONIC, ns; 0: not waiting)."""
         return self.intake.get().figures()

@@ -203,7 +203,7 @@ class Window final : public Flow {
     // reads them in place. With 16 MB or more, a learner reads half as fast, and TCP sends at two thirds of the speed.
     static constexpr uint64_t HOT_BYTES = 2 << 20, HOT_SAMPLES = 4;
     static constexpr uint64_t CARD_BYTES = 1 << 20; // most bytes of a message that is read by a network card and not by a processor.
-    static constexpr int64_t HOT_NS = 5'000'000; // without room for so long (some ms more than a window takes) the learner counts as slow, and more may be sent.
+    static constexpr int64_t HOT_NS = 5'000'000; // without room for so long (some ms more than a window) the learner counts as slow, and more may be sent.
     static constexpr size_t AT_ONCE = 64;        // messages of one turn; acknowledgements are handled in between turns.
     static constexpr size_t IN_FLIGHT = 64;      // most requests of UCX: more of them only slow it down, and later samples would not travel together
 
