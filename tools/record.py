@@ -1,9 +1,9 @@
-"""A pytest plugin for tox's environments: it chooses the tests that belong to an environment, and records what came of each test.
+"""A pytest plugin for tox's environments: it selects the tests of an environment, and records the outcome of each test.
 
     python -m pytest -p tools.record --needing echo-tcp --outcomes FILE tests/core plugins/echo_tcp/tests
 
-`--needing NAME` takes, of the tests in tests/, only those that are marked `needs(NAME)` and need nothing that is missing here; `--needing
-none` takes those that need nothing but echo-core. So a test runs once, in the environment in which least is installed, although several
+`--needing NAME` selects, among the tests in tests/, only those that are marked `needs(NAME)` and need nothing that is missing here; `--needing
+none` selects those that need nothing but echo-core. A test therefore runs once, in the environment in which least is installed, although several
 environments are given the same folder.
 
 `--outcomes FILE` writes one JSON object: the outcome of each test by its id, and the tests that were left to other environments.
@@ -21,14 +21,14 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
-EVERYWHERE = {"echo-core"}  # is installed in every environment
-WORST = ("passed", "skipped", "xfailed", "failed", "error")  # of the parts of one test, the later one of these counts
+EVERYWHERE = {"echo-core"}  # these are installed in every environment
+WORST = ("passed", "skipped", "xfailed", "failed", "error")  # if the parts of one test differ, the one that is later in this list counts
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("matrix")
-    group.addoption("--needing", metavar="NAME", help="of tests/ only the tests that need this distribution, or `none`")
-    group.addoption("--outcomes", type=Path, metavar="FILE", help="where to write what came of each test")
+    group.addoption("--needing", metavar="NAME", help="from tests/, run only the tests that need this distribution, or `none`")
+    group.addoption("--outcomes", type=Path, metavar="FILE", help="where to write the outcome of each test")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,7 +70,7 @@ class Recorder:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.outcomes: dict[str, str] = {}
-        self.reasons: dict[str, list[str]] = {}  # of those that were skipped: the file that did it, and why
+        self.reasons: dict[str, list[str]] = {}  # for skipped tests: what skipped it, a file or "a marker", and the reason
         self.elsewhere: list[str] = []
         self.begun = time.time()
 
@@ -79,7 +79,7 @@ class Recorder:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.outcome != "passed":
-            self.keep(report.nodeid, "error" if report.outcome == "failed" else "skipped", report.longrepr)
+            self.keep(report, "error" if report.outcome == "failed" else "skipped")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         outcome: str = report.outcome
@@ -87,13 +87,16 @@ class Recorder:
             outcome = "xfailed"
         elif outcome == "failed" and report.when != "call":
             outcome = "error"
-        self.keep(report.nodeid, outcome, report.longrepr)
+        self.keep(report, outcome)
 
-    def keep(self, nodeid: str, outcome: str, why: object) -> None:
+    def keep(self, report: pytest.CollectReport | pytest.TestReport, outcome: str) -> None:
+        nodeid, why = report.nodeid, report.longrepr
         before = self.outcomes.get(nodeid, "passed")
         self.outcomes[nodeid] = max(before, outcome, key=WORST.index)
         if outcome == "skipped" and isinstance(why, tuple):
-            self.reasons[nodeid] = [str(why[0]), str(why[2]).removeprefix("Skipped: ")]
+            # Of a test that a marker skips pytest shows the function's file, which did not decide it: it may be a clause of the kit.
+            marked = {"skip", "skipif"} & set(getattr(report, "keywords", ()))
+            self.reasons[nodeid] = ["a marker" if marked else str(why[0]), str(why[2]).removeprefix("Skipped: ")]
 
     def pytest_sessionfinish(self) -> None:
         record = {

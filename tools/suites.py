@@ -1,10 +1,11 @@
-"""Run tox's environments, two at a time, and say in the last line what came of all tests.
+"""Run tox's environments, two at a time, and print the outcome of all tests in the last line.
 
-    python tools/suites.py                    # every environment of tox.ini whose Python is here
+    python tools/suites.py                    # every environment of tox.ini whose Python is installed
     python tools/suites.py py311-tcp ...      # these
 
-The wheels are built once for each Python: first those that several environments use, the others meanwhile. A test that no environment has run is an error, unless
-tests/may_skip.toml names it. What each environment printed is in build/outcomes/ENVIRONMENT.log; it is shown if the environment failed.
+The wheels are built once for each Python: first those that several environments use, the others meanwhile. A test that no environment has
+run is an error, unless tests/may_skip.toml names it. What each environment printed is in build/outcomes/ENVIRONMENT.log; it is shown if the
+environment failed.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "outcomes"
 RAN = {"passed", "failed", "error", "xfailed"}
 KIT = "echo_core/testing/"
-SHOWN = 400  # lines of the log of an environment that failed
-QUIET = 60.0  # seconds after which a line says what is still running
+SHOWN = 400  # the number of log lines shown of an environment that failed
+QUIET = 60.0  # seconds after which a line lists the running environments
 
 
 @dataclass
 class Outcome:
-    """What came of one environment."""
+    """The outcome of one environment."""
 
     name: str
     seconds: float
@@ -48,7 +49,7 @@ class Outcome:
     def counts(self) -> Counter[str]:
         counts = Counter(self.record.get("outcomes", {}).values())
         if self.code and not counts["failed"] + counts["error"]:
-            counts["error"] += 1  # it was not installed, or pytest itself failed
+            counts["error"] += 1  # the environment could not be installed, or pytest itself failed
         return counts
 
 
@@ -59,7 +60,7 @@ def environments() -> list[str]:
 
 
 def python_of(environment: str) -> str:
-    """The command of an environment's Python: of py311-core it is python3.11."""
+    """The command of an environment's Python; for py311-core it is python3.11."""
     return re.sub(r"py3(\d+)-.*", r"python3.\1", environment)
 
 
@@ -83,7 +84,7 @@ def build(python: str, *gently: str) -> int:
 
 
 class Runner:
-    """Runs environments and says which are at work."""
+    """Runs environments and prints which ones are running."""
 
     def __init__(self) -> None:
         self._running: list[str] = []
@@ -97,7 +98,7 @@ class Runner:
             self._running.append(environment)
         with log.open("w") as out:
             process = subprocess.Popen(["tox", "run", "-e", environment], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
-            _, status, used = os.wait4(process.pid, 0)  # with what its own children used
+            _, status, used = os.wait4(process.pid, 0)  # includes the time of its children
         process.returncode = os.waitstatus_to_exitcode(status)
         record = json.loads(file.read_text()) if file.exists() else {}
         outcome = Outcome(environment, time.monotonic() - begun, process.returncode, used.ru_utime + used.ru_stime, record)
@@ -122,13 +123,13 @@ class Runner:
 
 
 def progress(environment: str) -> str:
-    """How far its pytest is, or that it is being installed."""
+    """The progress of its pytest, or that it is being installed."""
     found = re.findall(r"\[ *(\d+%)\]", (OUT / f"{environment}.log").read_text(errors="replace"))
     return found[-1] if found else "(installing)"
 
 
 def told(counts: Counter[str]) -> str:
-    """Counts as pytest words them."""
+    """The counts in pytest's wording."""
     names = ("failed", "passed", "skipped", "xfailed", "error")
     words = [f"{counts[name]} {'errors' if name == 'error' and counts[name] > 1 else name}" for name in names if counts[name]]
     return ", ".join(words) or "no tests"
@@ -140,15 +141,15 @@ def function(test: str) -> str:
 
 
 def never_run(records: list[dict[str, Any]], allowed: list[dict[str, str]]) -> Iterator[tuple[str, str]]:
-    """The tests that some environment has collected and none has run, and why.
+    """The tests that some environment has collected and no environment has run, and why.
 
-    A clause of the conformance kit says itself to which plugins it does not apply; it must have run for one of them at least.
+    A clause of the conformance kit itself decides to which plugins it does not apply, but it must have run for at least one.
     """
     ran: set[str] = set()
     why: dict[str, str] = {}
     for record in records:
         ran |= {test for test, outcome in record["outcomes"].items() if outcome in RAN}
-        why |= dict.fromkeys(record["elsewhere"], "no environment has what it is marked to need")
+        why |= dict.fromkeys(record["elsewhere"], "no environment has the distributions that it needs")
     clauses = {function(test) for test in ran}
     for record in records:
         for test, (place, reason) in record["reasons"].items():
@@ -163,7 +164,7 @@ def never_run(records: list[dict[str, Any]], allowed: list[dict[str, str]]) -> I
 
 
 def forgotten(records: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """The files of tests that no environment was given."""
+    """The test files that no environment gets."""
     known = {test.partition("::")[0] for record in records for test in [*record["outcomes"], *record["elsewhere"]]}
     for folder in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]:
         for path in sorted(file for place in ROOT.glob(folder) for file in place.rglob("test_*.py")):
@@ -177,10 +178,10 @@ def allowances() -> list[dict[str, str]]:
 
 
 def left_out(outcomes: list[Outcome]) -> int:
-    """Say which tests nobody has run, and return how many they are."""
+    """Print the tests that no environment has run, and return their number."""
     records = [outcome.record for outcome in outcomes if outcome.record]
     lines = [f"{test}: {reason}" for test, reason in never_run(records, allowances())]
-    lines += [f"{name}: no environment of tox.ini is given this file" for name in forgotten(records)]
+    lines += [f"{name}: no environment of tox.ini runs this file" for name in forgotten(records)]
     if lines:
         say("\n".join(["No environment has run these tests (see tests/may_skip.toml):", *(f"  {line}" for line in lines)]))
     return len(lines)
@@ -189,7 +190,7 @@ def left_out(outcomes: list[Outcome]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("environments", nargs="*", metavar="ENVIRONMENT")
-    parser.add_argument("--jobs", type=int, default=2, help="how many environments run beside each other")
+    parser.add_argument("--jobs", type=int, default=2, help="how many environments run at the same time")
     arguments = parser.parse_args()
     begun = time.monotonic()
     listed = environments()
@@ -197,7 +198,7 @@ def main() -> int:
     pythons = Counter(python_of(name) for name in wanted)
     missing = {python for python in pythons if not is_here(python)}
     for python in sorted(missing):
-        say(f"{python} is not here; these environments are left out: {', '.join(name for name in wanted if python_of(name) == python)}")
+        say(f"{python} is not installed; these environments are left out: {', '.join(name for name in wanted if python_of(name) == python)}")
     wanted = [name for name in wanted if python_of(name) not in missing]
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
@@ -210,7 +211,7 @@ def main() -> int:
     threading.Thread(target=lambda: [build(python, "nice", "-n", "15") for python in rest], daemon=True).start()
     outcomes = Runner().all(wanted, arguments.jobs)
     total = sum((outcome.counts for outcome in outcomes), Counter[str]())
-    # What one Python leaves out another one does not make up for: the suites all run on the first of the list.
+    # Only the first Python of the list runs all suites; another Python does not replace it.
     suites = {name for name in listed if python_of(name) == python_of(listed[0])}
     if suites <= set(wanted):
         total["error"] += left_out(outcomes)

@@ -3,10 +3,10 @@
     python tools/wheels.py [--out DIR] [--sdist] [PROJECT ...]    # folders; without any, all of them
     python tools/wheels.py --list                                 # JSON: which are compiled and which are not, in the order of building
 
-Without --out they go to build/wheels/<python>-<hash of the sources>/ and are made only if they are not there yet; who comes while
-another process makes them waits for it. Plugins compile against echo-core, so that core's wheel is built first, and then the others
-beside each other. They are all built with the tools of one environment, build/tools/<python>/, which stays: its headers have the same
-paths each time, so ccache, which is used where it is installed, knows what it has compiled before.
+Without --out they go to build/wheels/<python>-<hash of the sources>/ and are made only if they do not exist yet. While one process makes
+them, others wait. Plugins compile against echo-core, so core's wheel is built first, and then the others in parallel. All are built with
+the tools of one permanent environment, build/tools/<python>/. Its headers have the same paths each time, so that ccache, if it is
+installed, recognises earlier compilations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PLACES = ("*", "plugins/*", "systems/*")  # examples that are distributions as well are not released
+PLACES = ("*", "plugins/*", "systems/*")  # examples that are also distributions are not released
 FOUND = sorted({str(file.parent.relative_to(ROOT)) for place in PLACES for file in ROOT.glob(f"{place}/pyproject.toml")})
 PROJECTS = ["echo_core", *(folder for folder in FOUND if folder != "echo_core")]
 COMPILED = [project for project in PROJECTS if (ROOT / project / "setup.py").exists()]
@@ -36,7 +36,7 @@ SOURCES = {".py", ".pyx", ".pxi", ".pxd", ".hpp", ".h", ".toml", ".in", ".md", "
 
 
 def digest_of_sources() -> str:
-    """Hash of every file a build reads, and of what changes how they are compiled."""
+    """A hash of every file that a build reads, and of the settings that affect the compilation."""
     digest = hashlib.sha256(repr([os.environ.get(name) for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS")]).encode())
     for project in PROJECTS:
         for path in sorted((ROOT / project).rglob("*")):
@@ -47,7 +47,7 @@ def digest_of_sources() -> str:
 
 @contextmanager
 def alone(name: str) -> Iterator[None]:
-    """One process at a time: the others wait. The lock goes with the process, however it ends."""
+    """Admit one process at a time; others wait. The lock is released when the process ends in any way."""
     folder = ROOT / "build"
     folder.mkdir(exist_ok=True)
     with (folder / f"{name}.lock").open("w") as file:
@@ -60,7 +60,7 @@ def uv(*arguments: str | Path, env: dict[str, str] | None = None) -> None:
 
 
 def tools(tag: str) -> Path:
-    """The Python of the environment with what builds our projects: every project's build requirements but our own."""
+    """The Python of the environment that builds our projects. It has every project's build requirements except our own distributions."""
     folder = ROOT / "build" / "tools" / tag
     python = folder / "bin" / "python"
     if not python.exists():
@@ -74,7 +74,7 @@ def compiler(env: dict[str, str]) -> dict[str, str]:
     """Compile through ccache if it is installed and nobody has chosen a compiler."""
     if shutil.which("ccache") is None or "CC" in env or "CXX" in env:
         return {}
-    # Relative paths and no debug information: what was compiled in one folder can be used in another.
+    # Paths are relative and there is no debug information, so that ccache can use a result of one folder in another.
     return {"CC": "ccache gcc", "CXX": "ccache g++", "CCACHE_BASEDIR": str(ROOT), "CCACHE_NOHASHDIR": "1"}
 
 
@@ -83,11 +83,11 @@ def build(project: str, out: Path, kinds: list[str], python: Path) -> None:
     partial = out / f".{Path(project).name}.{os.getpid()}"
     copy = partial / "src"
     shutil.copytree(ROOT / project, copy, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "*.so"))
-    env = {"CXXFLAGS": "-g0", **os.environ, **compiler(dict(os.environ))}  # a quarter of the time goes into what -g adds
+    env = {"CXXFLAGS": "-g0", **os.environ, **compiler(dict(os.environ))}  # -g would take a quarter of the time
     try:
         uv("build", "--quiet", *kinds, "--no-build-isolation", "--python", python, "--out-dir", partial / "out", copy, env=env)
         for made in [*(partial / "out").glob("*.whl"), *(partial / "out").glob("*.tar.gz")]:
-            made.rename(out / made.name)  # at once: others may look meanwhile
+            made.rename(out / made.name)  # rename is atomic, as others may read the folder meanwhile
     finally:
         shutil.rmtree(partial)
 
@@ -103,12 +103,12 @@ def build_all(wanted: list[str], out: Path, kinds: list[str], tag: str) -> None:
 
 
 def content(project: str) -> dict[str, Any]:
-    """Its pyproject.toml."""
+    """The content of its pyproject.toml."""
     return tomllib.loads((ROOT / project / "pyproject.toml").read_text())
 
 
 def distribution(project: str) -> str:
-    """Its name as files have it."""
+    """Its name in the form of file names."""
     name: str = content(project)["project"]["name"]
     return name.replace("-", "_")
 
@@ -117,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("projects", nargs="*", metavar="PROJECT", help="folders of the projects to build, echo_core among them")
     parser.add_argument("--out", type=Path, help="folder for the wheels (replaced); default: a cache under build/wheels")
-    parser.add_argument("--sdist", action="store_true", help="source distributions too")
+    parser.add_argument("--sdist", action="store_true", help="also build source distributions")
     parser.add_argument("--list", action="store_true", help="the projects as JSON, and build nothing")
     arguments = parser.parse_args()
     if arguments.list:

@@ -1,4 +1,4 @@
-"""rows_stress.cpp: the native samplers without Python, plain and under sanitizers. Run as a program, it measures them."""
+"""Runs rows_stress.cpp, which tests the native samplers without Python, plain and under sanitizers. Run as a program, it measures them."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ def test_one_batch_out_of_several_tables() -> None:
             server.sample_mixture({"demo": 0, "online": 1})
         with pytest.raises(ConfigError, match="positive share"):
             server.sample_mixture({"demo": "1", "online": 1})  # type: ignore[dict-item]
-        with pytest.raises(ConfigError, match="shares are a mapping"):
+        with pytest.raises(ConfigError, match="shares must map"):
             server.sample_mixture(["demo", "online"])  # type: ignore[arg-type]
 
 
@@ -262,7 +262,7 @@ def test_a_priority_that_the_table_refuses_is_refused_before_any_other_of_the_ca
         assert server.table().counters()["updated"] == 0
         with pytest.raises(ValueError, match="priority nan of sample 1 "):
             client.table().insert({"number": np.arange(3)}, priorities=[1, np.nan, 1])
-        with pytest.raises(EchoError, match="^97920 of 100000 were inserted; of the others, counted from there: priority 0.0 of sample 2079"):
+        with pytest.raises(EchoError, match="^97920 of 100000 were inserted; among the others, counted from the first of them: priority 0.0 of sample 2079"):
             client.table().insert({"number": np.arange(n)}, priorities=priorities)
 
 

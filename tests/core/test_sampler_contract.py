@@ -33,7 +33,7 @@ class Proportional(Sampler):
         values = [1.0] * len(new) if priorities is None else check_priorities(priorities, check_keys(keys)).tolist()
         for index, key in enumerate(new):
             if key in self._held or key in new[:index]:
-                raise DuplicateKeyError(f"key {key} is held already or occurs twice")
+                raise DuplicateKeyError(f"key {key} is already held or occurs twice")
         self._held.update(zip(new, values))
 
     def delete(self, keys: Keys) -> None:
@@ -50,7 +50,7 @@ class Proportional(Sampler):
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
         if n < 1 or not self._held:
-            raise ValueError(f"{n} keys asked for, {len(self._held)} held")
+            raise ValueError(f"{n} keys were requested, but {len(self._held)} are held")
         held = np.fromiter(self._held, np.uint64, len(self._held))
         weights = np.fromiter(self._held.values(), float)
         weights = weights / weights.sum()
@@ -86,7 +86,7 @@ class Newest(Proportional):
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
         if not 1 <= n <= len(self):
-            raise ValueError(f"{n} keys asked for, {len(self)} held")
+            raise ValueError(f"{n} keys were requested, but {len(self)} are held")
         return np.array(list(self._held)[::-1][:n], np.uint64), np.ones(n)
 
 

@@ -171,7 +171,7 @@ def test_unusable_files(tmp_path: Path) -> None:
         (tmp_path / "directory", "not a plain file"),
         (tmp_path / "pipe", "not a plain file"),
         (secret_file(tmp_path / "empty", " \n"), "is empty"),
-        (secret_file(tmp_path / "huge", "x" * 5000), "5000 bytes, tokens at most 4096"),
+        (secret_file(tmp_path / "huge", "x" * 5000), "5000 bytes; a token file has at most 4096"),
     ]:
         with pytest.raises(SecurityError) as error:
             find_token(None, {"ECHO_TOKEN_FILE": str(path)})

@@ -157,7 +157,7 @@ def test_looks_larger_than_a_message_come_in_parts() -> None:
             observer.request("tap", {"tap": body["tap"], "at": 0})
         with pytest.raises(EchoError):
             observer.request("tap", {"tap": body["tap"], "at": -1})
-    too_large = pytest.raises(EchoError, match="one sample is 16,777,217 bytes, and a look carries 16,777,216 at most")
+    too_large = pytest.raises(EchoError, match="one sample has 16,777,217 bytes, but a look has at most 16,777,216")
     with Server(np.zeros(MAX_LOOK_BYTES + 1, np.uint8), 1, TCP) as server, Observer(server.address) as observer, too_large:
         observer.tap(timeout=0)
     with Server(np.zeros(MAX_LOOK_BYTES // 3, np.uint8), 2, TCP, num_buffers=3) as server, Observer(server.address) as observer:

@@ -41,9 +41,9 @@ def test_what_one_environment_skips_another_may_run(suites: ModuleType) -> None:
 
 def test_what_nobody_runs_is_named_with_its_reason(suites: ModuleType) -> None:
     records = [record({"t.py::a": "skipped", "t.py::b": "passed"}), record({"t.py::a": "skipped"}, ["t.py::c"])]
-    assert list(suites.never_run(records, [])) == [("t.py::a", "no tool"), ("t.py::c", "no environment has what it is marked to need")]
+    assert list(suites.never_run(records, [])) == [("t.py::a", "no tool"), ("t.py::c", "no environment has the distributions that it needs")]
     allowed = {"id": "t.py::a", "because": "tool"}
-    assert list(suites.never_run(records, [allowed])) == [("t.py::c", "no environment has what it is marked to need")]
+    assert list(suites.never_run(records, [allowed])) == [("t.py::c", "no environment has the distributions that it needs")]
     assert len(list(suites.never_run(records, [{**allowed, "because": "other"}]))) == 2
 
 
@@ -83,6 +83,8 @@ def test_x(n): pass
 def test_both(): pytest.skip("no tool")
 @pytest.mark.needs("numpy", "echo-nowhere")
 def test_nowhere(): pass
+@pytest.mark.skipif(True, reason="no card")
+def test_marked(): pass
 @pytest.fixture
 def broken():
     yield
@@ -118,20 +120,27 @@ def test_the_recorder_keeps_the_worst_of_each_test(tmp_path: Path) -> None:
         "test_x[a::b]": "passed",
         "test_both": "skipped",
         "test_nowhere": "passed",
+        "test_marked": "skipped",
         "test_fails": "error",
         "test_known": "xfailed",
     }
-    ((place, reason),) = content["reasons"].values()
+    (place, reason), marked = content["reasons"].values()
     assert place.endswith("test_it.py") and reason == "no tool"
+    assert marked == ["a marker", "no card"]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "taken"), [("none", {"test_core", "test_fails", "test_known"}), ("numpy", {"test_x[a::b]", "test_both"}), ("pytest", {"test_both"})]
+    ("wanted", "taken"),
+    [
+        ("none", {"test_core", "test_marked", "test_fails", "test_known"}),
+        ("numpy", {"test_x[a::b]", "test_both"}),
+        ("pytest", {"test_both"}),
+    ],
 )
 def test_an_environment_takes_the_tests_that_need_it_and_nothing_that_is_missing(tmp_path: Path, wanted: str, taken: set[str]) -> None:
     content = run(tmp_path, "--needing", wanted)
     assert names(list(content["outcomes"])) == taken
-    assert names(content["elsewhere"]) == {"test_core", "test_x[a::b]", "test_both", "test_nowhere", "test_fails", "test_known"} - taken
+    assert names(content["elsewhere"]) == {"test_core", "test_x[a::b]", "test_both", "test_nowhere", "test_marked", "test_fails", "test_known"} - taken
 
 
 @pytest.mark.parametrize("setup", sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*/setup.py"), *ROOT.glob("*/*/setup.py")]))

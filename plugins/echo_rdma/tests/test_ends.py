@@ -107,7 +107,7 @@ def test_a_worker_that_repeats_itself_is_given_up(caplog: pytest.LogCaptureFixtu
         client.send_batch({"x": np.zeros((40, 5000), np.float32)})
         until(lambda: server.stats()["transport/rdma/messages"] > 2 and client.stats()["acknowledged"] == 8, "the store is full", 20)
         window: Any = client._connection
-        window = window._uplink.window
+        window = window.uplink.window
         window.resume(window.acknowledged)
         until(lambda: client.stats()["reconnects"] > 0, "it is given up", 20)
         for _ in range(10):  # it was a slip: everything arrives, once
@@ -123,7 +123,7 @@ def test_a_worker_that_repeats_itself_is_given_up(caplog: pytest.LogCaptureFixtu
 def test_settling_at_the_same_time_counts_nothing_twice() -> None:
     with Server(EXAMPLE, 1, "rdma://127.0.0.1:0", num_buffers=64) as server, Client(server.address, EXAMPLE) as client:
         listener: Any = next(one for one in server._listeners if isinstance(one, RdmaListener))
-        served, lock = listener._served()[0], listener.settling
+        served, lock = listener.serving()[0], listener.settling
 
         class Preempted:
             """Whoever leaves it first is overtaken by another there."""

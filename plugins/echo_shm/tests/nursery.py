@@ -97,7 +97,7 @@ def drop(address: str, said: Pipe) -> None:
     cycle: list[Any] = [client.reserve()]
     cycle.append(cycle)
     del cycle
-    with client._connection._lock:
+    with client._connection.uplink.gate.lock:
         gc.collect()
     said.send("dropped")
     signal.pause()

@@ -148,7 +148,7 @@ def cut(pair: Pair) -> None:
     if pair.connecting is PythonTcp:
         victims = list(dialled)
     else:
-        victims = [client._channel.sock for client in pair.server._listeners[0]._served()]
+        victims = [client.channel.sock for client in pair.server._listeners[0].serving()]
     for sock in victims:
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)

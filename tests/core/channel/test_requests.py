@@ -1,4 +1,4 @@
-"""Requests and their answers, both ways, and pings."""
+"""Requests and their answers, and pings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from local_net import connect, net, raw, serve
 
 from echo_core.base.errors import ConnectionClosedError, EchoError, EchoTimeoutError
 from echo_core.server.server import Server
-from echo_core.testing.processes import returns, until
+from echo_core.testing.processes import returns
 from echo_core.testing.samples import sample, stacked
 from echo_core.wire.channel import link as link_module
 from echo_core.wire.protocol import REPLY, Kind, frame, pack_request
@@ -69,20 +69,6 @@ def test_a_request_without_an_answer() -> None:
         assert connection.request("ping", {})
 
 
-def test_requests_of_the_learner() -> None:
-    with serve() as server, connect() as connection:
-        listener = server._listeners[0]
-        peer = server.peers()[0]
-        with pytest.raises(EchoError, match="this worker answers no requests"):
-            listener.request(peer, "hello", {})
-        connection.on_request = lambda op, body, blob: ({"op": op, **body}, blob + b"!")
-        assert listener.request(peer, "hello", {"a": 1}, b"blob") == ({"op": "hello", "a": 1}, b"blob!")
-        connection.close()
-        until(lambda: not server.peers(), "it has left")
-        with pytest.raises(ConnectionClosedError, match="worker w is not connected"):
-            listener.request(peer, "hello", {})
-
-
 def test_pings_are_answered_and_an_idle_link_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(), raw() as worker:
         worker.sock.sendall(frame(Kind.PING, seq=77))
@@ -99,7 +85,7 @@ def test_who_asks_and_never_reads_is_not_read_either(asked: str) -> None:
     payload = b"" if asked == "pings" else pack_request("ping", {}, bytes(1_000_000))
     most = 64 * len(payload) or 1 << 20
     with serve(batch_size=2) as server, raw() as deaf, connect() as other:
-        link = next(client.link for client in server._listeners[0]._served() if client.peer.name == "raw")  # type: ignore[attr-defined]
+        link = next(client.link for client in server._listeners[0].serving() if client.peer.name == "raw")  # type: ignore[attr-defined]
         sent, rest = 0, memoryview(b"")
         deaf.sock.settimeout(0.5)
         with pytest.raises(TimeoutError):

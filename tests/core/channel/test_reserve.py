@@ -44,7 +44,7 @@ def test_a_slot_that_is_held_keeps_nothing_else_back() -> None:
         returns(lambda: connection.close(10), 20)
         with pytest.raises(ClosedError, match="is closed"):
             third.commit()
-        assert connection._uplink.window.gatherer.held == 0
+        assert connection.uplink.window.gatherer.held == 0
         tally = Tally()
         for _ in range(3):
             tally.add(server.sample(10).batch)
@@ -127,7 +127,7 @@ def test_a_forked_child_cannot_end_a_slot_of_its_parent() -> None:
                 slot.commit()
             other.abort()
 
-        with connection._lock:  # which the child has for ever
+        with connection.uplink.gate.lock:  # which the child has for ever
             forked(child)
         slot.commit()
         Tally().add(batch := server.sample(10).batch)
@@ -146,7 +146,7 @@ def test_room_that_the_garbage_collector_gives_back_is_found(monkeypatch: pytest
     with serve(batch_size=1, num_buffers=16) as server, connect(max_inflight_msgs=1) as connection:
         held = [reserved(connection, 9, 9)]
         looks: list[int] = []
-        up = connection._uplink
+        up = connection.uplink
         has_room = up.window.has_room
         up.window.has_room = lambda count: bool(looks.append(count)) or has_room(count)  # type: ignore[method-assign]
         sending = threading.Thread(target=connection.send, args=(sample(1, 0), math.inf))

@@ -77,7 +77,7 @@ def test_waiting_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: p
 def test_who_waits_for_room_is_not_woken_by_what_is_written() -> None:
     with serve(batch_size=2, num_buffers=2) as server, connect(max_inflight_msgs=3) as connection:
         taken = fill(connection)
-        up, looks = connection._uplink, []
+        up, looks = connection.uplink, []
         has_room = up.window.has_room
         up.window.has_room = lambda count: bool(looks.append(count)) or has_room(count)  # type: ignore[method-assign]
         sending = threading.Thread(target=connection.send, args=(sample(0, taken),))

@@ -104,7 +104,7 @@ def test_several_transports() -> None:
     assert changed[0].options["port"] == "9"
     assert fails(ConfigError, lambda: load(both, env={"ECHO_SERVER__TRANSPORT__PORT": "9"})) == (
         "environment variable ECHO_SERVER__TRANSPORT__PORT: server.transport.port: "
-        "transport is a list; say which one is meant: server.transport.0.port"
+        "transport is a list; name the entry you mean: server.transport.0.port"
     )
     (one,) = load(both, {"server": {"transport": {"type": "way"}}}, env={}).server.transports
     assert one.type == "way"

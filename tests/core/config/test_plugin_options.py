@@ -124,7 +124,7 @@ def test_client_options(fakes: None) -> None:
         ({"windw": 1}, "mapping 1: client.windw: unknown key; did you mean 'window'?"),
         ({"timout": 1}, "mapping 1: client.timout: unknown key; did you mean 'timeout'?"),
         ({"window": "x"}, "mapping 1: client.window: must be a whole number, not 'x'"),
-        ({"token": "secret"}, "a token belongs into [security]"),
+        ({"token": "secret"}, "a token belongs in [security]"),
     ]:
         wrong = load({"client": client | extra}, env={})
         text = fails(ConfigError, wrong.connect_options)

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.every_python
             "[server]\nnum_buffers = 1",
             "a.toml: server.num_buffers: num_buffers must be at least 2, not 1",
         ),
-        ("[server.transport]\nport = 5", 'a.toml: server.transport: has no type; add type = "tcp"'),
+        ("[server.transport]\nport = 5", 'a.toml: server.transport: the key "type" is missing; add type = "tcp"'),
         ("[server]\ntransport = {}", "the table is empty"),
         ("[server]\ntransport = 5", "must be a name, an address or a table, not 5"),
         ("[server]\ntransport = 'localhost:5'", 'did you mean "tcp://localhost:5"?'),
@@ -75,7 +75,7 @@ def test_errors_of_other_sources(write: Callable[[str, str], str]) -> None:
         "did you mean 'batch_size'?"
     )
     assert "no section 'sever'; did you mean 'server'?" in variable("ECHO_SEVER__BATCH_SIZE")
-    assert "is written ECHO_SECTION__KEY" in variable("ECHO_SERVER__")
+    assert "must be written ECHO_SECTION__KEY" in variable("ECHO_SERVER__")
     assert "must be a whole number or none, not 'x'" in variable("ECHO_SERVER__BATCH_SIZE", "x")
     assert "{'x': '1'}" in variable("ECHO_SERVER__BATCH_SIZE__X")
     load(env={"ECHO_TOKEN": "x", "ECHO_SOMETHING": "y", "OTHER__THING": "z"})

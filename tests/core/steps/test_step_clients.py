@@ -34,7 +34,7 @@ def test_clients_of_tables_of_steps() -> None:
                 client.reserve()
             with pytest.raises(EchoError, match="takes steps"):
                 client.request("insert", {"n": 1}, bytes(28))
-            with pytest.raises(EchoError, match="none of steps"):
+            with pytest.raises(EchoError, match="does not store steps"):
                 client.request("layout", {"table": "plain"})
             copy = pickle.loads(pickle.dumps(client))
             copy.send(step(4))

@@ -32,10 +32,10 @@ pytestmark = pytest.mark.needs("echo-samplers")
         (lambda: serve(NStep(1), stack=[FrameStack(2), FrameStack(3)]), "two FrameStacks"),
         (lambda: serve(NStep(1), stack="obs"), "stack must be FrameStack"),
         (lambda: serve("nstep"), "items must be"),
-        (lambda: serve(Sequences(80), capacity=79), "fewer than the 80 of one item"),
+        (lambda: serve(Sequences(80), capacity=79), "one item has 80 steps, more than capacity=79"),
         (lambda: Table("t", STEP, capacity=4, sampler="uniform", stack=FrameStack(2)), "give the table items="),
         (lambda: Table("t", {"reward": np.int32(0)}, capacity=4, sampler="uniform", items=NStep(1)), "float32 or float64"),
-        (lambda: serve(Sequences(4, max_items=2), rate_limiter=MinSize(3)), "never be satisfied"),
+        (lambda: serve(Sequences(4, max_items=2), rate_limiter=MinSize(3)), "never give a batch"),
     ],
 )
 def test_what_cannot_work_is_refused_when_made(make: Any, why: str) -> None:

@@ -125,7 +125,7 @@ class Config:
         self.host.check_required()
         self.server.sampler.create()
         for table in self.server.tables:
-            table.check()
+            table.check_plugins()
         for transport in self.server.transports:
             transport.create()
         if self.client.address is not None or self.client.options:

@@ -11,7 +11,8 @@ from ..base.option_reader import is_dataclass, is_required, kind_of, option_fiel
 from ..plugins import discovery
 from ..plugins.discovery import PluginHost
 from .sections import PluginsConfig, SecurityConfig, ServerConfig
-from .table_config import ITEMS, LIMITERS, TableConfig
+from .table import Table
+from .table_config import ITEMS, LIMITERS
 
 __all__ = ["configuration_schema", "options_schema"]
 
@@ -44,8 +45,8 @@ def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
     one = {"anyOf": [address, *transports]}
     server["properties"]["transport"] = {"anyOf": [one, {"type": "array", "items": one}]}
     server["properties"]["sampler"] = {"anyOf": [{"type": "string"}, *samplers]}
-    table = options_schema(TableConfig)
-    del table["properties"]["where"], table["properties"]["origin"]
+    table = options_schema(Table)
+    del table["properties"]["example"]
     of_table = {"anyOf": [{"type": "string"}, *map(_without_capacity, samplers)]}
     table["properties"] |= {"sampler": of_table, "remover": of_table}
     table["properties"]["rate_limiter"] = {"anyOf": [_typed(name, options) for name, (options, _) in LIMITERS.items()]}

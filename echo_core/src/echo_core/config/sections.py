@@ -93,7 +93,7 @@ class ServerConfig:
 
     sampler: PluginChoice
     transports: tuple[PluginChoice, ...] = ()
-    tables: tuple[Any, ...] = ()  # each is a table_config.TableConfig
+    tables: tuple[Any, ...] = ()  # each is a table.Table without its example
     batch_size: int | None = None
     num_buffers: int = 3
     lease_timeout: float = 10.0

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from ..base.errors import ConfigError
@@ -20,8 +23,9 @@ from ..store.steps.items import FrameStack, Items, Slices
 from ..store.steps.step_layout import Layout
 from ..store.steps.step_table import StepTable
 from ..store.steps.steps import Steps
+from .sections import PluginChoice
 
-__all__ = ["Table", "make_sampler"]
+__all__ = ["Table", "make_sampler", "placed"]
 
 MAX_CAPACITY = (1 << 31) - 1
 MAX_SEED = (1 << 128) - 1
@@ -32,6 +36,7 @@ A_SAMPLER = "a name such as 'uniform', a mapping {'type': name, ...}, or a Sampl
 OLDEST = "fifo"  # the built-in remover: it removes the oldest item and needs no installed sampler
 
 
+@dataclass(eq=False)
 class Table:
     """A description of a table, for `Server(tables=[...])`; `server.tables[name]` then is the table itself, a `ReplayTable`.
 
@@ -64,88 +69,110 @@ class Table:
         ConfigError: some arguments do not fit together; the message names the table.
     """
 
-    def __init__(
-        self,
-        name: str,
-        example: Any,
-        *,
-        capacity: int,
-        sampler: Sampler | str | Mapping[str, Any],
-        remover: Sampler | str | Mapping[str, Any] = OLDEST,
-        rate_limiter: RateLimiter | None = None,
-        max_times_sampled: int | None = None,
-        max_bytes: int | None = None,
-        beta: float | None = None,
-        seed: int | None = None,
-        storage: str | os.PathLike[str] | None = None,
-        policy_versions: bool = False,
-        max_policy_lag: int | None = None,
-        lag_weight: float = 1.0,
-        lease_timeout: float | None = None,
-        items: Items | None = None,
-        stack: FrameStack | Sequence[FrameStack] | None = None,
-    ) -> None:
+    name: str
+    example: Any = field(default=None, repr=False)
+    _: KW_ONLY
+    capacity: int
+    sampler: Sampler | str | Mapping[str, Any] | PluginChoice
+    remover: Sampler | str | Mapping[str, Any] | PluginChoice = OLDEST
+    rate_limiter: RateLimiter | None = None
+    max_times_sampled: int | None = None
+    max_bytes: int | None = None
+    beta: float | None = None
+    seed: int | None = None
+    storage: Path | str | None = None
+    policy_versions: bool = False
+    max_policy_lag: int | None = None
+    lag_weight: float = 1.0
+    lease_timeout: float | None = None
+    items: Items | None = None
+    stack: FrameStack | tuple[FrameStack, ...] | list[FrameStack] | None = None
+
+    def __post_init__(self) -> None:
+        self.where = self.origin = ""
+        if self.example is not None:
+            self._check()
+
+    def _check(self) -> None:
+        """Check what fits together, and derive `spec`, `rows` (items held at most), `layout`, `steps`, `limiter` and `lags`."""
+        name, items, max_policy_lag = self.name, self.items, self.max_policy_lag
         if not isinstance(name, str) or not 1 <= len(name) <= NAME_LIMIT or not name.isprintable():
             raise ConfigError(f"a table's name must be printable text of 1 to {NAME_LIMIT} characters, not {name!r}")
-        self.name = name
-        self.spec = example.step if isinstance(example, Steps) else Spec.from_example(example)
-        self.capacity = _whole(name, "capacity", capacity, 1, MAX_CAPACITY)
-        if max_bytes is not None:
-            rows = _whole(name, "max_bytes", max_bytes, 1, 1 << 62) // max(1, self.spec.sample_bytes)
+        self.spec = self.example.step if isinstance(self.example, Steps) else Spec.from_example(self.example)
+        self.rows = _whole(name, "capacity", self.capacity, 1, MAX_CAPACITY)
+        if self.max_bytes is not None:
+            rows = _whole(name, "max_bytes", self.max_bytes, 1, 1 << 62) // max(1, self.spec.sample_bytes)
             if rows < 1:
-                raise ConfigError(f"table {name!r}: max_bytes={max_bytes} is too small for one item of {self.spec.sample_bytes} bytes; raise it")
-            self.capacity = min(self.capacity, rows)
+                raise ConfigError(f"table {name!r}: max_bytes={self.max_bytes} is too small for one item of {self.spec.sample_bytes} bytes; raise it")
+            self.rows = min(self.rows, rows)
         self.layout: Layout | None = None
         self.steps = 0
         if items is not None:
-            self.layout, self.steps = _layout(name, self.spec, items, stack), self.capacity
+            self.layout, self.steps = _layout(name, self.spec, items, self.stack), self.rows
             needed = self.layout.lookback + self.layout.forward
             if self.steps < needed:
                 raise ConfigError(f"table {name!r}: one item has {needed} steps, more than capacity={self.steps}; raise capacity")
-            self.capacity = min(items.most(self.steps), MAX_CAPACITY)
-        elif stack is not None:
-            raise ConfigError(f"table {name!r}: stack={stack!r} needs consecutive steps; give the table items=NStep(...)")
-        self.limiter = MinSize(1) if rate_limiter is None else rate_limiter
+            self.rows = min(items.most(self.steps), MAX_CAPACITY)
+        elif self.stack is not None:
+            raise ConfigError(f"table {name!r}: stack={self.stack!r} needs consecutive steps; give the table items=NStep(...)")
+        self.limiter = MinSize(1) if self.rate_limiter is None else self.rate_limiter
         if not isinstance(self.limiter, RateLimiter):
-            raise ConfigError(f"table {name!r}: rate_limiter must be a RateLimiter such as MinSize(1), not {rate_limiter!r}")
-        if max_times_sampled is None:
-            max_times_sampled = 1 if self.limiter.once else 0
-        self.max_times_sampled = _whole(name, "max_times_sampled", max_times_sampled, 0, (1 << 31) - 1)
-        if isinstance(items, Slices) and items.by == "steps" and (self.max_times_sampled or _name_of(sampler) != EVENLY):
+            raise ConfigError(f"table {name!r}: rate_limiter must be a RateLimiter such as MinSize(1), not {self.rate_limiter!r}")
+        uses = (1 if self.limiter.once else 0) if self.max_times_sampled is None else self.max_times_sampled
+        self.uses = _whole(name, "max_times_sampled", uses, 0, (1 << 31) - 1)
+        if isinstance(items, Slices) and items.by == "steps" and (self.uses or _name_of(self.sampler) != EVENLY):
             raise ConfigError(
                 f"table {name!r}: Slices(by='steps') makes every slice equally likely, so it needs sampler={EVENLY!r} and no "
                 f"max_times_sampled; use these, or Slices(by='episodes')"
             )
-        if beta is not None and (isinstance(beta, bool) or not isinstance(beta, Real) or not 0 <= beta <= 1):
-            raise ConfigError(f"table {name!r}: beta must be from 0 to 1, not {beta!r}")
+        if self.beta is not None and (isinstance(self.beta, bool) or not isinstance(self.beta, Real) or not 0 <= self.beta <= 1):
+            raise ConfigError(f"table {name!r}: beta must be from 0 to 1, not {self.beta!r}")
         self.lags: Lags | None = None
         if max_policy_lag is not None:
             max_policy_lag = _whole(name, "max_policy_lag", max_policy_lag, 0, (1 << 63) - 1)
-        if isinstance(lag_weight, bool) or not isinstance(lag_weight, (int, float)) or not 0 < lag_weight <= 1:
-            raise ConfigError(f"table {name!r}: lag_weight must be above 0 and at most 1, not {lag_weight!r}")
-        if policy_versions or max_policy_lag is not None or lag_weight != 1:
-            self.lags = Lags(max_policy_lag, float(lag_weight))
+        if isinstance(self.lag_weight, bool) or not isinstance(self.lag_weight, (int, float)) or not 0 < self.lag_weight <= 1:
+            raise ConfigError(f"table {name!r}: lag_weight must be above 0 and at most 1, not {self.lag_weight!r}")
+        if self.policy_versions or max_policy_lag is not None or self.lag_weight != 1:
+            self.lags = Lags(max_policy_lag, float(self.lag_weight))
             if items is not None:
                 raise ConfigError(
                     f"table {name!r}: a table with items=... keeps no policy versions; make the version a leaf of the step, and leave out "
                     f"policy_versions, max_policy_lag and lag_weight"
                 )
-        if lease_timeout is not None:
-            if isinstance(lease_timeout, bool) or not isinstance(lease_timeout, (int, float)) or not 1e-3 <= lease_timeout <= 1e9:
-                raise ConfigError(f"table {name!r}: lease_timeout must be a number of seconds from 0.001 to 1e9, not {lease_timeout!r}")
-            if self.max_times_sampled != 1:
+        if self.lease_timeout is not None:
+            if isinstance(self.lease_timeout, bool) or not isinstance(self.lease_timeout, (int, float)) or not 1e-3 <= self.lease_timeout <= 1e9:
+                raise ConfigError(f"table {name!r}: lease_timeout must be a number of seconds from 0.001 to 1e9, not {self.lease_timeout!r}")
+            if self.uses != 1:
                 raise ConfigError(
                     f"table {name!r}: lease_timeout works only if items are sampled once; give the table rate_limiter=Queue(...) or max_times_sampled=1"
                 )
-        self.lease_timeout = lease_timeout
-        if seed is not None:
-            seed = _whole(name, "seed", seed, 0, MAX_SEED)
-        if storage is not None and not isinstance(storage, (str, os.PathLike)):
-            raise ConfigError(f"table {name!r}: storage must be the path of a new file, not {storage!r}")
-        for what, choice in (("sampler", sampler), ("remover", remover)):
+        if self.seed is not None:
+            self.seed = _whole(name, "seed", self.seed, 0, MAX_SEED)
+        if self.storage is not None and not isinstance(self.storage, (str, os.PathLike)):
+            raise ConfigError(f"table {name!r}: storage must be the path of a new file, not {self.storage!r}")
+        for what, choice in (("sampler", self.sampler), ("remover", self.remover)):
             if not isinstance(choice, (Sampler, str, Mapping)):
                 raise ConfigError(f"table {name!r}: {what} must be {A_SAMPLER}, not {choice!r}")
-        self.sampler, self.remover, self.beta, self.seed, self.storage = sampler, remover, beta, seed, storage
+
+    def for_example(self, example: Any) -> Table:
+        """This table of a configuration, for samples like `example`.
+
+        Raises:
+            ConfigError: something does not fit together; the message names the file. PluginError: sampler or remover is not installed.
+        """
+        with placed(self.where, self.origin):
+            return replace(self, example=example, sampler=self._checked(self.sampler), remover=self._checked(self.remover))
+
+    def check_plugins(self) -> None:
+        """Load the sampler and the remover that a configuration names, and check their options. Raises as `for_example`."""
+        self._checked(self.sampler)
+        self._checked(self.remover)
+
+    def _checked(self, choice: Any) -> Any:
+        if not isinstance(choice, PluginChoice):
+            return choice
+        checked = choice.checked(capacity=self.capacity)  # the table may have fewer rows, by max_bytes: it gives their number itself
+        return {"type": choice.type, **{key: value for key, value in checked.items() if key in choice.options}}
 
     @property
     def sampler_name(self) -> str | None:
@@ -160,18 +187,20 @@ class Table:
             OSError: the storage does not fit onto the disk, or a file of its path already exists.
             ConfigError: no batch could ever be drawn.
         """
+        if self.example is None:
+            raise ConfigError(f"table {self.name!r} has no example: Table({self.name!r}, example, ...)")
         host = host or discovery.default
-        sampler = make_sampler(self.sampler, host, self.capacity)
-        if sampler.storage != "replay" or sampler.capacity != self.capacity:
+        sampler = make_sampler(self.sampler, host, self.rows)
+        if sampler.storage != "replay" or sampler.capacity != self.rows:
             raise ConfigError(
                 f"table {self.name!r}: sampler {type(sampler).__name__} is for {sampler.capacity or 'a stream of'} samples, "
-                f"but the table holds {self.capacity}; give them the same capacity"
+                f"but the table holds {self.rows}; give them the same capacity"
             )
         remover: Sampler | None = None
         if sampler.evicts and not isinstance(self.remover, Sampler) and self.remover in (self.sampler_name, {"type": self.sampler_name}, self.sampler):
             remover = sampler
         elif self.remover != OLDEST:
-            remover = make_sampler(self.remover, host, self.capacity)
+            remover = make_sampler(self.remover, host, self.rows)
         owned = {id(one): one for one in (sampler, remover) if one is not None}
         for own in owned.values():
             if len(own) or _serves(own):
@@ -181,11 +210,11 @@ class Table:
                 )
         if remover is sampler and not sampler.evicts:
             raise ConfigError(f"table {self.name!r}: one {type(sampler).__name__} object cannot be both sampler and remover; give the table two objects")
-        reason = self.limiter.refusal(batch_size, self.capacity, sampler.replacement)
-        uses = self.max_times_sampled
+        reason = self.limiter.refusal(batch_size, self.rows, sampler.replacement)
+        uses = self.uses
         if reason is None and uses:
-            if uses * self.capacity < batch_size:
-                reason = f"{self.capacity} items of {uses} samples each are too few; raise capacity or max_times_sampled"
+            if uses * self.rows < batch_size:
+                reason = f"{self.rows} items of {uses} samples each are too few; raise capacity or max_times_sampled"
             elif self.limiter.samples_per_insert > uses and self.limiter.max_diff < float("inf"):
                 reason = f"{self.limiter} needs more samples of each item than max_times_sampled={uses} allows; raise it"
         if reason:
@@ -200,12 +229,12 @@ class Table:
             make: Callable[..., ReplayTable]
             make = partial(ReplayTable, self.name, self.spec) if self.layout is None else partial(StepTable, self.name, self.layout, self.steps)
             table = make(
-                self.capacity,
+                self.rows,
                 batch_size,
                 sampler,
                 remover,
                 self.limiter,
-                self.max_times_sampled,
+                self.uses,
                 self.seed,
                 0.4 if beta is None else beta,
                 descriptor,
@@ -221,15 +250,12 @@ class Table:
 
     def _reserve(self, descriptor: int, path: str | os.PathLike[str]) -> None:
         """Reserve the storage's space. Python does it, as the native code, which adds bytes for alignment, knows neither table name nor path."""
-        size = max(1, (self.steps or self.capacity) * self.spec.sample_bytes)
+        size = max(1, (self.steps or self.rows) * self.spec.sample_bytes)
         try:
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
             text = f"table {self.name!r}: {size / 2**30:.3g} GiB of storage do not fit ({error.strerror}); free disk space, or lower capacity or max_bytes"
             raise OSError(error.errno, text, os.fspath(path)) from None
-
-    def __repr__(self) -> str:
-        return f"Table({self.name!r}, capacity={self.capacity}, sampler={self.sampler!r})"
 
 
 def _gone(key: int, _: object) -> None:
@@ -242,7 +268,7 @@ def _serves(sampler: Sampler) -> bool:
     return known is not None and table is not None and known() is sampler and table() is not None
 
 
-def make_sampler(choice: Sampler | str | Mapping[str, Any], host: discovery.PluginHost, capacity: int | None = None) -> Sampler:
+def make_sampler(choice: object, host: discovery.PluginHost, capacity: int | None = None) -> Sampler:
     """Make a sampler from its name or description; with a `capacity`, one for a replay table.
 
     Raises:
@@ -264,7 +290,7 @@ def make_sampler(choice: Sampler | str | Mapping[str, Any], host: discovery.Plug
     return host.sampler_class(name)(**options)
 
 
-def _name_of(sampler: Sampler | str | Mapping[str, Any]) -> str | None:
+def _name_of(sampler: object) -> str | None:
     return sampler.get("type") if isinstance(sampler, Mapping) else sampler if isinstance(sampler, str) else None
 
 
@@ -279,3 +305,14 @@ def _whole(table: str, what: str, value: Any, least: int, most: int) -> int:
     if isinstance(value, bool) or not hasattr(type(value), "__index__") or not least <= value <= most:
         raise ConfigError(f"table {table!r}: {what} must be a whole number from {least} to {most}, not {value!r}")
     return int(value)
+
+
+@contextmanager
+def placed(where: str, origin: str) -> Iterator[None]:
+    """Add the place in the configuration to errors of code that does not know it. Errors that name a place already stay unchanged."""
+    try:
+        yield
+    except ConfigError as error:
+        if where.removesuffix(".stack") in str(error):
+            raise
+        raise ConfigError(": ".join(part for part in (origin, where, str(error)) if part)) from error

@@ -147,7 +147,8 @@ class GrpcAcceptor(Acceptor):
             self._server.stop(3600.0)
 
     def finish(self) -> None:
-        """End every call, and every thread."""
+        """End every call, and every thread; who watches the health is told first that it is over."""
+        self.health.wait_told(LINGER_SECONDS)
         if self._server is not None:
             self._server.stop(None).wait()
             # It knows our methods: as a cycle the two might be collected in a forked child, where its end is a crash.
@@ -199,6 +200,11 @@ class Health:
         with self._changed:
             self._draining = True
             self._changed.notify_all()
+
+    def wait_told(self, timeout: float) -> None:
+        """After `drain`: wait until whoever watches has been told."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._watching, timeout)
 
     def _service(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> str:
         """What is asked for. Of too many who do not say, the oldest is sent away."""
@@ -261,6 +267,7 @@ class Health:
         finally:
             with self._changed:
                 self._watching -= 1
+                self._changed.notify_all()
 
 
 def _arguments(options: GrpcListenOptions) -> list[tuple[str, Any]]:

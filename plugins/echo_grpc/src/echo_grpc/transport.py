@@ -12,23 +12,20 @@ from echo_core.client.client import Client
 from echo_core.security import tls
 from echo_core.security.tokens import check_exposure
 from echo_core.wire.channel import ChannelTransport
-from echo_core.wire.channel.connection import ChannelConnection
 from echo_core.wire.transport import Finding
 
 from . import follows_forks, talkative
-from .listener import GrpcListener
 from .message import MAX_MESSAGE_BYTES
 from .options import GrpcConnectOptions, GrpcListenOptions
 from .service import METHOD, GrpcAcceptor
 from .stream import GrpcChannel, Outbox, in_this_process
-from .window import GrpcUplink
+from .window import GrpcConnection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from echo_core.spec.spec import Spec
-    from echo_core.wire.sink import Sink
-    from echo_core.wire.transport import Connection, Listener
+    from echo_core.wire.transport import Connection
 
 __all__ = ["GrpcClient", "GrpcTransport", "GrpcsTransport"]
 
@@ -50,9 +47,6 @@ class GrpcTransport(ChannelTransport):
     ConnectOptions = GrpcConnectOptions
     _hung_up: ClassVar[str] = "as a learner with TLS does (grpcs://)"
 
-    def listen(self, sink: Sink) -> Listener:
-        return GrpcListener.on(self.bind(), sink, self.options)
-
     def bind(self) -> GrpcAcceptor:
         options = self.options
         check_exposure(options.host, options.auth, options.allow_insecure)
@@ -60,8 +54,7 @@ class GrpcTransport(ChannelTransport):
 
     @classmethod
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
-        chosen = cls.connect_options(address, options)
-        return ChannelConnection(cls.dial, address, spec, chosen, lambda: GrpcUplink(cls.dial, address, spec, chosen))
+        return GrpcConnection(cls.dial, address, spec, cls.connect_options(address, options))
 
     @classmethod
     def findings(cls) -> Iterable[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from echo_core.wire.channel.connection import ChannelConnection
 from echo_core.wire.channel.uplink import Uplink
 from echo_core.wire.channel.window import Entry, Window
 from echo_core.wire.gather import Chunk
@@ -15,7 +16,7 @@ from .message import ENVELOPE_BYTES, PIECE_BYTES, Message, envelope
 if TYPE_CHECKING:
     from echo_core.spec.pytree.flattener import Flattener
 
-__all__ = ["GrpcUplink"]
+__all__ = ["GrpcConnection"]
 
 LARGE_BYTES = 256 << 10  # samples of more share a message of at most ...
 CACHED_BYTES = (2 << 20) + (64 << 10)  # ... so much: it passes through several buffers at either end, of which a core's cache keeps some
@@ -39,7 +40,7 @@ class MessageWindow(Window):
 
     def encode(self, entries: list[Entry], flags: int) -> Iterator[Any]:
         entry = entries[0]
-        length = HEADER_BYTES + entry.count * self._sample_bytes
+        length = HEADER_BYTES + entry.count * self.sample_bytes
         if len(entries) == 1 and length <= PIECE_BYTES and isinstance(entry.data, Chunk):
             header = pack_header(Kind.DATA, flags=flags, count=entry.count, seq=entry.first, length=length - HEADER_BYTES)
             whole = entry.data.framed(envelope(length) + header)
@@ -53,5 +54,11 @@ class GrpcUplink(Uplink):
     """See `echo_core.wire.channel.uplink.Uplink`."""
 
     def make_window(self) -> Window:
-        options = self._options
-        return MessageWindow(self._spec.flattener, options.window_bytes, options.max_inflight_msgs, options.max_coalesced_bytes)
+        options = self.options
+        return MessageWindow(self.spec.flattener, options.window_bytes, options.max_inflight_msgs, options.max_coalesced_bytes)
+
+
+class GrpcConnection(ChannelConnection):
+    """See `echo_core.wire.channel.connection.ChannelConnection`."""
+
+    uplink_type = GrpcUplink

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import EchoTimeoutError
 from echo_core.wire.channel.connection import ChannelConnection
-from echo_core.wire.channel.link import Link, Work
+from echo_core.wire.channel.link import Link
 from echo_core.wire.channel.uplink import Uplink
 
 from . import _ucx, library
-from .channel import RdmaChannel, dial
+from .channel import RdmaChannel
 from .lanes import is_rdma
 
 if TYPE_CHECKING:
     from echo_core.base.address import Address
     from echo_core.spec.spec import Spec
+    from echo_core.wire.channel import Channel
 
     from .options import RdmaConnectOptions
 
@@ -51,46 +52,39 @@ def is_near(lanes: tuple[str, ...]) -> bool:
 class RdmaUplink(Uplink):
     """See `echo_core.wire.channel.uplink.Uplink`."""
 
-    window: _ucx.Window  # type: ignore[assignment]
+    window: _ucx.Window
 
-    def __init__(self, address: Address, spec: Spec, options: RdmaConnectOptions) -> None:
-        self.lanes: tuple[str, ...] = ()
-        super().__init__(dial, address, spec, options)
+    lanes: tuple[str, ...] = ()
 
-    def make_window(self) -> Any:
-        options = self._options
-        most = min(options.max_inflight_msgs, options.window_bytes // max(1, self._spec.sample_bytes))
-        return _ucx.Window(self._spec, max(1, most), options.max_coalesced_bytes)
+    def make_window(self) -> _ucx.Window:
+        options = self.options
+        most = min(options.max_inflight_msgs, options.window_bytes // max(1, self.spec.sample_bytes))
+        return _ucx.Window(self.spec, max(1, most), options.max_coalesced_bytes)
 
     def dial(self, seconds: float) -> RdmaChannel:
         channel = super().dial(seconds)
         assert isinstance(channel, RdmaChannel)
-        if self._options.role == "worker":
+        if self.options.role == "worker":
             self.window.attach(channel.wire)  # before the learner's first credit can come
         return channel
 
-    def _resume(self, link: Link, incarnation: str, header: Any) -> None:
+    def on_connected(self, link: Link) -> None:
         assert isinstance(link.channel, RdmaChannel)
         self.lanes = link.channel.lanes
-        self.window.message_bytes = message_bytes(self.lanes, self._spec.sample_bytes)
+        self.window.message_bytes = message_bytes(self.lanes, self.spec.sample_bytes)
         self.window.near = is_near(self.lanes)
-        super()._resume(link, incarnation, header)
 
-    def _lost(self, link: Link, error: Exception) -> None:
+    def on_lost(self, link: Link) -> None:
         self.window.detach()
-        super()._lost(link, error)
 
     def connecting(self) -> str:
         settings = library.settings_shown()
         return super().connecting() + (f"; UCX is told {settings}" if settings else "")
 
-    def _work(self) -> Work | None:
-        return None
-
-    def wait(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
+    def wait_progress(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
         self.window.watch(1)
         try:
-            super().wait(ready, seconds, waiting)
+            super().wait_progress(ready, seconds, waiting)
         finally:
             self.window.watch(-1)
 
@@ -98,41 +92,39 @@ class RdmaUplink(Uplink):
 class RdmaConnection(ChannelConnection):
     """See `echo_core.wire.transport.Connection`. Connects when it is made; raises as `ChannelConnection`."""
 
-    _uplink: RdmaUplink
+    uplink_type = RdmaUplink
+    uplink: RdmaUplink
 
-    def __init__(self, address: Address, spec: Spec, options: RdmaConnectOptions) -> None:
-        super().__init__(dial, address, spec, options, uplink=lambda: RdmaUplink(address, spec, options))
-        window = self._uplink.window
-        window.connect(*map(weakref.WeakMethod, (self._send_slowly, self._send_batch_slowly)))
+    def __init__(self, dial: Callable[[Address, Any, float], Channel], address: Address, spec: Spec, options: RdmaConnectOptions) -> None:
+        super().__init__(dial, address, spec, options)
+        window = self.uplink.window
+        window.connect(*map(weakref.WeakMethod, (self.send_waiting, self._send_batch_waiting)))
         # Bound once: a method in between would cost a third of a small send.
         self.send = window.send  # type: ignore[method-assign]
         self.send_batch = window.send_batch  # type: ignore[method-assign]
 
-    def _send_slowly(self, sample: Any, timeout: float | None) -> None:
-        self._send(0, sample, timeout)
-
-    def _send_batch_slowly(self, samples: Any, timeout: float | None) -> None:
+    def _send_batch_waiting(self, samples: Any, timeout: float | None) -> None:
         super().send_batch(samples, timeout)
 
     def reserve(self, timeout: float | None = None) -> None:
         """The native window has no memory to lend: it keeps samples as they are given to it."""
 
     def flush(self, timeout: float | None = None) -> None:
-        self._check()
-        up, seconds, start = self._uplink, self._seconds(timeout), time.monotonic()
+        self.check()
+        up, seconds, start = self.uplink, self.seconds(timeout), time.monotonic()
         target = up.window.taken
         while not up.window.wait_sent(target, min(SLICE_SECONDS, seconds)):
-            self._check()
+            self.check()
             if time.monotonic() - start >= seconds:
-                with self._lock:
+                with up.gate.lock:
                     raise EchoTimeoutError(f"flush() waits for {up.learner()} to read; gave up after {seconds:g} s; {up.advice()}")
 
     def stats(self) -> dict[str, Any]:
         """Beside what every connection counts: messages (that carried the samples), lanes."""
         stats = super().stats()
-        figures = self._uplink.window.figures()
+        figures = self.uplink.window.figures()
         stats["bytes_sent"] += figures["bytes"]
         stats["send_blocked"] += figures["blocked"]
         stats["messages"] = figures["messages"]
-        stats["lanes"] = ", ".join(self._uplink.lanes)
+        stats["lanes"] = ", ".join(self.uplink.lanes)
         return stats

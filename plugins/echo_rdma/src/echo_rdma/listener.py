@@ -32,7 +32,7 @@ class RdmaServed(ServedClient):
     """One client; a worker's samples are the intake's."""
 
     listener: RdmaListener
-    _intake_of_samples: _ucx.Intake | None = None
+    intake: _ucx.Intake | None = None  # of samples
     _settled = {"inserted": 0, "duplicates": 0, "bytes": 0, "messages": 0, "direct": 0, "shown": 0}  # replaced, never changed
     _before = 0  # samples of the session from earlier connections
 
@@ -40,18 +40,18 @@ class RdmaServed(ServedClient):
         super().__init__(listener, channel)
         channel.refusal = lambda text: ServerHandshake(listener.sink.spec, (), listener.sink.incarnation).refuse("rdma", text)
 
-    def _read(self, link: Link) -> None:
+    def read_frames(self, link: Link) -> None:
         if self.peer.role != "worker":
-            super()._read(link)
+            super().read_frames(link)
             return
-        channel, options = self._channel, self.listener.options
+        channel, options = self.channel, self.listener.options
         assert isinstance(channel, RdmaChannel)
-        session = self._session
+        session = self.session
         direct = receiver_reads(channel.lanes)
         self._before = session.inserted
-        self._intake_of_samples = intake = _ucx.Intake(channel.wire, self._sink.native, session.committed, options.credit_bytes, direct)
+        self.intake = intake = _ucx.Intake(channel.wire, self.sink.native, session.committed, options.credit_bytes, direct)
         try:
-            super()._read(link)
+            super().read_frames(link)
         finally:
             intake.stop()
             figures = intake.figures()
@@ -60,26 +60,26 @@ class RdmaServed(ServedClient):
                 session.inserted = self._before + figures["inserted"]
             self.settle()
 
-    def _data(self, link: Link, header: Header) -> None:
+    def on_samples(self, link: Link, header: Header) -> None:
         raise ProtocolError("samples do not travel on the stream of rdma://; install the same echo-rdma at both ends")
 
     def settle(self) -> None:
         """Count what has come since the last time."""
-        if self._intake_of_samples is None:
+        if self.intake is None:
             return
         with self.listener.settling:
-            figures = self._intake_of_samples.figures()
+            figures = self.intake.figures()
             more = {name: figures[name] - last for name, last in self._settled.items()}
             self._settled = {name: figures[name] for name in more}
         for name, some in more.items():
             self.listener.count(COUNTED.get(name, name), some)
 
     def refresh(self) -> None:
-        intake, link = self._intake_of_samples, self.link
+        intake, link = self.intake, self.link
         if intake is not None and link is not None:
             figures = intake.figures()
             waiting = figures["waiting_since"]
-            self._waiting_since = waiting / 1e9 if waiting else 0.0
+            self.waiting_since = waiting / 1e9 if waiting else 0.0
             if figures["inserted"] != self.peer.samples - self._before:
                 self.peer.samples = self._before + figures["inserted"]
                 link.heard_at = time.monotonic()
@@ -88,7 +88,7 @@ class RdmaServed(ServedClient):
             self.peer.bytes += figures["bytes"]
 
     def stop(self, until: float) -> None:
-        intake = self._intake_of_samples
+        intake = self.intake
         # What waits for space waits in vain: whoever closes the learner takes no more batches.
         end = min(until, time.monotonic() + FAREWELL_SECONDS)
         while intake is not None and not intake.idle and not intake.figures()["waiting_since"] and time.monotonic() < end:
@@ -105,30 +105,24 @@ class RdmaListener(ChannelListener):
     """See `echo_core.wire.transport.Listener`; made by `RdmaTransport.listen`."""
 
     served = RdmaServed
+    counters = (*ChannelListener.counters, "messages", "direct", "shown")
     options: RdmaListenOptions
-    _acceptor: RdmaAcceptor
+    acceptor: RdmaAcceptor
 
     def __init__(self, acceptor: RdmaAcceptor, sink: Sink, options: RdmaListenOptions) -> None:
         self.settling = threading.Lock()
         super().__init__(acceptor, sink, options)
-        with self._lock:
-            self._counts |= {"messages": 0, "direct": 0, "shown": 0}
 
     def stats(self) -> dict[str, float | int]:
         """Beside what every listener counts: messages (that carried the samples), direct (samples received straight into their slots), shown (samples
         copied there from memory of a worker on this machine), restarts (of UCX, because its queue in shared memory stood still), and
         for each transport how many clients it carries: "lane_tcp", "lane_rc_mlx5", ..."""
-        served: list[Any] = self._served()  # RdmaServed, over RdmaChannel
+        served: list[Any] = self.serving()  # RdmaServed, over RdmaChannel
         for client in served:
             client.settle()
         counts = super().stats()
-        counts["restarts"] = self._acceptor.restarts
+        counts["restarts"] = self.acceptor.restarts
         for client in served:
-            channel = client._channel
-            for name in {lane.partition("/")[0] for lane in channel.lanes}:
+            for name in {lane.partition("/")[0] for lane in client.channel.lanes}:
                 counts[f"lane_{name}"] = counts.get(f"lane_{name}", 0) + 1
         return counts
-
-    def close(self, timeout: float | None = None) -> None:
-        super().close(timeout)
-        self._acceptor.finish()

@@ -42,7 +42,7 @@ class RdmaTransport(ChannelTransport):
     def listen(self, sink: Sink) -> Listener:
         from .listener import RdmaListener
 
-        return RdmaListener(self.bind(), sink, self.options)
+        return RdmaListener.on(self.bind(), sink, self.options)
 
     def bind(self) -> RdmaAcceptor:
         options = self.options
@@ -55,7 +55,7 @@ class RdmaTransport(ChannelTransport):
         from .connection import RdmaConnection
 
         check_family(address.endpoint[0])
-        return RdmaConnection(address, spec, cls.connect_options(address, options))
+        return RdmaConnection(cls.dial, address, spec, cls.connect_options(address, options))
 
     @classmethod
     def findings(cls) -> Iterable[Finding]:

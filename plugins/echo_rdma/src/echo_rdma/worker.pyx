@@ -28,7 +28,7 @@ cdef enum:
 
 @cython.final
 cdef class Window:
-    """Keeps samples until they are acknowledged. It does what `echo_core.wire.channel.window.Window` does, for samples that the engine sends.
+    """Keeps samples until they are acknowledged, as `echo_core.wire.channel.window.SampleWindow` describes, for samples that the engine sends.
 
     Args:
         spec: of the samples.
@@ -154,10 +154,6 @@ cdef class Window:
         return ""
 
     @property
-    def gatherer(self):
-        return self
-
-    @property
     def taken(self) -> int:
         return self.window.get().figures().taken if self.generation == generation else 0
 
@@ -168,9 +164,8 @@ cdef class Window:
     def has_room(self, uint64_t count) -> bool:
         return self.window.get().has_room(count)
 
-    def next_entries(self) -> list:
+    def next_frame(self) -> None:
         """Always None, because samples do not travel over the stream."""
-        return []
 
     def acknowledge(self, number) -> None:
         """The engine has already done this; the uplink now wakes the callers that wait for it."""

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import EchoTimeoutError
 from echo_core.wire.channel.connection import ChannelConnection
 
 from ._reserve import Reserved, idle, reserve
-from .sockets import dial
 from .uplink import PUMP_SECONDS, ShmUplink
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from echo_core.base.address import Address
     from echo_core.spec.spec import Spec
+    from echo_core.wire.channel import Channel
 
     from .options import ShmConnectOptions
 
@@ -36,16 +37,17 @@ class ShmConnection(ChannelConnection):
         EchoError: its memory cannot be mapped, and why.
     """
 
-    _uplink: ShmUplink
+    uplink_type = ShmUplink
+    uplink: ShmUplink
 
-    def __init__(self, address: Address, spec: Spec, options: ShmConnectOptions) -> None:
-        super().__init__(dial, address, spec, options, uplink=partial(ShmUplink, spec, address, options))
-        up = self._uplink
+    def __init__(self, dial: Callable[[Address, Any, float], Channel], address: Address, spec: Spec, options: ShmConnectOptions) -> None:
+        super().__init__(dial, address, spec, options)
+        up = self.uplink
         self._direct = up.direct
         called: tuple[Any, ...] = (self._send_kept, self._send_batch, self._rest, up.give_up)
         up.direct.connect(*(weakref.WeakMethod(method) for method in called))
         try:
-            with self._lock:
+            with up.gate.lock:
                 up.wait(lambda: up.settled, options.timeout, lambda: f"worker {os.getpid()} waits for the store of {address}")
         except BaseException:
             self.close(0)
@@ -61,53 +63,25 @@ class ShmConnection(ChannelConnection):
         self._direct.send_batch(samples, timeout)
 
     def _send_kept(self, sample: Any, timeout: float | None) -> None:
-        self._check()
-        self._check_role()
-        if not self._direct.ready and self._uplink.catch_up():
+        self.check()
+        self.check_role()
+        if not self._direct.ready and self.uplink.catch_up():
             self._direct.send(sample, timeout)
         else:
-            self._take(1, self._flattener.tobytes(sample), timeout)
+            self.take(1, self.spec.flattener.tobytes(sample), timeout)
 
     def _send_batch(self, samples: Any, timeout: float | None) -> None:
-        self._check()  # first of all: in a forked child whatever has a lock would wait for a thread that is not there
-        if not self._direct.ready and self._uplink.catch_up():
+        self.check()  # first of all: in a forked child whatever has a lock would wait for a thread that is not there
+        if not self._direct.ready and self.uplink.catch_up():
             self._direct.send_batch(samples, timeout)
         else:
             super().send_batch(samples, timeout)
 
-    def _take(self, count: int, data: bytes, timeout: float | None) -> None:
-        up = self._uplink
-        super()._take(count, data, timeout)
-        with self._lock:
-            # Before its caller can send the next one: that must not get past this one. The store may have come back while we waited
-            # for room, so that nothing said earlier about the way being closed is worth anything now.
-            if up.window.acknowledged != up.window.taken:
-                up.direct.open(False)
-                up.start_pump()
-
-    def _wait_for_room(self, count: int, seconds: float, who: str = "send") -> None:
-        up = self._uplink
-        if not up.has_room(count):
-            self._blocked += 1
-            waiting = lambda: f"{who}() waits for {up.learner()} to take the samples under way"  # noqa: E731
-            up.wait_for_lane(lambda: up.closing or up.has_room(count), seconds, waiting)
-        self._check()
-
     def _rest(self, count: int, data: bytes) -> None:
         """What is left of a batch that was begun: taken without regard to the window's bounds."""
-        up = self._uplink
-        self._check()
-        with self._lock:
-            up.direct.open(False)
-            up.start_pump()
-            up.window.add(count, data)
-            up.gate.work.notify_all()
-
-    def wait(self, timeout: float | None = None) -> None:
-        self._check()
-        up = self._uplink
-        with self._lock:
-            up.wait_delivered(self._seconds(timeout), lambda: f"wait() waits for {up.learner()} to acknowledge", up.taken())
+        self.check()
+        with self.uplink.gate.lock:
+            self.uplink.add(count, data)
 
     def reserve(self, timeout: float | None = None) -> Reserved | None:
         """A slot in the learner's store, to be filled in place; see `Reserved`. None: the learner does not share its store with this worker.
@@ -116,13 +90,13 @@ class ShmConnection(ChannelConnection):
             EchoTimeoutError: the store stayed full. ConnectionClosedError, ClosedError: the learner or this connection is gone.
             EchoError: all reservations are in use.
         """
-        self._check()
-        up, seconds, start = self._uplink, self._seconds(timeout), time.monotonic()
+        self.check()
+        up, seconds, start = self.uplink, self.seconds(timeout), time.monotonic()
         up.watch_dropped()
         while (slot := reserve(self._direct)) is None:
-            self._check()
+            self.check()
             left = start + seconds - time.monotonic()
-            with self._lock:
+            with up.gate.lock:
                 if up.settled and up.mode != "direct" and up.link is not None:
                     return None
                 given_up = self._direct.ready and not idle(self._direct)
@@ -138,12 +112,8 @@ class ShmConnection(ChannelConnection):
     def stats(self) -> dict[str, Any]:
         """Beside what every connection counts: direct_samples (put by send() itself), revoked, mode."""
         stats = super().stats()
-        direct, up = self._direct, self._uplink
-        with self._lock:
-            put, laned = direct.samples - direct.pumped, int(direct.under_way())
-        stats["samples"] += put
-        stats["acknowledged"] += put - laned
-        stats["unacknowledged"] += laned
+        direct, up = self._direct, self.uplink
+        put = direct.samples - direct.pumped
         stats["bytes_sent"] += direct.samples * self.spec.sample_bytes
         stats["send_blocked"] += direct.blocked
         stats["direct_samples"], stats["revoked"] = max(0, put), direct.revoked

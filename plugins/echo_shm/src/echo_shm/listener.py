@@ -170,7 +170,7 @@ class ShmListener(ChannelListener, ShmHost):
         writer.reap()
 
     def _hang_up(self, writer: Writer) -> None:
-        for client in self._served():
+        for client in self.serving():
             if isinstance(client, ShmServed) and client.writer is writer and client.link is not None:
                 client.link.fail(ConnectionClosedError("its process is gone"))
 

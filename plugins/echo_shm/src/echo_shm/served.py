@@ -8,8 +8,8 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import ConnectionClosedError, ProtocolError, SecurityError
-from echo_core.wire.channel.link import Work
 from echo_core.wire.channel.served import STREAMING_SECONDS, Host, ServedClient
+from echo_core.wire.channel.subscription import WeightsOffer
 from echo_core.wire.protocol import Kind, frame, pack_request
 
 from .lanes import Lane
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from echo_core.store.shared.shared_store import SharedStore
     from echo_core.wire.channel.link import Link
     from echo_core.wire.channel.sessions import Session
-    from echo_core.wire.protocol import Blob, Buffer, Header
+    from echo_core.wire.protocol import Blob, Buffer
 
     from .board import Board
     from .options import ShmListenOptions
@@ -81,16 +81,13 @@ class ShmServed(ServedClient):
     _counted = 0  # samples put directly, when the state was last looked at
     _counted_at = 0.0
 
-    def _serve(self) -> None:
-        try:
-            super()._serve()
-        finally:
-            if self.writer is not None:
-                self.listener.left(self.writer)
+    def ended(self) -> None:
+        if self.writer is not None:
+            self.listener.left(self.writer)
 
-    def _read(self, link: Link) -> None:
+    def read_frames(self, link: Link) -> None:
         try:
-            super()._read(link)
+            super().read_frames(link)
         finally:
             if self.lane is not None and self._end_lane(self.lane):
                 raise ProtocolError(LANE_BROKEN)
@@ -99,10 +96,10 @@ class ShmServed(ServedClient):
         """Copy what is whole, as far as there is space. Whether the worker broke its lane."""
         while not lane.finish(timeout=FINISH_SECONDS):
             pass
-        with self._session.lock:
-            self._session.inserted += lane.samples
-            self.peer.samples = self._session.inserted
-        self.listener.lane_ended(self._session, lane)
+        with self.session.lock:
+            self.session.inserted += lane.samples
+            self.peer.samples = self.session.inserted
+        self.listener.lane_ended(self.session, lane)
         return lane.broken
 
     def evict(self, timeout: float) -> None:
@@ -115,13 +112,13 @@ class ShmServed(ServedClient):
             self.lane.finish(timeout=max(0.0, until - time.monotonic()))
         super().stop(until)
 
-    def _control(self, link: Link, header: Header, payload: Buffer) -> None:
-        super()._control(link, header, payload)
+    def answer_request(self, number: int, payload: Buffer) -> None:
+        super().answer_request(number, payload)
         with self.gate.lock:
             # Descriptors are taken in the order in which they were given: that of the board must not overtake the answer to `shm/attach`.
             self._answered = self.writer is not None or self.lane is not None
 
-    def _answer(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
+    def on_request(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
         if self.lane is not None and not op.startswith("shm/"):
             self.lane.catch_up(lambda: self.link is None or self.link.error is not None)  # requests follow the samples sent before them
         if op == "shm/attach":
@@ -135,11 +132,9 @@ class ShmServed(ServedClient):
             self.listener.give_up(record)
             return {}, b""
         if op == "shm/again":
-            with self.gate.lock:
-                self._on_the_way = 0
-                self.gate.work.notify_all()
+            self.offer_weights_again()
             return {}, b""
-        return super()._answer(op, body, blob)
+        return super().on_request(op, body, blob)
 
     def _attach(self, body: dict[str, Any]) -> dict[str, Any]:
         wanted: Any = body.get("records")
@@ -147,8 +142,8 @@ class ShmServed(ServedClient):
         sane = type(wanted) is int and 1 <= wanted <= 65 and type(rows) is int and rows >= 1
         if not sane or self.writer is not None or self.lane is not None:
             raise ProtocolError(f"{wanted!r} records and {rows!r} rows cannot be had")
-        channel: UnixChannel = self._channel  # type: ignore[assignment]
-        former = self.listener.lanes.get(self._session)
+        channel: UnixChannel = self.channel  # type: ignore[assignment]
+        former = self.listener.lanes.get(self.session)
         if former is not None and not former.ended:
             # Two copiers would insert samples twice; it comes again.
             assert self.link is not None
@@ -156,7 +151,7 @@ class ShmServed(ServedClient):
             return {}
         shared = self.listener.shared
         if body.get("mode") == "direct" and shared is not None:
-            self.writer = self.listener.admit(channel.pid, wanted, self._session, self.peer.name)
+            self.writer = self.listener.admit(channel.pid, wanted, self.session, self.peer.name)
             if self.writer is not None:
                 try:
                     channel.give(shared.fd)
@@ -165,13 +160,13 @@ class ShmServed(ServedClient):
                     self.writer.handed_over()
                 return {"mode": "direct", "records": self.writer.records}
         try:
-            lane = Lane(self._sink, self.listener.options.lane_bytes, rows)
+            lane = Lane(self.sink, self.listener.options.lane_bytes, rows)
             self._begin(lane, channel)
         except (OSError, MemoryError, RuntimeError) as error:  # RuntimeError: no more threads
             # Its text: a handler that keeps records would keep the error's frames, and with them the lane.
             log.warning("worker %s gets no lane of %s, its samples come over the socket: %s", self.peer.name, self.listener.address, str(error))
             return {"mode": "socket"}
-        self.lane = self.listener.lanes[self._session] = lane
+        self.lane = self.listener.lanes[self.session] = lane
         return {"mode": "private", "rows": lane.rows}
 
     def _begin(self, lane: Lane, channel: UnixChannel) -> None:
@@ -190,17 +185,13 @@ class ShmServed(ServedClient):
         assert self.link is not None
         self.link.fail(ProtocolError(LANE_BROKEN) if broken else ConnectionClosedError("the store is closed"))
 
-    def _work(self) -> Work | None:
+    def offer_weights(self, held: int) -> WeightsOffer | None:
+        """Where the newest version lies, for a worker that can read it there; with the memory itself, if the worker has not got that yet."""
         notice = self.listener.board.newest
-        due = self._subscribed and not self._on_the_way and self._chunks is None and not self._ack_due
         reads = self._answered and (self.writer is not None or self.listener.board.sealed)
-        if not reads or notice is None or not due or notice.version <= self._held:
-            return super()._work()
-        return self._notice()
-
-    def _notice(self) -> Work | None:
-        """Where the newest version lies; with the memory itself, if it has not got that yet."""
-        channel: UnixChannel = self._channel  # type: ignore[assignment]
+        if not reads or notice is None or notice.version <= held:
+            return super().offer_weights(held)
+        channel: UnixChannel = self.channel  # type: ignore[assignment]
         with self.listener.publishing:
             notice, fd = self.listener.board.newest, self.listener.board.fd
             if notice is None:
@@ -208,16 +199,14 @@ class ShmServed(ServedClient):
             new = notice.generation != self._generation
             if new:
                 channel.give(fd)
-        self._generation, self._on_the_way = notice.generation, notice.version
-        return [frame(Kind.CONTROL, pack_request("shm/weights", notice._asdict() | {"new": new}), seq=WEIGHTS)], 0
+        self._generation = notice.generation
+        frames: list[list[Buffer]] = [[frame(Kind.CONTROL, pack_request("shm/weights", notice._asdict() | {"new": new}), seq=WEIGHTS)]]
+        return WeightsOffer(notice.version, iter(frames))
 
-    def _receipt(self, version: int, digest: int) -> None:
+    def fits(self, sent: int, version: int) -> bool:
+        """A worker that reads the board takes what is newest by then, if that is newer than what it was told of."""
         newest = self.listener.board.newest
-        with self.gate.lock:
-            # A worker that reads the board takes what is newest by then, if that is newer than what it was told of.
-            if self._on_the_way and self._chunks is None and newest is not None and self._on_the_way < version <= newest.version:
-                self._on_the_way = version
-        super()._receipt(version, digest)
+        return version == sent or (newest is not None and sent < version <= newest.version)
 
     def refresh(self) -> None:
         super().refresh()
@@ -227,14 +216,10 @@ class ShmServed(ServedClient):
         samples, now = way.samples, time.monotonic()
         if samples != self._counted:
             self._counted, self._counted_at = samples, now
-        self.peer.samples = self._session.inserted + samples
-        self.peer.bytes += samples * self._sink.spec.sample_bytes
+        self.peer.samples = self.session.inserted + samples
+        self.peer.bytes += samples * self.sink.spec.sample_bytes
         waiting = way.waiting
         if waiting:
-            self._show("waiting for space", now - waiting)
+            self.show("waiting for space", now - waiting)
         elif now < self._counted_at + STREAMING_SECONDS:
-            self._show("streaming", self._counted_at)
-
-    def _show(self, state: str, since: float) -> None:
-        if state != self.peer.state:
-            self.peer.state, self.peer.state_since = state, since
+            self.show("streaming", self._counted_at)

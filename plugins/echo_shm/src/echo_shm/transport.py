@@ -11,7 +11,7 @@ from echo_core.store.store_memory import StoreMemory
 from echo_core.wire.transport import Connection, Transport
 
 from .options import ShmConnectOptions, ShmListenOptions
-from .sockets import UnixAcceptor
+from .sockets import UnixAcceptor, dial
 
 if TYPE_CHECKING:
     from echo_core.spec.spec import Spec
@@ -47,13 +47,13 @@ class ShmTransport(Transport):
     def listen(self, sink: Sink) -> ShmListener:
         from .listener import ShmListener
 
-        return ShmListener(UnixAcceptor(self.options.path, self.options.other_users), sink, self.options)
+        return ShmListener.on(UnixAcceptor(self.options.path, self.options.other_users), sink, self.options)
 
     @classmethod
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
         from .connection import ShmConnection
 
-        return ShmConnection(address, spec, cls.connect_options(address, options))
+        return ShmConnection(dial, address, spec, cls.connect_options(address, options))
 
 
 class ShmClient(Client):

@@ -24,11 +24,13 @@ from echo_core.wire.protocol import REPLY, Buffer, Header, Kind, frame, pack_req
 
 from ._direct import Direct, Mapping
 from .board import Notice, Reader
-from .sockets import UnixChannel, dial
+from .sockets import UnixChannel
 
 if TYPE_CHECKING:
     from echo_core.base.address import Address
     from echo_core.spec.spec import Spec
+    from echo_core.wire.channel import Channel
+    from echo_core.wire.channel.window import Window
 
     from .options import ShmConnectOptions
 
@@ -71,8 +73,9 @@ class ShmUplink(Uplink):
     """
 
     direct: Direct
+    window: Window
 
-    def __init__(self, spec: Spec, address: Address, options: ShmConnectOptions) -> None:
+    def __init__(self, dial: Callable[[Address, Any, float], Channel], address: Address, spec: Spec, options: ShmConnectOptions) -> None:
         self.settled = False
         self.attached = False
         self.mode = "socket"
@@ -88,21 +91,19 @@ class ShmUplink(Uplink):
 
     # ------------------------------------------------------------------------ getting the store
 
-    def _resume(self, link: Link, incarnation: str, header: Header) -> None:
-        super()._resume(link, incarnation, header)
-        with self.gate.lock:
-            if self._asks is None:
-                self.settled = True
-            else:
-                link.post(frame(Kind.CONTROL, pack_request("shm/attach", {**self._asks, "rows": self.window.most}), seq=ATTACH))
+    def on_connected(self, link: Link) -> None:
+        if self._asks is None:
+            self.settled = True
+        else:
+            link.post(frame(Kind.CONTROL, pack_request("shm/attach", {**self._asks, "rows": self.window.most}), seq=ATTACH))
 
-    def _control(self, link: Link, header: Header, payload: Buffer) -> None:
+    def on_control(self, link: Link, header: Header, payload: Buffer) -> None:
         if header.flags & REPLY and header.seq == ATTACH:
             self._attach(link, payload)
         elif header.seq == WEIGHTS:
             self._weights_put(link, payload)
         else:
-            super()._control(link, header, payload)
+            super().on_control(link, header, payload)
             if header.seq == SAID:  # a record that was given up may be idle now, for which `reserve` waits
                 with self.gate.lock:
                     self.gate.changed.notify_all()
@@ -168,19 +169,18 @@ class ShmUplink(Uplink):
                 os.close(fd)
         whole = self._board.copy(notice.version) if self._board is not None else None
         if whole is not None:
-            self._hold(link, *whole)
+            self.hold_weights(link, *whole)
             return
         with self.gate.lock:
             link.post(frame(Kind.CONTROL, pack_request("shm/again", {}), seq=SAID))
 
-    def _lost(self, link: Link, error: Exception) -> None:
+    def on_lost(self, link: Link) -> None:
         self.direct.detach()
         self._board = None
         with self.gate.lock:
             self.attached = self.settled = False
             # What it has put counts as acknowledged before the learner is told how much that is.
             self.gate.changed.wait_for(lambda: not self._pumping)
-        super()._lost(link, error)
 
     def forget(self) -> None:
         self.direct.abandon()
@@ -213,29 +213,24 @@ class ShmUplink(Uplink):
         return super().under_way() + int(self.direct.under_way())
 
     def taken(self) -> int:
-        """All samples that were taken over."""
-        return self.window.taken + int(self.direct.samples) - int(self.direct.pumped)
+        return super().taken() + int(self.direct.samples) - int(self.direct.pumped)
 
-    def wait_delivered(self, seconds: float, waiting: Callable[[], str], target: int | None = None) -> None:
-        """Until the first `target` samples are committed, or none is under way."""
-
-        def delivered() -> bool:
-            under_way = self.under_way()
-            return not under_way or (target is not None and self.taken() - under_way >= target)
-
-        self.wait_for_lane(delivered, seconds, waiting)
-
-    def wait_for_lane(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
-        """As `wait`, for what the lane has a part in."""
-        wait_until(_Progress(self), lambda: ready() or self.over.is_set(), seconds, waiting, self.advice)  # type: ignore[arg-type]
+    def wait_progress(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
+        wait_until(_Progress(self), lambda: ready() or self.over.is_set(), seconds, waiting, self.advice)
         if not ready():
             self.check()
 
     def has_room(self, count: int) -> bool:
-        """For `count` more samples in the window, counting what is in the lane."""
+        """In the window, which what is in the lane counts against."""
         return self.window.has_room(count, int(self.direct.under_way()))
 
     # ----------------------------------------------------------------- samples that have to wait
+
+    def add(self, count: int, data: bytes) -> None:
+        """Before the caller can send the next sample, which must not get past these: from now on samples go by the window."""
+        self.direct.open(False)
+        self.start_pump()
+        super().add(count, data)
 
     def open_if_idle(self) -> None:
         """Let callers put samples themselves when none is waiting. `gate.lock` held."""
@@ -256,10 +251,10 @@ class ShmUplink(Uplink):
                 self.gate.changed.wait(left)
             return bool(self.direct.ready)
 
-    def _work(self) -> Work | None:
+    def work(self) -> Work | None:
         if not self.settled or self.attached:
             return None
-        return super()._work()
+        return super().work()
 
     def start_pump(self) -> None:
         """`gate.lock` held."""
@@ -305,12 +300,6 @@ class ShmUplink(Uplink):
                 self.open_if_idle()
                 self.gate.changed.notify_all()
         return True
-
-    def _run(self) -> None:
-        try:
-            super()._run()
-        finally:
-            self.direct.detach()
 
     def close(self, seconds: float) -> None:
         with self.gate.lock:

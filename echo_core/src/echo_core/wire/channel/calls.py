@@ -1,4 +1,4 @@
-"""CONTROL requests: those of this end that wait for their answers, and answering the other's."""
+"""CONTROL requests: a worker's, which wait for their answers, and how a learner answers them."""
 
 from __future__ import annotations
 

@@ -74,7 +74,11 @@ class Acceptor(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free the address. Called once, after the last `accept` has returned."""
+        """Free the address. Called once, after the last `accept` has returned; the channels that it gave go on."""
+
+    def finish(self) -> None:  # noqa: B027  # most have nothing left to end
+        """End whatever the channels needed of it. Called after `close`, when every client has gone or its time is over, also when the
+        listener could not be made."""
 
     def counts(self) -> Mapping[str, int]:
         """What it counts itself, from any thread at any time: added to what the listener counts under the same names."""

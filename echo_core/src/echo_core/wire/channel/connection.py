@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from ...base.address import Address
 from ...base.errors import (
@@ -29,9 +29,10 @@ from ..gather import Row
 from ..reservation import Reservation
 from ..transport import Connection
 from ..weights import Weights, unpack
-from .calls import Handler, Question
+from .calls import Question
 from .channel import Channel
 from .uplink import Uplink
+from .window import Window
 
 __all__ = ["ChannelConnection"]
 
@@ -41,7 +42,19 @@ _open: weakref.WeakSet[ChannelConnection] = weakref.WeakSet()
 
 
 class ChannelConnection(Connection):
-    """See `echo_core.wire.transport.Connection`; made by `ChannelTransport.connect`."""
+    """See `echo_core.wire.transport.Connection`; made by `ChannelTransport.connect`.
+
+    A transport may extend it: with another kind of session (`uplink_type`), and its own `send`, `send_batch`, `reserve`, `flush` and
+    `stats`, which any thread may call. An override begins with `check`, which takes no lock: in a forked child a lock may be held for
+    ever. `check_role`, `seconds`, `send_waiting` and `take` are for overrides; all are called without the lock.
+
+    Attributes:
+        uplink_type: the class of the session.
+        address, spec, options: what it was made with.
+        uplink: the session. Its lock is `uplink.gate.lock`.
+    """
+
+    uplink_type: ClassVar[type[Uplink]] = Uplink
 
     def __init__(
         self,
@@ -49,17 +62,15 @@ class ChannelConnection(Connection):
         address: Address,
         spec: Spec,
         options: ConnectOptions,
-        uplink: Callable[[], Uplink] | None = None,
     ) -> None:
         self.address = address
         self.spec = spec
         self.options = options
-        self._flattener = spec.flattener
         self._forked = False
         self._blocked = 0  # under the lock
         self._shown_life = -1  # whose weights a caller was given last, under the lock; -1: nobody's
-        self._uplink = up = uplink() if uplink else Uplink(dial, address, spec, options)
-        self._gather = up.window.gatherer.take
+        self.uplink = up = self.uplink_type(dial, address, spec, options)
+        self._take_one = up.window.take
         self._lock = up.gate.lock
         try:
             with self._lock:
@@ -76,58 +87,61 @@ class ChannelConnection(Connection):
     # ------------------------------------------------------------------------------ samples
 
     def send(self, sample: Any, timeout: float | None = None) -> None:
-        taken = self._gather(sample)
+        taken = self._take_one(sample)
         if taken != 1:
-            self._send(taken, sample, timeout)
+            self._wake() if taken else self.send_waiting(sample, timeout)
 
-    def _send(self, taken: int, sample: Any, timeout: float | None) -> None:
-        """What is left of `send` when the gatherer declined, or somebody waits for the sample."""
-        up = self._uplink
-        if not taken:
-            self._check()
-            self._check_role()
-            if not up.window.small:
-                self._take(1, self._flattener.tobytes(sample), timeout)
-                return
-            seconds, start = self._seconds(timeout), time.monotonic()
-            while not taken:
-                with self._lock:
-                    left = max(0.0, seconds - (time.monotonic() - start))
-                    self._wait_for_room(1, left)
-                taken = self._gather(sample)  # without the lock: it may run the sample's code
-        if taken == 2:
+    def send_waiting(self, sample: Any, timeout: float | None) -> None:
+        """`send` when the window did not take the sample at once: wait for room."""
+        self.check()
+        self.check_role()
+        if not self.uplink.window.small:
+            self.take(1, self.spec.flattener.tobytes(sample), timeout)
+            return
+        seconds, start = self.seconds(timeout), time.monotonic()
+        taken = 0
+        while not taken:
             with self._lock:
-                up.gate.work.notify_all()
+                left = max(0.0, seconds - (time.monotonic() - start))
+                self._wait_for_room(1, left)
+            taken = self._take_one(sample)  # without the lock: it may run the sample's code
+        if taken == 2:
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
+            self.uplink.gate.work.notify_all()
 
     def send_batch(self, samples: Any, timeout: float | None = None) -> None:
-        self._check()
-        self._check_role()
-        count, data = self._flattener.batch_tobytes(samples)
+        self.check()
+        self.check_role()
+        count, data = self.spec.flattener.batch_tobytes(samples)
         if count:
-            self._take(count, data, timeout)
+            self.take(count, data, timeout)
 
-    def _take(self, count: int, data: bytes, timeout: float | None) -> None:
-        up = self._uplink
+    def take(self, count: int, data: bytes, timeout: float | None) -> None:
+        """Wait for room, then take `count` samples over; `data` holds each leaf's samples in turn."""
         with self._lock:
-            self._wait_for_room(count, self._seconds(timeout))
-            up.window.add(count, data)
-            up.gate.work.notify_all()
+            self._wait_for_room(count, self.seconds(timeout))
+            self.uplink.add(count, data)
 
     def reserve(self, timeout: float | None = None) -> Reservation | None:
         """A sample's place in the window, in the message that it will be sent in."""
-        self._check()
-        self._check_role()
+        self.check()
+        self.check_role()
         with self._lock:
-            self._wait_for_room(1, self._seconds(timeout), "reserve")
-            return self._uplink.window.gatherer.reserve(self.spec, self)
+            self._wait_for_room(1, self.seconds(timeout), "reserve")
+            window = self.uplink.window
+            assert isinstance(window, Window)  # with another window this method is another, too
+            return window.gatherer.reserve(self.spec, self)
 
     def commit_row(self, row: Row) -> None:
         """For `Row`: its sample is whole."""
-        up = self._uplink
+        up = self.uplink
         try:
-            self._check()  # without the lock first, which in a forked child may be held for ever
+            self.check()  # without the lock first, which in a forked child may be held for ever
             with self._lock:
-                self._check()
+                self.check()
                 if row.keep():
                     up.gate.work.notify_all()
         finally:
@@ -139,22 +153,22 @@ class ChannelConnection(Connection):
             return  # it is the parent's
         with self._lock:
             row.give_back()
-            self._uplink.gate.changed.notify_all()
+            self.uplink.gate.changed.notify_all()
 
     def _wait_for_room(self, count: int, seconds: float, who: str = "send") -> None:
-        up = self._uplink
-        if not up.window.has_room(count):
+        up = self.uplink
+        if not up.has_room(count):
             self._blocked += 1
-            up.wait(
-                lambda: up.closing or up.window.has_room(count),
+            up.wait_progress(
+                lambda: up.closing or up.has_room(count),
                 seconds,
                 lambda: f"{who}() waits for {up.learner()} to take the samples under way{up.window.lent()}",
             )
-        self._check()
+        self.check()
 
     def flush(self, timeout: float | None = None) -> None:
-        self._check()
-        up = self._uplink
+        self.check()
+        up = self.uplink
         with self._lock, up.gate.watching():
             target = up.window.taken
 
@@ -163,17 +177,17 @@ class ChannelConnection(Connection):
                 return max(written, up.window.acknowledged) >= target
 
             up.wait(
-                flushed, self._seconds(timeout), lambda: f"flush() waits for {up.learner()} to read"
+                flushed, self.seconds(timeout), lambda: f"flush() waits for {up.learner()} to read"
             )
 
     def wait(self, timeout: float | None = None) -> None:
-        self._check()
-        up = self._uplink
+        self.check()
+        up = self.uplink
         with self._lock:
-            target = up.window.taken
-            up.wait(
-                lambda: up.window.acknowledged >= target,
-                self._seconds(timeout),
+            target = up.taken()
+            up.wait_progress(
+                lambda: up.acknowledged() >= target,
+                self.seconds(timeout),
                 lambda: f"wait() waits for {up.learner()} to acknowledge",
             )
 
@@ -182,8 +196,8 @@ class ChannelConnection(Connection):
     def weights(
         self, timeout: float | None = None, newer_than: int | None = None, like: Any = None
     ) -> Weights:
-        self._check()
-        up = self._uplink
+        self.check()
+        up = self.uplink
         newer = "" if newer_than is None else f" newer than {newer_than}"
 
         def arrived() -> bool:
@@ -198,7 +212,7 @@ class ChannelConnection(Connection):
             up.subscribe()
             up.wait(
                 arrived,
-                self._seconds(timeout),
+                self.seconds(timeout),
                 lambda: f"weights() waits for {up.learner()} to publish a version{newer}",
             )
             assert up.weights is not None
@@ -209,46 +223,37 @@ class ChannelConnection(Connection):
     def request(
         self, op: str, body: dict[str, Any], blob: bytes = b"", timeout: float | None = None
     ) -> tuple[dict[str, Any], bytes]:
-        seconds, start = self._seconds(timeout), time.monotonic()
+        seconds, start = self.seconds(timeout), time.monotonic()
         question = self._ask(op, body, blob, seconds)
         body, answer = question(max(0.0, seconds - (time.monotonic() - start)))
         return body, bytes(answer)
 
     def ask(self, op: str, body: dict[str, Any], blob: bytes = b"") -> Question:
-        return self._ask(op, body, blob, self._seconds(None))
+        return self._ask(op, body, blob, self.seconds(None))
 
     def _ask(self, op: str, body: dict[str, Any], blob: bytes, seconds: float) -> Question:
-        self._check()
-        up = self._uplink
+        self.check()
+        up = self.uplink
         with self._lock:
             up.wait(lambda: up.link is not None, seconds, up.connecting)
             assert up.link is not None
             return Question(up.calls, up.calls.ask(up.link, op, body, blob), partial(self._answer, op))
 
     def _answer(self, op: str, number: int, timeout: float | None) -> tuple[dict[str, Any], memoryview]:
-        self._check()
+        self.check()
         with self._lock:
-            return self._uplink.calls.wait(number, op, self._seconds(timeout), self._uplink.learner())
-
-    @property
-    def on_request(self) -> Handler | None:
-        """Answers requests of the learner: `(op, body, blob) -> (body, blob)`, each on a thread
-        of its own; None refuses them."""
-        return self._uplink.on_request
-
-    @on_request.setter
-    def on_request(self, handler: Handler | None) -> None:
-        self._uplink.on_request = handler
+            return self.uplink.calls.wait(number, op, self.seconds(timeout), self.uplink.learner())
 
     # -------------------------------------------------------------------- looking, and the end
 
     def stats(self) -> dict[str, Any]:
-        up = self._uplink
+        up = self.uplink
         with self._lock:
+            taken, under_way = up.taken(), up.under_way()
             return {
-                "samples": up.window.taken,
-                "acknowledged": up.window.acknowledged,
-                "unacknowledged": up.window.taken - up.window.acknowledged,
+                "samples": taken,
+                "acknowledged": taken - under_way,
+                "unacknowledged": under_way,
                 "bytes_sent": up.bytes_sent(),
                 "bytes_received": up.bytes_received(),
                 "connected": up.link is not None,
@@ -262,35 +267,38 @@ class ChannelConnection(Connection):
     def close(self, timeout: float | None = None) -> None:
         if self._forked:
             return  # it is the parent's; the copy of its channel was given back at the fork
-        seconds = self._seconds(timeout)
+        seconds = self.seconds(timeout)
         _open.discard(self)
-        self._uplink.close(seconds)
+        self.uplink.close(seconds)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise why no call can succeed: a fork, the end of the session, `close`."""
         if self._forked:
             raise ForkError(
                 f"this connection to {self.address} was made before the fork and its threads"
                 " stayed in the parent; make a new Client in the child"
             )
-        self._uplink.check()
-        if self._uplink.closing:
+        self.uplink.check()
+        if self.uplink.closing:
             raise ClosedError(f"this connection to {self.address} is closed")
 
-    def _check_role(self) -> None:
+    def check_role(self) -> None:
+        """Raise SecurityError unless this is a worker's connection."""
         if self.options.role != "worker":
             raise SecurityError(
                 f"this connection has the role {self.options.role!r}, which sends no experience;"
                 " connect without role=..."
             )
 
-    def _seconds(self, timeout: float | None) -> float:
+    def seconds(self, timeout: float | None) -> float:
+        """The timeout of a call in seconds. ValueError if it is none."""
         seconds: float = self.options.timeout if timeout is None else timeout
         if not seconds >= 0:
             raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
         return seconds
 
     def __del__(self) -> None:
-        up = getattr(self, "_uplink", None)
+        up = getattr(self, "uplink", None)
         if up is None or up.closing or self._forked:
             return
         # On a thread of its own: the garbage collector may run in one that holds the lock.
@@ -316,15 +324,15 @@ def _after_fork() -> None:
     """In the child: the threads are gone, locks may be held for ever, the channel is shared."""
     for connection in list(_open):
         connection._forked = True
-        connection._uplink.window.stop()
-        connection._uplink.forget()
+        connection.uplink.window.stop()
+        connection.uplink.forget()
     _open.clear()
 
 
 def _at_exit() -> None:
     for connection in list(_open):
         connection._warn()
-        _abandon(connection._uplink)
+        _abandon(connection.uplink)
 
 
 os.register_at_fork(after_in_child=_after_fork)

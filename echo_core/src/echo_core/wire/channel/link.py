@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Protocol
 
 import numpy as np
 
@@ -22,13 +23,13 @@ from ..handshake import ClientHandshake, ServerHandshake
 from ..protocol import HEADER_BYTES, Buffer, Header, Kind, frame, parse_header
 from .channel import Channel
 
-__all__ = ["Gate", "Link", "Work", "deadline", "run_handshake", "wait_until"]
+__all__ = ["Gate", "Link", "Waitable", "Work", "deadline", "run_handshake", "wait_until"]
 
 log = logging.getLogger("echo")
 
 LOG_AFTER = 5.0  # seconds of waiting before it is logged
 BUFFER_BYTES = 64 << 10
-NOTHING = (0, 0)  # written so far of what is being put together
+NOTHING = 0  # the number of work that has none
 PROBE_AFTER = 15.0  # seconds without writing before a PING shows whether the peer is still there
 MOST_POSTED, MOST_POSTED_BYTES = 16, 1 << 20  # frames posted and not begun; beyond that a link is `crowded`
 
@@ -36,8 +37,15 @@ MOST_POSTED, MOST_POSTED_BYTES = 16, 1 << 20  # frames posted and not begun; bey
 Work = tuple[Iterable[Buffer], int]
 
 
+class Waitable(Protocol):
+    """What `wait_until` sleeps on: a `threading.Condition`, or something else that wakes whoever waits."""
+
+    def wait(self, timeout: float | None, /) -> object:
+        """Sleep for at most so many seconds (None: no limit). The lock is held before and after, and free meanwhile."""
+
+
 def wait_until(
-    condition: threading.Condition,
+    condition: Waitable,
     ready: Callable[[], bool],
     timeout: float,
     waiting: Callable[[], str],
@@ -134,6 +142,13 @@ def _no_work() -> None:
 class Link:
     """Frames over a channel.
 
+    Attributes:
+        error: why it ended; None while it stands.
+        written: the number of the last work that was handed over whole.
+        received, sent: how many bytes; those that are just being written are sent.
+        half_since: since when a frame has begun and its rest is awaited (`time.monotonic()`); 0.0 if none has.
+        heard_at: when something of the other end arrived last. Whoever hears of the other end by another way may set it.
+
     Args:
         channel: after its handshake; the link shuts it down, and closes it in `finish`.
         leftover: bytes read beyond the handshake.
@@ -152,11 +167,11 @@ class Link:
         gate: Gate,
         work: Callable[[], Work | None],
     ) -> None:
-        self.error: Exception | None = None  # why it ended
-        self.written = 0  # the number of the last work that was handed over whole
-        self.received = len(leftover)  # bytes, as `sent`
+        self.error: Exception | None = None
+        self.written = 0
+        self.received = len(leftover)
         self.sent = 0
-        self.half_since = 0.0  # time.monotonic() since a frame has begun and its rest is awaited
+        self.half_since = 0.0
         self.heard_at = time.monotonic()
         self._channel = channel
         self._sample_bytes = sample_bytes
@@ -165,7 +180,7 @@ class Link:
         self._work = work
         self._posted: deque[bytes] = deque()
         self._posted_bytes = 0
-        self._writing: tuple[int, int] | None = None  # bytes of what is being written, and the number of its work
+        self._writing: int | None = None  # the number of the work that is being written
         self._closed = False
         # Bytes received and not yet read: _buffer[_start:_end]. With `_pieces` every buffer is
         # a piece of the channel's, good for ever; else it is filled again and again.
@@ -276,7 +291,8 @@ class Link:
             if (work := self._next()) is None:
                 return None
             buffers = list(work[0])  # without the lock: a large frame is put together here
-            self._writing = sum(map(len, buffers)), work[1]
+            self.sent += sum(map(len, buffers))  # before it is written: the other end may answer before this thread goes on
+            self._writing = work[1]
             return buffers
         except Exception as error:
             self.fail(error)
@@ -285,8 +301,7 @@ class Link:
     def _next(self) -> Work | None:
         with self._gate.lock:
             if self._writing is not None:
-                self.sent += self._writing[0]
-                self.written = max(self.written, self._writing[1])
+                self.written = max(self.written, self._writing)
                 self._writing = None
                 if self._gate.watchers:
                     self._gate.changed.notify_all()

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from ...base.errors import ConnectionClosedError, ProtocolError
+from ...base.errors import ProtocolError
 from ...base.transport_options import ListenOptions
 from ...security.tokens import TokenSource
 from ..peer import Peer
@@ -36,9 +36,28 @@ COMPLAINT_PAUSE = 1.0  # seconds between two log lines about strangers
 
 
 class ChannelListener(Listener, Host):
-    """See `echo_core.wire.transport.Listener`; made by `ChannelTransport.listen`."""
+    """See `echo_core.wire.transport.Listener`; made by `ChannelTransport.listen`.
+
+    A transport may extend it: with another class of clients (`served`), more counters, and its own `publish`, `weights_memory`, `peers`,
+    `stats` and `close`, which any thread may call and which call the method here without holding a lock that clients take.
+
+    Attributes:
+        served: what a client is served by.
+        counters: what `count` counts.
+        acceptor: where clients arrive.
+        sink, options, sessions, newest: see `Host`.
+    """
 
     served: ClassVar[type[ServedClient]] = ServedClient
+    counters: ClassVar[tuple[str, ...]] = (
+        "connections_total",
+        "samples",
+        "duplicates",
+        "bytes_received",
+        "bytes_sent",
+        "refused",
+        "protocol_errors",
+    )
 
     def __init__(self, acceptor: Acceptor, sink: Sink, options: ListenOptions) -> None:
         self.address = acceptor.address
@@ -50,7 +69,7 @@ class ChannelListener(Listener, Host):
         self.sessions = Sessions()
         self._intakes: dict[str, Intake] = {}  # by table, under the lock
         self.newest: PackedWeights | None = sink.weights
-        self._acceptor = acceptor
+        self.acceptor = acceptor
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._clients: set[ServedClient] = set()
@@ -58,18 +77,7 @@ class ChannelListener(Listener, Host):
         self._admitted: set[ServedClient] = set()  # strangers do not count for max_connections
         self._room = threading.Condition(self._lock)
         self._complained_at = 0.0
-        self._counts = dict.fromkeys(
-            (
-                "connections_total",
-                "samples",
-                "duplicates",
-                "bytes_received",
-                "bytes_sent",
-                "refused",
-                "protocol_errors",
-            ),
-            0,
-        )
+        self._counts = dict.fromkeys(self.counters, 0)
         self._thread = threading.Thread(target=self._accept, name="echo-accept", daemon=True)
         self._thread.start()
 
@@ -81,12 +89,13 @@ class ChannelListener(Listener, Host):
         except BaseException:
             acceptor.shutdown()
             acceptor.close()
+            acceptor.finish()
             raise
 
     def _accept(self) -> None:
         while not self._closing.is_set():
             try:
-                channel = self._acceptor.accept()
+                channel = self.acceptor.accept()
             except OSError as error:
                 if not self._closing.is_set():
                     self._complain("%s cannot accept clients: %s", self.address, error)
@@ -147,41 +156,22 @@ class ChannelListener(Listener, Host):
             if self.newest is not None and self.newest.version >= weights.version:
                 return
             self.newest = weights
-        for client in self._served():
+        for client in self.serving():
             with client.gate.lock:
                 client.gate.work.notify_all()
 
     def peers(self) -> list[Peer]:
-        clients = self._served()
+        clients = self.serving()
         for client in clients:
             client.refresh()
         return [client.peer for client in clients]
 
-    def request(
-        self,
-        peer: Peer,
-        op: str,
-        body: dict[str, Any],
-        blob: bytes = b"",
-        timeout: float | None = None,
-    ) -> tuple[dict[str, Any], bytes]:
-        """Ask a worker. Raises what it reported, EchoTimeoutError, or ConnectionClosedError."""
-        seconds = self.options.timeout if timeout is None else timeout
-        for client in self._served():
-            if client.peer is peer:
-                assert client.link is not None
-                with client.gate.lock:
-                    number = client.calls.ask(client.link, op, body, blob)
-                    body, answer = client.calls.wait(number, op, seconds, f"worker {peer.name}")
-                return body, bytes(answer)
-        raise ConnectionClosedError(f"worker {peer.name} is not connected")
-
     def stats(self) -> dict[str, float | int]:
-        clients = self._served()
+        clients = self.serving()
         with self._lock:
             counts: dict[str, float | int] = dict(self._counts)
         counts["active_connections"] = len(clients)
-        for name, count in self._acceptor.counts().items():
+        for name, count in self.acceptor.counts().items():
             counts[name] = counts.get(name, 0) + count
         for client in clients:
             if client.link is not None:
@@ -194,17 +184,20 @@ class ChannelListener(Listener, Host):
             return
         self._closing.set()
         until = time.monotonic() + (self.options.timeout if timeout is None else timeout)
-        self._acceptor.shutdown()
-        self._thread.join()
-        self._acceptor.close()
-        with self._lock:
-            clients = list(self._clients)
-        # Side by side: one that takes its time must not use up the time of the others.
-        stops = [threading.Thread(target=client.stop, args=(until,)) for client in clients]
-        for stop in stops:
-            stop.start()
-        for stop in stops:
-            stop.join()
+        try:
+            self.acceptor.shutdown()
+            self._thread.join()
+            self.acceptor.close()
+            with self._lock:
+                clients = list(self._clients)
+            # Side by side: one that takes its time must not use up the time of the others.
+            stops = [threading.Thread(target=client.stop, args=(until,)) for client in clients]
+            for stop in stops:
+                stop.start()
+            for stop in stops:
+                stop.join()
+        finally:  # interrupted, too: a thread of the acceptor's could keep the process
+            self.acceptor.finish()
 
     # -------------------------------------------------------------------- what clients report
 
@@ -240,8 +233,8 @@ class ChannelListener(Listener, Host):
         with self._lock:
             self._counts[name] += n
 
-    def _served(self) -> list[ServedClient]:
-        """The clients whose handshake is done."""
+    def serving(self) -> list[ServedClient]:
+        """The clients whose handshake is done. From any thread, without a lock that clients take."""
         with self._lock:
             return [client for client in self._clients if client.link is not None]
 

@@ -6,30 +6,20 @@ import logging
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...base.errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError
 from ..handshake import ServerHandshake
 from ..peer import Peer
-from ..protocol import (
-    LAST,
-    MORE,
-    REPLY,
-    TO_LEARNER,
-    U64,
-    Blob,
-    Buffer,
-    Header,
-    Kind,
-    frame,
-    weights_frames,
-)
-from .calls import Calls, answer
+from ..protocol import REPLY, TO_LEARNER, U64, Blob, Buffer, Header, Kind, frame, weights_frames
+from .acknowledgement import AcknowledgementsOwed
+from .calls import answer
 from .channel import Channel
 from .link import LOG_AFTER, Gate, Link, Work, deadline, run_handshake, wait_until
 from .sessions import Session, Sessions
+from .subscription import Subscription, WeightsOffer
 
 if TYPE_CHECKING:
     from ...base.transport_options import ListenOptions
@@ -59,7 +49,14 @@ class Intake(NamedTuple):
 
 
 class Host:
-    """What a served client needs of the listener that serves it."""
+    """What a served client needs of the listener that serves it. Every method may be called from any thread, without a client's lock.
+
+    Attributes:
+        sink: of the server.
+        options: what the listener was told.
+        sessions: what it remembers of its clients.
+        newest: the newest weights; replaced, never changed.
+    """
 
     sink: Sink
     options: ListenOptions
@@ -97,46 +94,59 @@ class Host:
 
     @abstractmethod
     def count(self, name: str, n: int = 1) -> None:
-        """Add to one of the listener's counters."""
+        """Add to one of the listener's counters, which `ChannelListener.counters` names."""
 
 
 class ServedClient:
-    """A client from its first byte to its last.
+    """A client from its first byte to its last, on a thread of its own.
 
     A frame of samples is received whole before a slot is claimed for any of them, so a client
     that stops in the middle of one holds nothing but its own memory.
+
+    A transport may extend it (`ChannelListener.served`). The hooks are `read_frames`, `on_samples`, `on_request`, `answer_request` and
+    `ended`, which the client's own thread calls without a lock; `offer_weights` and `fits`, which are called with `gate.lock` held and
+    must not wait; and `refresh`, `evict` and `stop`, which other threads call. Each says what an override has to keep.
+
+    Attributes:
+        listener: that serves it.
+        channel: which carries it.
+        peer: what the server shows of it. Its figures may be set from any thread.
+        sink: where its samples go: of the table that it named, once its handshake is done.
+        session: what is remembered of it; set once its handshake is done. Change the counts with `session.lock` held.
+        gate: its lock, and the conditions `gate.work` (notify after there is something to write) and `gate.changed`.
+        link: frames over the channel, once its handshake is done; None before.
+        waiting_since: since when samples of it wait for space (`time.monotonic()`); 0.0 while none do.
+        finished: set when its thread ends.
     """
 
     def __init__(self, listener: Host, channel: Channel) -> None:
         self.listener = listener
+        self.channel = channel
         self.peer = Peer(id="", name="", address=channel.peer)
         self.gate = Gate()
-        self.calls = Calls(self.gate)
-        self.link: Link | None = None  # once the handshake is done
+        self.link: Link | None = None
         self.finished = threading.Event()
         self.thread = threading.Thread(target=self._run, name="echo-client", daemon=True)
-        self._sink = listener.sink
-        self._channel = channel
-        self._session: Session
-        self._waiting_since = 0.0  # for space
+        self.sink = listener.sink
+        self.session: Session
+        self.waiting_since = 0.0
         self._parted = threading.Event()  # `stop` has said what it had to say
         # Under the gate's lock.
         self._begun = False  # the client is told where to go on, before which it understands nothing else
         self._committing = False
         self._stopping = False
-        self._ack_due = False
-        self._acknowledged = 0  # the newest number that was acknowledged, or is about to be
-        self._subscribed = False
-        self._held = 0  # version the client holds
-        self._on_the_way = 0  # version sent, or being sent, and not confirmed
-        self._chunks: Iterator[list[Buffer]] | None = None
+        self._owed = AcknowledgementsOwed()
+        self._subscription = Subscription()
 
     # --------------------------------------------------------------------------- the thread
 
     def _run(self) -> None:
         try:
             if self._admit():
-                self._serve()
+                try:
+                    self._serve()
+                finally:
+                    self.ended()
         except Exception:
             log.exception("client %s", self.peer.address)
         finally:
@@ -145,44 +155,44 @@ class ServedClient:
 
     def _admit(self) -> bool:
         """The handshake; False if the client was turned away."""
-        listener, sink = self.listener, self._sink
+        listener, sink = self.listener, self.sink
         handshake = None
         try:
             handshake = ServerHandshake(sink.spec, listener.tokens, sink.incarnation, tables=sink.tables)
-            with deadline(self._channel, listener.options.handshake_timeout, "a handshake"):
+            with deadline(self.channel, listener.options.handshake_timeout, "a handshake"):
                 reason = listener.cannot_serve()
                 if reason:
                     # Its HELLO is read first: hanging up on unread bytes may destroy the answer.
-                    self._channel.recv_into(memoryview(bytearray(8192)))
-                    self._channel.send([handshake.refuse(*reason)])
+                    self.channel.recv_into(memoryview(bytearray(8192)))
+                    self.channel.send([handshake.refuse(*reason)])
                     raise ConnectionClosedError(reason[1])
-                run_handshake(self._channel, handshake)
+                run_handshake(self.channel, handshake)
             if not listener.take_place(self):  # it comes again, and is told why
                 raise ConnectionClosedError("others came first: max_connections clients are served")
         except (EchoError, OSError, RuntimeError) as error:  # RuntimeError: no more threads
             listener.decided(self)  # now nobody else touches the channel
-            self._channel.shutdown()
-            self._channel.close()
+            self.channel.shutdown()
+            self.channel.close()
             if handshake is None or handshake.refusal or not handshake.offered_labels:  # otherwise it comes again
                 listener.turned_away(self.peer.address, error)
             return False
         hello = handshake.peer
         try:
-            self._sink = sink = sink.table(hello["table"])
+            self.sink = sink = sink.table(hello["table"])
         except EchoError as error:  # the server has just gone
-            self._channel.shutdown()
-            self._channel.close()
+            self.channel.shutdown()
+            self.channel.close()
             listener.turned_away(self.peer.address, error)
             return False
         self._intake = listener.intake(sink)
-        self.peer.address = self._channel.peer  # by now it may know more
+        self.peer.address = self.channel.peer  # by now it may know more
         self.peer.id, self.peer.name, self.peer.role = hello["client"], hello["name"], hello["role"]
         self.peer.pid, self.peer.host = hello["pid"], hello["host"]
         self.peer.permissions = hello["permissions"]
         self.peer.connected_at, self.peer.state_since = time.time(), time.monotonic()
         listener.count("connections_total")
         self.link = Link(
-            self._channel,
+            self.channel,
             handshake.leftover,
             sink.spec.sample_bytes,
             TO_LEARNER,
@@ -192,21 +202,21 @@ class ServedClient:
         # An observer has no samples, and cannot meddle with those of a worker whose id it knows.
         worker = self.peer.role == "worker"
         session = hello["client"] if worker else f"observer {hello['client']}"
-        self._session = listener.sessions.open(session, hello["base"] if worker else 0, self)
+        self.session = listener.sessions.open(session, hello["base"] if worker else 0, self)
         return True
 
     def _serve(self) -> None:
         assert self.link is not None
         reason = ""
-        self._sink.connected(self.peer)
+        self.sink.connected(self.peer)
         try:
             with self.gate.lock:
                 if self._stopping:
                     raise ConnectionClosedError("the learner is closing")
-                self.link.post(self._acknowledgement())
+                self.link.post(self._owed.frame(self.session.committed))
                 self.link.start()
                 self._begun = True
-            self._read(self.link)
+            self.read_frames(self.link)
         except ClosedError:
             pass  # the store takes no more: the learner is closing
         except ProtocolError as error:
@@ -220,40 +230,45 @@ class ServedClient:
                 self.link.fail(ConnectionClosedError(reason))
         finally:
             with self.gate.lock:
-                self.calls.fail(ConnectionClosedError(reason or "the worker left"))
                 stopping = self._stopping
-                reason = "" if stopping else reason
             if stopping:
+                reason = ""
                 self._parted.wait()
                 self.link.drain()
             self.link.finish()
-            self.listener.sessions.release(self._session, self)
-            self._sink.lost(self.peer, reason)
+            self.listener.sessions.release(self.session, self)
+            self.sink.lost(self.peer, reason)
 
-    def _read(self, link: Link) -> None:
-        """Frames until BYE; returns when the client or the listener ends in order."""
+    def read_frames(self, link: Link) -> None:
+        """A hook: read frames until BYE; returns when the client or the listener ends in order, and raises why the link was lost.
+
+        An override calls this once, and may do something before the first frame and after the last: the session is this client's then.
+        """
         while not self._stopping:
             if link.crowded():
                 self._until_read(link)
             header = link.read_header()
             if header.kind is Kind.DATA:
-                self._data(link, header)
+                self.on_samples(link, header)
             elif header.kind is Kind.CONTROL:
-                self._control(link, header, link.read(header.length))
+                payload = link.read(header.length)
+                if not header.flags & REPLY:  # a learner asks its workers nothing
+                    self.answer_request(header.seq, payload)
             elif header.kind is Kind.PING:
                 if not header.flags & REPLY:
                     self._post(frame(Kind.PING, flags=REPLY, seq=header.seq))
             elif header.kind is Kind.SUBSCRIBE:
                 with self.gate.lock:
-                    self._subscribed = True
-                    if not self._on_the_way:
-                        self._held = header.seq
+                    self._subscription.begin(header.seq)
                     self.gate.work.notify_all()
             elif header.kind is Kind.RECEIPT:
                 self._receipt(header.seq, U64.unpack(link.read(header.length))[0])
             else:
                 link.read(header.length)
                 return
+
+    def ended(self) -> None:
+        """A hook: the connection has ended and the session may be another's. The last call of the client's thread; does nothing here."""
 
     def _until_read(self, link: Link) -> None:
         """Wait until the client has read most of its answers. Raises why the link ended.
@@ -269,15 +284,19 @@ class ServedClient:
 
     # ------------------------------------------------------------------------------ samples
 
-    def _data(self, link: Link, header: Header) -> None:
+    def on_samples(self, link: Link, header: Header) -> None:
+        """A hook: the header of a DATA frame has come. Read its payload from `link`, and store its samples before returning.
+
+        A transport whose samples do not travel on the channel raises ProtocolError.
+        """
         if self.peer.role != "worker":
             raise ProtocolError(f"a client of the role {self.peer.role!r} sends no experience")
         payload = link.read(header.length)
         self.peer.bytes = link.received
-        known = self._session.committed + 1 - header.seq  # samples of the frame that we have
+        known = self.session.committed + 1 - header.seq  # samples of the frame that we have
         if known < 0:
             raise ProtocolError(
-                f"samples {self._session.committed + 1} to {header.seq - 1} were never sent"
+                f"samples {self.session.committed + 1} to {header.seq - 1} were never sent"
             )
         with self.gate.lock:
             if self._stopping:  # what is stored behind the goodbye is never acknowledged, and goes to the next learner as well
@@ -285,15 +304,16 @@ class ServedClient:
             self._committing = True
         try:
             self._store(link, payload, min(known, header.count), header.count)
+            # First: who has been told that they are stored finds them counted.
+            self.listener.count("duplicates", min(known, header.count))
+            self.listener.count("samples", max(0, header.count - known))
         finally:
             with self.gate.lock:
                 self._committing = False
-                if not header.flags & MORE:
-                    self._ack_due = True
+                self._owed.frame_is_stored(header.flags)
+                if self._owed.due:
                     self.gate.work.notify_all()
                 self.gate.changed.notify_all()
-        self.listener.count("duplicates", min(known, header.count))
-        self.listener.count("samples", max(0, header.count - known))
 
     def _store(self, link: Link, payload: Buffer, row: int, count: int) -> None:
         """Commit the frame's samples from number `row` (from 0) on."""
@@ -312,7 +332,7 @@ class ServedClient:
                 turn.release()
 
     def _commit(self, payload: Buffer, row: int, most: int, count: int) -> int:
-        session = self._session
+        session = self.session
         with session.lock:
             if session.owner is not self:
                 raise ConnectionClosedError("replaced by a newer connection of the same client")
@@ -327,7 +347,7 @@ class ServedClient:
         connection stands and nobody closes the learner."""
         if got := attempt(0):
             return got
-        self._waiting_since = time.monotonic()
+        self.waiting_since = time.monotonic()
         told = logged = False
         try:
             while not (got := attempt(LOOK_UP_SECONDS if told else TELL_SECONDS)):
@@ -338,9 +358,9 @@ class ServedClient:
                 if not told:
                     told = True
                     with self.gate.lock:
-                        self._ack_due = True  # of what came before, and of the frame's first samples
+                        self._owed.store_is_full()
                         self.gate.work.notify_all()
-                waited = time.monotonic() - self._waiting_since
+                waited = time.monotonic() - self.waiting_since
                 if not logged and waited >= LOG_AFTER:
                     logged = True
                     log.warning(
@@ -350,32 +370,45 @@ class ServedClient:
                     )
             return got
         finally:
-            self._waiting_since = 0.0
+            self.waiting_since = 0.0
 
     # ------------------------------------------------------------------- weights and requests
 
+    def offer_weights(self, held: int) -> WeightsOffer | None:
+        """A hook: weights for a client that holds version `held`; None if there is nothing newer.
+
+        Called by the thread that writes, with `gate.lock` held, when no version is on its way and nothing else is due: it must not wait.
+        """
+        newest = self.listener.newest
+        return WeightsOffer(newest.version, weights_frames(newest)) if newest and newest.version > held else None
+
+    def offer_weights_again(self) -> None:
+        """What was offered last will not be confirmed: `offer_weights` is asked again. Takes `gate.lock`."""
+        with self.gate.lock:
+            self._subscription.send_again()
+            self.gate.work.notify_all()
+
+    def fits(self, sent: int, version: int) -> bool:
+        """A hook: whether a client to which version `sent` was offered may confirm `version`. Called with `gate.lock` held."""
+        return version == sent
+
     def _receipt(self, version: int, digest: int) -> None:
         with self.gate.lock:
-            if version != self._on_the_way or self._chunks is not None:
-                raise ProtocolError(f"receipt for weights {version}, which were not sent")
-            self._held, self._on_the_way = version, 0
+            self._subscription.confirmed(version, self.fits)
             self.gate.work.notify_all()
         self.peer.weights_version, self.peer.weights_digest = version, digest
-        self._sink.receipt(self.peer, version, digest)
+        self.sink.receipt(self.peer, version, digest)
 
-    def _control(self, link: Link, header: Header, payload: Buffer) -> None:
-        if header.flags & REPLY:
-            with self.gate.lock:
-                self.calls.answered(header.seq, payload)
-            return
-        self._post(answer(self._answer, header.seq, payload))
+    def answer_request(self, number: int, payload: Buffer) -> None:
+        """A hook: have the request with this number carried out, and post the answer before returning."""
+        self._post(answer(self.on_request, number, payload))
 
-    def _answer(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
-        return self._sink.control(self.peer, op, body, blob)
+    def on_request(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
+        """A hook: carry out one request, and return its answer; an EchoError is reported to the client.
 
-    def _acknowledgement(self) -> bytes:
-        self._acknowledged = self._session.committed
-        return frame(Kind.ACK, seq=self._acknowledged)
+        An override carries out operations of its own, and leaves others to this one. Samples sent before the request are stored by then.
+        """
+        return self.sink.control(self.peer, op, body, blob)
 
     def _post(self, data: bytes) -> None:
         assert self.link is not None
@@ -383,47 +416,43 @@ class ServedClient:
             self.link.post(data)
 
     def _work(self) -> Work | None:
-        """An acknowledgement if one is due, else the next chunk of weights."""
-        if self._ack_due:
-            self._ack_due = False
-            return [self._acknowledgement()], 0
-        newest = self.listener.newest
-        if self._subscribed and not self._on_the_way and newest and newest.version > self._held:
-            self._on_the_way = newest.version
-            self._chunks = weights_frames(newest)
-        if self._chunks is not None:
-            chunk = next(self._chunks)
-            # Known now: the receipt may be here before anybody looks for another chunk.
-            if memoryview(chunk[0])[1] & LAST:  # the header's flags
-                self._chunks = None
-            return chunk, 0
-        return None
+        """An acknowledgement if one is due, else the next frame of weights."""
+        if self._owed.due:
+            return [self._owed.frame(self.session.committed)], 0
+        chunk = self._subscription.next_frame(self.offer_weights)
+        return None if chunk is None else (chunk, 0)
 
     # --------------------------------------------------------------------- from other threads
 
     def throw_out(self) -> None:
         """End a handshake that keeps others waiting; before `decided`, under the listener's lock."""
-        self._channel.shutdown()
+        self.channel.shutdown()
 
     def refresh(self) -> None:
-        """Bring `peer.state` up to date."""
+        """A hook: bring the figures of `peer` up to date. Any thread may call it, without a lock; an override calls this first."""
         link = self.link
         if link is None:
             return
-        if self._waiting_since:
-            state, since = "waiting for space", self._waiting_since
+        self.peer.bytes = link.received
+        if self.waiting_since:
+            self.show("waiting for space", self.waiting_since)
         elif link.half_since:
-            state, since = "half a message", link.half_since
+            self.show("half a message", link.half_since)
         else:
             quiet_at = link.heard_at + STREAMING_SECONDS
             streaming = time.monotonic() < quiet_at
-            state, since = ("streaming", link.heard_at) if streaming else ("idle", quiet_at)
+            self.show("streaming" if streaming else "idle", link.heard_at if streaming else quiet_at)
+
+    def show(self, state: str, since: float) -> None:
+        """What `peer` is doing, and since when (`time.monotonic()`), unless it is shown already."""
         if state != self.peer.state:
             self.peer.state, self.peer.state_since = state, since
-        self.peer.bytes = link.received
 
     def evict(self, timeout: float) -> None:
-        """End the connection because its client has made another."""
+        """A hook: end the connection because its client has made another; wait at most `timeout` seconds until it touches the session no more.
+
+        Called by the thread of the client's new connection, without a lock. An override that has something of its own to end does that first.
+        """
         if self.link is not None:
             self.link.fail(
                 ConnectionClosedError("replaced by a newer connection of the same client")
@@ -431,8 +460,12 @@ class ServedClient:
         self.finished.wait(timeout)
 
     def stop(self, until: float) -> None:
-        """Commit what has come whole as far as there is room, say goodbye, end; all of it before
-        `until` (time.monotonic)."""
+        """A hook: commit what has come whole as far as there is room, say goodbye, end; all of it before
+        `until` (time.monotonic).
+
+        Called once, by a thread of its own, when the listener closes. An override that commits samples by other ways ends them first, so
+        that the acknowledgement before the goodbye counts them.
+        """
 
         def left() -> float:
             return max(0.0, until - time.monotonic())
@@ -447,8 +480,8 @@ class ServedClient:
                     wait_until(
                         self.gate.changed, lambda: link.error is not None or not self._committing, left(), lambda: ""
                     )
-                    if self._session.committed > self._acknowledged:  # or its client would send it to the next learner as well
-                        link.post(self._acknowledgement())
+                    if self.session.committed > self._owed.told:  # or its client would send it to the next learner as well
+                        link.post(self._owed.frame(self.session.committed))
                     link.post(frame(Kind.BYE, b"the learner is closing"))
                     with self.gate.watching():
                         wait_until(self.gate.changed, lambda: link.error is not None or link.idle(), left(), lambda: "")
@@ -459,5 +492,5 @@ class ServedClient:
             self.thread.join(min(left(), FAREWELL_SECONDS))
             link.fail(ConnectionClosedError("the learner is closing"))
         else:
-            self._channel.shutdown()
+            self.channel.shutdown()
         self.thread.join(left() + 2 * LOOK_UP_SECONDS)

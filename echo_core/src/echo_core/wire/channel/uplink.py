@@ -32,12 +32,12 @@ from ...base.errors import (
 from ...base.transport_options import ConnectOptions
 from ...spec.spec import Spec
 from ..handshake import ClientHandshake
-from ..protocol import REPLY, TO_WORKER, U64, Buffer, Header, Kind, WeightsAssembler, frame
+from ..protocol import REPLY, TO_WORKER, U64, Buffer, Header, Kind, WeightsAssembler, frame, pack_error, reply_frame
 from ..weights import verify
-from .calls import Calls, Handler, answer
+from .calls import Calls
 from .channel import Channel
 from .link import Gate, Link, Work, deadline, run_handshake, wait_until
-from .window import Window
+from .window import SampleWindow, Window
 
 __all__ = ["Uplink"]
 
@@ -52,17 +52,29 @@ BACKOFF = (0.05, 1.6, 1.0)  # seconds between attempts: first, factor, longest
 class Uplink:
     """One session, across reconnects. Everything but `over` is under `gate.lock`.
 
+    A transport may extend it (`ChannelConnection.uplink_type`). The hooks are:
+
+    * of what is called with `gate.lock` held and must not wait: `on_connected`, `work`, `add`, `has_room`, `taken`, `under_way`,
+      `connecting`; `wait_progress` is called with the lock as well, and sleeps as `gate.changed.wait` does, without it;
+    * of what the uplink's own thread calls without the lock: `dial`, `on_control`, `on_lost`;
+    * of what any thread calls without the lock: `end`, `close`, `forget`, each of which an override passes on to the method here;
+    * `make_window`, which the constructor calls: an override of the constructor sets what that needs before it calls this one.
+
     Attributes:
+        address, spec, options: as the connection was given them.
+        gate: its lock, and the conditions `gate.work` (notify after there is something to write) and `gate.changed` (notify after
+            anything that somebody waits for has changed).
+        over: set when there will be no further link.
         window: the samples that are not acknowledged.
         calls: the requests that are not answered.
         link: the connection, while there is one.
         trouble: why there is none at present.
         error: why there never will be one again; `over` is set at the same time.
         closing: nothing more is taken over.
+        restarts: of the learner; connects: links there were.
         parting: goodbye was said, so the end of the link is the end.
         weights: (version, description, payload, digest) of the newest that came whole.
         weights_life: how often the learner had been restarted when they came: each life counts versions from 1 again.
-        on_request: answers requests of the learner.
     """
 
     def __init__(
@@ -75,8 +87,8 @@ class Uplink:
         self.address = address
         self.gate = Gate()
         self.over = threading.Event()
-        self._spec = spec
-        self._options = options
+        self.spec = spec
+        self.options = options
         self.window = self.make_window()
         if options.role != "worker":
             self.window.stop()
@@ -91,7 +103,6 @@ class Uplink:
         self.weights_received = 0
         self.restarts = 0  # of the learner
         self.connects = 0
-        self.on_request: Handler | None = None
         self._dial = dial
         self._client_id = options.client_id or secrets.token_hex(16)
         self._incarnation = ""
@@ -101,19 +112,19 @@ class Uplink:
         self._thread = threading.Thread(target=self._run, name="echo-uplink", daemon=True)
         self._thread.start()
 
-    def make_window(self) -> Window:
-        """What keeps the samples; a transport that sends them natively has its own."""
-        options = self._options
+    def make_window(self) -> SampleWindow:
+        """A hook: what keeps the samples; a transport that sends them natively has its own."""
+        options = self.options
         return Window(
-            self._spec.flattener,
+            self.spec.flattener,
             options.window_bytes,
             options.max_inflight_msgs,
             options.max_coalesced_bytes,
         )
 
     def dial(self, seconds: float) -> Channel:
-        """A channel to the learner, within `seconds`; as `ChannelTransport.dial`."""
-        return self._dial(self.address, self._options, seconds)
+        """A hook: a channel to the learner, within `seconds`; as `ChannelTransport.dial`. An override may prepare the channel that it gets here."""
+        return self._dial(self.address, self.options, seconds)
 
     # --------------------------- for callers: gate.lock held, but not for end(), close(), forget()
 
@@ -140,13 +151,31 @@ class Uplink:
             if self.link is not None:
                 self.link.post(frame(Kind.SUBSCRIBE))
 
+    def add(self, count: int, data: bytes) -> None:
+        """A hook: put `count` samples into the window, as `SampleWindow.add`, and have them written."""
+        self.window.add(count, data)
+        self.gate.work.notify_all()
+
+    def has_room(self, count: int) -> bool:
+        """A hook: whether `count` more samples can be taken over."""
+        return self.window.has_room(count)
+
+    def taken(self) -> int:
+        """A hook: how many samples were taken over, by whatever way."""
+        return self.window.taken
+
     def under_way(self) -> int:
-        """How many samples were taken over and are not acknowledged."""
+        """A hook: how many of them are not acknowledged. They may become fewer at any time, and more only by what `taken` counts."""
         return self.window.taken - self.window.acknowledged
 
-    def wait_delivered(self, seconds: float, waiting: Callable[[], str]) -> None:
-        """Wait until none is under way; as `wait`."""
-        self.wait(lambda: not self.under_way(), seconds, waiting)
+    def acknowledged(self) -> int:
+        """How many of them are acknowledged, at least."""
+        taken = self.taken()  # first: what is taken over in between must not count as acknowledged
+        return taken - self.under_way()
+
+    def wait_progress(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
+        """A hook: as `wait`, for what acknowledgements bring about. Overridden where they do not come as frames on the channel."""
+        self.wait(ready, seconds, waiting)
 
     def learner(self) -> str:
         """The learner as it is seen now, for people."""
@@ -160,6 +189,7 @@ class Uplink:
         return f"see what it does (echoctl top {self.address}), or wait longer (timeout=)"
 
     def connecting(self) -> str:
+        """A hook: who waits for which learner while there is no link yet, for people."""
         trouble = f": {self.trouble}" if self.trouble else ""
         return f"worker {os.getpid()} waits for a learner at {self.address}{trouble}"
 
@@ -198,8 +228,8 @@ class Uplink:
         try:
             with self.gate.lock:
                 try:
-                    self.wait_delivered(
-                        seconds, lambda: f"close() waits for {self.learner()} to acknowledge"
+                    self.wait_progress(
+                        lambda: not self.under_way(), seconds, lambda: f"close() waits for {self.learner()} to acknowledge"
                     )
                 except EchoError as error:
                     why = error
@@ -235,15 +265,17 @@ class Uplink:
             while not self.over.is_set() and (link := self._establish()) is not None:
                 try:
                     self._read(link)
-                except OSError as error:
+                except Exception as error:
                     self._lost(link, error)
                     if isinstance(error, ProtocolError):
                         self.end(error)
+                    elif not isinstance(error, OSError):
+                        raise
                 finally:
                     link.finish()
                 if self.parting:
                     return  # close() says how it ended
-                if not self._options.reconnect:
+                if not self.options.reconnect:
                     self.end(ConnectionClosedError(f"the learner is gone: {self.trouble}"))
         except Exception as error:
             log.exception("connection to %s", self.address)
@@ -253,7 +285,7 @@ class Uplink:
         """Dial until a learner lets us in; None when the connection is over."""
         again = self.connects > 0  # the first time the caller of connect() keeps the time
         start = time.monotonic()
-        patience = self._options.timeout if again else math.inf
+        patience = self.options.timeout if again else math.inf
         pause, factor, longest = BACKOFF
         while not self.over.is_set():
             left = max(0.1, patience - (time.monotonic() - start))
@@ -276,9 +308,9 @@ class Uplink:
         return None
 
     def _attempt(self, seconds: float) -> Link:
-        options = self._options
+        options = self.options
         handshake = ClientHandshake(
-            self._spec,
+            self.spec,
             options.token,
             self._client_id,
             self.window.acknowledged,
@@ -299,10 +331,10 @@ class Uplink:
                 link = Link(
                     channel,
                     handshake.leftover,
-                    self._spec.sample_bytes,
+                    self.spec.sample_bytes,
                     TO_WORKER,
                     self.gate,
-                    self._work,
+                    self.work,
                 )
                 resume = link.read_header()
             self._resume(link, handshake.peer["server"], resume)
@@ -318,6 +350,7 @@ class Uplink:
         if header.kind is not Kind.ACK:
             raise ProtocolError(f"the learner began with {header.kind.name} instead of ACK")
         with self.gate.lock:
+            self.on_connected(link)
             self.window.resume(header.seq)
             restarted = self._incarnation not in ("", incarnation)
             self.restarts += restarted
@@ -333,10 +366,15 @@ class Uplink:
             what = "restarted learner" if restarted else "learner again"
             log.info("connected to the %s at %s", what, self.address)
 
-    def _work(self) -> Work | None:
-        window = self.window
-        entries = window.next_entries()
-        return (window.encode(entries, window.flags(entries)), entries[-1].last) if entries else None
+    def on_connected(self, link: Link) -> None:
+        """A hook: the handshake is done, and the window is about to resume. What is posted here goes before everything else. Does nothing here."""
+
+    def on_lost(self, link: Link) -> None:
+        """A hook: `link` can be read no more, and another may follow. What came by it counts until this returns. Does nothing here."""
+
+    def work(self) -> Work | None:
+        """A hook: what to write next when nothing is posted; None: nothing for now."""
+        return self.window.next_frame()
 
     def _read(self, link: Link) -> None:
         assembler = WeightsAssembler()
@@ -349,9 +387,9 @@ class Uplink:
             elif header.kind is Kind.WEIGHTS:
                 whole = assembler.add(header, link.read(header.length))
                 if whole is not None:
-                    self._hold(link, *whole)
+                    self.hold_weights(link, *whole)
             elif header.kind is Kind.CONTROL:
-                self._control(link, header, link.read(header.length))
+                self.on_control(link, header, link.read(header.length))
             elif header.kind is Kind.PING:
                 if not header.flags & REPLY:
                     with self.gate.lock:
@@ -360,7 +398,7 @@ class Uplink:
                 reason = bytes(link.read(header.length)).decode("utf-8", "replace")
                 raise ConnectionClosedError(f"the learner said goodbye: {reason}")
 
-    def _hold(
+    def hold_weights(
         self,
         link: Link,
         version: int,
@@ -368,7 +406,10 @@ class Uplink:
         payload: np.ndarray,
         digest: int | None = None,
     ) -> None:
-        """Weights have come whole; `digest` is theirs where that was proven already."""
+        """Weights have come whole: keep them, and confirm that on `link`. `digest` is theirs where that was proven already.
+
+        For the uplink's own thread, without the lock.
+        """
         digest = verify(meta, payload) if digest is None else digest
         with self.gate.lock:
             self.weights = version, meta, payload, digest
@@ -377,24 +418,19 @@ class Uplink:
             link.post(frame(Kind.RECEIPT, U64.pack(digest), seq=version))
             self.gate.changed.notify_all()
 
-    def _control(self, link: Link, header: Header, payload: Buffer) -> None:
-        if header.flags & REPLY:
-            with self.gate.lock:
+    def on_control(self, link: Link, header: Header, payload: Buffer) -> None:
+        """A hook: a CONTROL frame has come: an answer (it has the flag REPLY), or a request of the learner, which is refused here.
+
+        An override takes the frames that it knows by their numbers, which must be 1 << 60 or above, and leaves others to this one.
+        """
+        with self.gate.lock:
+            if header.flags & REPLY:
                 self.calls.answered(header.seq, payload)
-            return
-
-        def handle() -> None:
-            try:
-                reply = answer(self.on_request or _refuse, header.seq, payload)
-            except ProtocolError as error:
-                link.fail(error)
-                return
-            with self.gate.lock:
-                link.post(reply)
-
-        threading.Thread(target=handle, name="echo-request", daemon=True).start()
+            else:
+                link.post(b"".join(reply_frame(header.seq, [pack_error(EchoError("this worker answers no requests"))])))
 
     def _lost(self, link: Link, error: Exception) -> None:
+        self.on_lost(link)
         with self.gate.lock:
             self.link, self.trouble = None, error.with_traceback(None)  # whose frames would keep this uplink, and the window's memory
             self._bytes = [self._bytes[0] + link.sent, self._bytes[1] + link.received]
@@ -403,7 +439,3 @@ class Uplink:
             over = self.over.is_set() or self.parting
         if not over:
             log.warning("worker %d lost the learner at %s: %s", os.getpid(), self.address, error)
-
-
-def _refuse(op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
-    raise EchoError(f"this worker answers no requests, {op!r} neither")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from ...base.errors import ProtocolError
 from ..gather import SMALL, Chunk, Gatherer
-from ..protocol import MORE, Buffer, Kind, max_count, pack_header
+from ..protocol import Buffer, Kind, max_count, pack_header
+from .acknowledgement import AcknowledgementRequests
 
 if TYPE_CHECKING:
     from ...spec.pytree.flattener import Flattener
 
-__all__ = ["Entry", "Window"]
+__all__ = ["Entry", "SampleWindow", "Window"]
 
 PIECE_BYTES = 4 << 10  # a channel may make a system call for each piece, which smaller ones are not worth
 COALESCE_BYTES = 256 << 10  # small entries travel together, up to about so many bytes a frame
@@ -39,36 +40,87 @@ class Entry(NamedTuple):
         return [self.data] if isinstance(self.data, memoryview) else self.data.columns()
 
 
+class SampleWindow(Protocol):
+    """What an uplink needs of a window. The gate's lock is held for every call but `take`, which any thread makes without it.
+
+    Attributes:
+        small: whether `take` takes samples at all; if not they come by `add`.
+        taken: how many samples were taken over.
+        acknowledged: how many of them are committed for good.
+    """
+
+    @property
+    def small(self) -> bool: ...
+    @property
+    def taken(self) -> int: ...
+    @property
+    def acknowledged(self) -> int: ...
+
+    def take(self, sample: object, /) -> int:
+        """Take one sample over: 1. 0: there is no room, or it is not for `take`; 2: taken, and whoever writes must be woken. SpecError."""
+
+    def add(self, count: int, data: bytes) -> None:
+        """Take `count` samples over; `data` holds each leaf's samples in turn. The caller has waited for `has_room`."""
+
+    def has_room(self, count: int) -> bool:
+        """Whether `count` more samples fit; any number fits into an empty window."""
+
+    def lent(self) -> str:
+        """A word on memory that was lent and not given back, for whoever waits for room; "" if there is none."""
+
+    def next_frame(self) -> tuple[Iterable[Buffer], int] | None:
+        """The next frame to write on the channel and the number of its last sample; None if there is none, or samples go another way.
+
+        The buffers may be a generator, which runs without the lock."""
+
+    def acknowledge(self, number: int) -> None:
+        """The first `number` samples of the session are committed. ProtocolError if they were never sent."""
+
+    def resume(self, number: int) -> None:
+        """A new connection: `number` samples are committed, the rest is to be sent again. ProtocolError as above."""
+
+    def stop(self) -> None:
+        """No more samples are taken. Also called in a forked child, where a lock may be held for ever."""
+
+
 class Window:
     """Unacknowledged samples in order, and how far they have been sent.
 
     `gatherer` takes small samples one by one, from any thread and without a lock, and lends rows. The owner's lock
-    is held for every call here; what `next_entries` returned may be encoded without it.
+    is held for every call here; what `encode` returned may be iterated over without it.
 
-    `acknowledged` counts the samples that are committed for good, `taken` all of them.
+    A transport may extend it (`Uplink.make_window`), with other figures and its own `encode`.
+
+    Attributes:
+        gathered_bytes: samples of at most so many bytes are the gatherer's.
+        head_bytes: kept free in front of what it gathers: see `Chunk.framed`.
+        parts: of the window; with each an acknowledgement is asked for.
+        acknowledged: how many samples are committed for good.
+        sample_bytes: of one sample.
     """
 
-    gathered_bytes: ClassVar[int] = SMALL  # samples of at most so many bytes are the gatherer's
-    head_bytes: ClassVar[int] = 0  # kept free in front of what it gathers: see `Chunk.framed`
-    parts: ClassVar[int] = 4  # of the window: with each an acknowledgement is asked for
+    gathered_bytes: ClassVar[int] = SMALL
+    head_bytes: ClassVar[int] = 0
+    parts: ClassVar[int] = 4
 
     def __init__(
         self, flattener: Flattener, max_bytes: int, most: int, coalesce_bytes: int = COALESCE_BYTES
     ) -> None:
         self.acknowledged = 0
         self._leaf_bytes = tuple(spec.nbytes for spec in flattener.specs)
-        self._sample_bytes = sum(self._leaf_bytes)
+        self.sample_bytes = sum(self._leaf_bytes)
         self._coalesce_bytes = coalesce_bytes
-        self._most = min(most, max_bytes // max(1, self._sample_bytes))  # samples under way
+        self._most = min(most, max_bytes // max(1, self.sample_bytes))  # samples under way
         self._numbered = 0  # of those taken, not counting what the gatherer still has
         self._newest_sent = 0
-        self._asked = 0  # of those sent, the last that asked for an acknowledgement
+        self._requests = AcknowledgementRequests(self._most // self.parts)
         self._sent: deque[Entry] = deque()
         self._unsent: deque[Entry] = deque()
         self._over = False
-        self.small = 0 < self._sample_bytes <= self.gathered_bytes  # whether the gatherer takes them
-        largest = min(max_count(self._sample_bytes), max(1, self._most))
+        self.small = 0 < self.sample_bytes <= self.gathered_bytes  # whether the gatherer takes them
+        largest = min(max_count(self.sample_bytes), max(1, self._most))
         self.gatherer = Gatherer(flattener, coalesce_bytes, largest, self.head_bytes)
+        self.take = self.gatherer.take  # bound once: a method in between would take as long as a small sample
         self._permit()
 
     @property
@@ -139,7 +191,7 @@ class Window:
 
     def _frame_sized(self, count: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:
         """Cut a batch that is larger than a frame may be."""
-        most = max_count(self._sample_bytes)
+        most = max_count(self.sample_bytes)
         if count <= most:
             yield count, data
             return
@@ -167,7 +219,7 @@ class Window:
         entries = [self._unsent.popleft()]
         count = entries[0].count
         most = min(
-            max_count(self._sample_bytes), self._coalesce_bytes // max(1, self._sample_bytes)
+            max_count(self.sample_bytes), self._coalesce_bytes // max(1, self.sample_bytes)
         )
         while self._unsent:
             count += self._unsent[0].count
@@ -178,22 +230,19 @@ class Window:
         self._newest_sent = max(self._newest_sent, entries[-1].last)
         return entries
 
-    def flags(self, entries: list[Entry]) -> int:
-        """Of their frame: MORE, if the learner may acknowledge them together with what comes after them.
+    def next_frame(self) -> tuple[Iterable[Buffer], int] | None:
+        """The next entries as a frame, and the number of its last sample."""
+        entries = self.next_entries()
+        return (self.encode(entries, self.flags(entries)), entries[-1].last) if entries else None
 
-        An acknowledgement wakes threads at both ends, which over some channels takes as long as a megabyte of samples. So it is asked for
-        with each part of the window, and with the last sample there is.
-        """
-        last = entries[-1].last
-        if last < self.taken and last - self._asked < self._most // self.parts:
-            return MORE
-        self._asked = last
-        return 0
+    def flags(self, entries: list[Entry]) -> int:
+        """Of their frame."""
+        return self._requests.flags(entries[-1].last, self.taken)
 
     def encode(self, entries: list[Entry], flags: int) -> Iterator[Buffer]:
-        """The DATA frame of consecutive entries, as buffers to send in turn."""
+        """A hook: the DATA frame of consecutive entries, as buffers to send in turn. Runs in the thread that writes, without a lock."""
         count = entries[-1].last - entries[0].first + 1
-        length = count * self._sample_bytes
+        length = count * self.sample_bytes
         header = pack_header(Kind.DATA, flags=flags, count=count, seq=entries[0].first, length=length)
         if len(entries) == 1:
             whole = entries[0].pieces()
@@ -226,7 +275,7 @@ class Window:
         """A new connection: `number` samples are committed, the rest is to be sent again."""
         self._unsent.extendleft(reversed(self._sent))
         self._sent.clear()
-        self._asked = number
+        self._requests.resume(number)
         if number > self._numbered and not self._unsent:
             # A session of this id that went on before: its numbers continue, and what is gathered comes after them.
             self.gatherer.note(number - self._numbered)

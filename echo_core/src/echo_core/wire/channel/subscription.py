@@ -1,0 +1,60 @@
+"""The learner's end of weights: which version one client holds, and which is on its way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from ...base.errors import ProtocolError
+from ..protocol import Buffer
+
+__all__ = ["Subscription", "WeightsOffer"]
+
+
+class WeightsOffer(NamedTuple):
+    """A version for a client, and the frames that carry it, at least one: each as the buffers to write one after another."""
+
+    version: int
+    frames: Iterator[list[Buffer]]
+
+
+class Subscription:
+    """What one client has of the weights. The gate's lock is held for every call.
+
+    Attributes:
+        held: the version that the client holds whole; 0 before it has one.
+        sent: the version that is being sent, or was sent and is not confirmed; 0 if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.sent = 0
+        self._begun = False
+        self._frames: Iterator[list[Buffer]] = iter(())
+        self._next: list[Buffer] | None = None  # kept one ahead, so that the last frame is known to be the last when it is handed out
+
+    def begin(self, held: int) -> None:
+        """The client wants weights from now on, and says which version it holds."""
+        self._begun = True
+        if not self.sent:
+            self.held = held
+
+    def next_frame(self, offer: Callable[[int], WeightsOffer | None]) -> list[Buffer] | None:
+        """The next frame to write, if there is one; `offer` is asked when no version is on its way."""
+        if self._begun and not self.sent and (found := offer(self.held)) is not None:
+            self.sent, self._frames = found
+            self._next = next(self._frames)
+        if self._next is None:
+            return None
+        frame, self._next = self._next, next(self._frames, None)
+        return frame
+
+    def confirmed(self, version: int, fits: Callable[[int, int], bool]) -> None:
+        """The client says that it holds `version`. ProtocolError unless that was sent whole, as `fits(sent, version)` decides."""
+        if not self.sent or self._next is not None or not fits(self.sent, version):
+            raise ProtocolError(f"receipt for weights {version}, which were not sent")
+        self.held, self.sent = version, 0
+
+    def send_again(self) -> None:
+        """What is on its way will not be confirmed: offer the newest version anew."""
+        self.sent = 0
