@@ -99,7 +99,7 @@ struct Peer {
     bool answered = false;            // an answer went last: now a chunk of weights
     std::uint64_t acked = 0;     // what the last ACK said
     bool ack_due = false;        // says it even if `acked` is up to date (the resume point)
-    bool owed = false;           // an ACK is put off until there is nothing else to do
+    bool ack_put_off = false;    // until there is nothing else to do: acknowledgement.hpp
     bool deaf = false;           // writing failed; what it sent may still be read
     bool subscribed = false;
     std::uint64_t held = 0;      // newest version it says it holds
