@@ -3,10 +3,10 @@
 ZeroMQ sends messages, hides that a connection was lost, and drops what it has no room for. A channel needs bytes in order, an end of the
 stream, and a sender that waits. So each message begins with a byte that says what it is:
 
-    H  hello         the first message of a worker: whoever begins with another is not known here
+    H  hello         the first message of a worker; a conversation that begins with another one is answered with E
     D  data          at most PIECE_BYTES
     C  credit        how many bytes were read in all: the other end may be WINDOW_BYTES ahead of that
-    E  end           nothing more comes; after an orderly shutdown, and to whoever is not known
+    E  end           nothing more comes; after an orderly shutdown, and in answer to a conversation that is not known
     B  beat          a sign of life
 """
 
@@ -34,7 +34,7 @@ class ZmqChannel(Channel):
     """See `echo_core.wire.channel.Channel`. `send` and `receive` are called by Echo, the methods below by the thread that has the socket.
 
     Args:
-        peer: who is at the other end, for people.
+        peer: names the other end, for people.
         wake: tells the thread of the socket that there is something to send; from any thread.
         released: called by `close`, in the process that made the channel.
     """

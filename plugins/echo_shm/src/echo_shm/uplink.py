@@ -23,6 +23,7 @@ from echo_core.wire.channel.uplink import Uplink
 from echo_core.wire.protocol import REPLY, Buffer, Header, Kind, frame, pack_request, parse_reply, parse_request
 
 from ._direct import Direct, Mapping
+from .acknowledgement import DirectSamples, Progress
 from .board import Notice, Reader
 from .sockets import UnixChannel
 
@@ -42,25 +43,6 @@ WEIGHTS = ATTACH + 2  # of the learner's notices of weights
 CATCH_UP_SECONDS = 0.05  # that a call waits for samples taken over before it, while they are going out
 GOING_SECONDS = 0.01  # since one of them went, for as long as they count as going out
 PUMP_SECONDS = 0.05  # a wait of the pump that an ending link must be able to cut short
-LANE_SECONDS = 0.02  # the same of who waits for a lane to be copied
-
-
-class _Progress:
-    """What `wait_until` sleeps on for a lane: there the learner says by a number, not by a frame, how far it is."""
-
-    def __init__(self, up: ShmUplink) -> None:
-        self._up = up
-
-    def wait(self, timeout: float | None) -> None:
-        up = self._up
-        if not up.direct.under_way():
-            up.gate.changed.wait(timeout)
-            return
-        up.gate.lock.release()
-        try:
-            up.direct.wait_copied(LANE_SECONDS if timeout is None else min(timeout, LANE_SECONDS))
-        finally:
-            up.gate.lock.acquire()
 
 
 class ShmUplink(Uplink):
@@ -80,6 +62,7 @@ class ShmUplink(Uplink):
         self.attached = False
         self.mode = "socket"
         self.direct = Direct(spec, options.patience)
+        self._put = DirectSamples(self.direct)
         self._board: Reader | None = None
         self._pumping = False
         self._pumped_at = 0.0  # when the last one was put by the pump, of time.monotonic()
@@ -210,19 +193,19 @@ class ShmUplink(Uplink):
     # ------------------------------------------------------------------ samples in a lane; `gate.lock` held
 
     def under_way(self) -> int:
-        return super().under_way() + int(self.direct.under_way())
+        return super().under_way() + self._put.under_way()
 
     def taken(self) -> int:
-        return super().taken() + int(self.direct.samples) - int(self.direct.pumped)
+        return super().taken() + self._put.taken()
 
     def wait_progress(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
-        wait_until(_Progress(self), lambda: ready() or self.over.is_set(), seconds, waiting, self.advice)
+        wait_until(Progress(self.direct, self.gate), lambda: ready() or self.over.is_set(), seconds, waiting, self.advice)
         if not ready():
             self.check()
 
     def has_room(self, count: int) -> bool:
         """In the window, which what is in the lane counts against."""
-        return self.window.has_room(count, int(self.direct.under_way()))
+        return self.window.has_room(count, self._put.under_way())
 
     # ----------------------------------------------------------------- samples that have to wait
 

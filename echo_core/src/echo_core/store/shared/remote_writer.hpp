@@ -161,6 +161,8 @@ inline int Remote::commit(uint32_t id, const echo_run &run) {
     }
     r.word.store((r.word.load(std::memory_order_relaxed) & ~uint64_t(3)) + Record::kDone, std::memory_order_seq_cst);
     r.samples.store(r.samples.load(std::memory_order_relaxed) + run.count, std::memory_order_relaxed);
+    // It has waited in vain, and then there was space without waiting.
+    if (r.waits_since.load(std::memory_order_relaxed) != 0) r.waits_since.store(0, std::memory_order_relaxed);
     const bool whole = Progress::count(mine) == batch_;
     if (whole) buffer.ready_at.store(now_ns(), std::memory_order_relaxed);
     // The learner's own writers may add to the count in between.
