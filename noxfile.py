@@ -1,4 +1,4 @@
-"""The verbs: what one does with this repository. (The test matrix is in tox.ini.) `./dev VERB` sets nox up first."""
+"""The tasks (verbs) of this repository. The test matrix is in tox.ini. `./dev VERB` first sets nox up, then runs a verb."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INCLUDE = "echo_core/src/echo_core/include"
 
 
 def install(session: nox.Session, groups: list[str], *distributions: str) -> None:
-    """Dependency groups of the root pyproject.toml, and distributions of this repository as wheels."""
+    """Install dependency groups of the root pyproject.toml, and distributions of this repository as wheels."""
     session.install(*nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), *groups))
     session.run("python", "tools/install.py", *distributions, silent=True)
 
@@ -33,26 +33,26 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def liveview(session: nox.Session) -> None:
-    """The picture of the live view, docs/live-view.svg, from a run of the demo. Arguments go to `python tools/liveview.py`."""
+    """Draw the picture of the live view, docs/live-view.svg, from a run of the demo. Arguments go to `python tools/liveview.py`."""
     install(session, ["demo"], "echo-core[tcp]")
     session.run("python", "tools/liveview.py", *session.posargs)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Echo beside its rivals in one run: a table of ratios, JSON and a plot. Arguments go to `python -m benchmarks run`, or `replay`."""
+    """Compare Echo with its rivals in one run: a table of ratios, JSON and a plot. Arguments go to `python -m benchmarks run`, or `replay`."""
     replay = session.posargs[:1] == ["replay"]
     install(session, ["bench-replay" if replay else "bench"], "echo-core[all]")
     env = {"BENCH_REVERB_PYTHON": reverb(session)} if replay else {}
     session.run("python", "-m", "benchmarks", *([] if replay else ["run"]), *session.posargs, env=env)
 
 
-#: Reverb has no wheel after Python 3.11, and needs a TensorFlow and a numpy that nothing else here can live with.
+#: Reverb has no wheel after Python 3.11, and needs a TensorFlow and a numpy that conflict with everything else here.
 REVERB = ["dm-reverb==0.14.0", "tensorflow-cpu>=2.15,<2.16", "numpy<2", "psutil>=5.9"]
 
 
 def reverb(session: nox.Session) -> str:
-    """The interpreter of Reverb's environment; where it cannot be had, the benchmarks say that it is not installed, and how it would be."""
+    """The interpreter of Reverb's environment. If it cannot be made, the benchmarks report that Reverb is missing and how to install it."""
     folder = Path("build/reverb").resolve()
     python = folder / "bin" / "python"
     if not python.exists():
@@ -63,9 +63,9 @@ def reverb(session: nox.Session) -> str:
 
 @nox.session(venv_backend="none")
 def wheels(session: nox.Session) -> None:
-    """All wheels and source distributions into dist/, for every Python present; installed every way there is, and used.
+    """Build all wheels and source distributions into dist/ for every installed Python; install them in every way, and use them.
 
-    With `-- test` the test suites of every such installation run too, on each of these Pythons, as tox's matrix has them: that takes hours.
+    With `-- test`, the test suites of every such installation also run on each of these Pythons, as in tox's matrix. That takes hours.
     """
     found = [name for name in ("python3.11", "python3.12", "python3.13", "python3.14") if shutil.which(name)]
     with tempfile.TemporaryDirectory() as place:
@@ -78,37 +78,45 @@ def wheels(session: nox.Session) -> None:
             session.run(python, "tools/tryout.py", str(folder), *sources, external=True)
             shutil.copytree(folder, "dist", dirs_exist_ok=True)
     if "test" in session.posargs:
-        ways = ("core", "samplers", "tcp", "shm", "grpc", "rdma", "all")
+        ways = ("core", "samplers", "tcp", "shm", "grpc", "rdma", "all", "demo")
         matrix = [f"py{python.removeprefix('python').replace('.', '')}-{way}" for python in found for way in ways]
         session.run("tox", "run", "-e", ",".join(matrix), external=True)
 
 
 @nox.session(reuse_venv=False)
 def lowest(session: nox.Session) -> None:
-    """The tests with the oldest versions of everything that the distributions say they work with. Arguments go to pytest."""
+    """Run the tests with the oldest version of each dependency that the distributions allow. Arguments go to pytest."""
     built = Path(str(session.run("python", "tools/wheels.py", silent=True)).split("\n")[-2])
-    projects = [*sorted(Path().glob("*/pyproject.toml")), *sorted(Path("plugins").glob("*/pyproject.toml"))]
-    # Of files given with -r every dependency is a direct one; those of our own names come from what was built.
+    projects = [file for place in ("*", "plugins/*", "systems/*") for file in sorted(Path().glob(f"{place}/pyproject.toml"))]
+    # With -r, every dependency of the files is a direct one. Our own distributions come from the built wheels.
     wanted = [argument for project in projects for argument in ("-r", str(project))]
-    # The tests' own tools in the same resolution: the newest of them would bring the newest of ours.
+    # The tests' own tools are resolved together with them; otherwise their newest versions would bring the newest dependencies.
     extras = ["--extra", "cli", "--extra", "tls", "--extra", "wheel", "--extra", "testing", "--group", "test"]
     session.run("uv", "pip", "install", "--quiet", "--resolution", "lowest-direct", "--find-links", str(built), *wanted, *extras)
     session.run("uv", "pip", "install", "--quiet", "--no-deps", "--reinstall", *map(str, sorted(built.glob("*.whl"))))
     session.run("uv", "pip", "list")
     session.run("python", "tools/installed.py")
     tests = session.posargs or ["tests/core", "tests/matrix", "tests/cli", "samplers/tests"]
-    session.run("python", "-m", "pytest", "--reruns", "1", *tests)
+    session.run("python", "-m", "pytest", *tests)
+
+
+@nox.session
+def adapters(session: nox.Session) -> None:
+    """Run the tests with PyTorch, JAX, Gymnasium and Stable-Baselines3, which no environment of tox.ini has. Arguments go to pytest."""
+    session.install("torch", "--index-url", "https://download.pytorch.org/whl/cpu")  # other indexes bring gigabytes of CUDA's libraries
+    install(session, ["test"], "echo-core[tcp,shm,testing]", "echo-adapters[jax,gymnasium,sb3]")
+    session.run("python", "-m", "pytest", *(session.posargs or ["adapters/tests", "tests/docs/test_snippets.py"]))
 
 
 @nox.session
 def tsan(session: nox.Session) -> None:
-    """The native stress programs under ThreadSanitizer. The argument is seconds per scenario."""
+    """Run the native stress programs under ThreadSanitizer. The argument is seconds per scenario."""
     native_stress(session, "thread")
 
 
 @nox.session
 def asan(session: nox.Session) -> None:
-    """The native stress programs under AddressSanitizer and UBSan. The argument is seconds per scenario."""
+    """Run the native stress programs under AddressSanitizer and UBSan. The argument is seconds per scenario."""
     native_stress(session, "address,undefined")
 
 
@@ -116,28 +124,36 @@ def native_stress(session: nox.Session, sanitizer: str) -> None:
     out = Path("build/stress")
     out.mkdir(parents=True, exist_ok=True)
     sources = [*sorted(NATIVE.glob("*_stress.cpp")), *sorted(Path("plugins").glob("*/tests/native/*_stress.cpp"))]
-    session.install("numpy")  # for its header of random generators
+    session.install("numpy")  # its header of random generators is needed
     numpy = str(session.run("python", "-c", "import numpy; print(numpy.get_include())", silent=True)).strip()
     include = [part for folder in (INCLUDE, str(Path(INCLUDE).parent), numpy) for part in ("-I", folder)]
     for source in sources:
         program = out / f"{source.stem}-{sanitizer.split(',')[0]}"
         compiler = os.environ.get("CXX", "g++")
-        # Wno-tsan: it does not know fences, around which the programs tell it by atomic bytes what is copied at the risk of tearing.
+        # -Wno-tsan hides a warning: ThreadSanitizer does not support fences. The programs use atomic bytes for copies that may be torn.
         flags = ["-std=c++20", "-O1", "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-Wno-tsan", *include]
         session.run(compiler, *flags, str(source), "-o", str(program), "-pthread", external=True)
-        # ThreadSanitizer wants its shadow memory where address randomisation may have put something else.
+        # ThreadSanitizer needs its shadow memory at addresses that address randomisation may have used for other memory.
         mode = ["threads"] if source.stem == "shared_stress" else []
         session.run("setarch", "-R", str(program), *mode, *session.posargs, external=True)
 
 
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Run the load tests, which take seconds in CI, for minutes. The argument is seconds for each, 60 by default."""
+    install(session, ["test", "build"], "echo-core[all,testing]")
+    env = {"ECHO_SOAK_SECONDS": session.posargs[0] if session.posargs else "60"}
+    session.run("python", "-m", "pytest", "-m", "soak", "--timeout", "0", "tests", "samplers/tests", *map(str, Path("plugins").glob("*/tests")), env=env)
+
+
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
-    """The native parsers under libFuzzer (needs clang++), those in Python under atheris. The argument is seconds per target, 60 by default."""
+    """Fuzz the native parsers with libFuzzer (needs clang++) and the Python parsers with atheris. The argument is seconds per target, default 60."""
     seconds = session.posargs[0] if session.posargs else "60"
     compiler = shutil.which(os.environ.get("CLANGXX", "clang++"))
     guided = subprocess.run(["python", "-c", "import atheris, echo_core"], stderr=subprocess.DEVNULL).returncode == 0
     if not compiler and not guided:
-        session.error("neither clang++ nor atheris is here; install clang, or: pip install atheris")
+        session.error("neither clang++ nor atheris is installed; install clang, or: pip install atheris")
     for source in sorted(Path("plugins").glob("*/tests/native/*_fuzz.cpp")) if compiler else ():
         corpus = Path("build/fuzz") / source.stem
         corpus.mkdir(parents=True, exist_ok=True)
@@ -155,21 +171,21 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def rdma_check(session: nox.Session) -> None:
-    """What RDMA can do on this machine: cards, UCX, limits, speed. The argument is the address of a network card (see docs/rdma.md)."""
+    """Check RDMA on this machine: cards, UCX, limits, speed. The argument is the address of a network card (see docs/rdma.md)."""
     install(session, [], "echo-core[rdma]")
     session.run("python", "-m", "echo_rdma.check", *session.posargs)
 
 
 @nox.session
 def rdma_vm(session: nox.Session) -> None:
-    """The tests of echo_rdma over verbs, in an emulated machine with a network card in software. Arguments go to pytest there. Needs Debian."""
+    """Test echo_rdma over verbs in an emulated machine with a software network card. Arguments go to pytest there. It needs Debian."""
     install(session, ["test"], "echo-core[rdma,testing]")
     session.run("python", "tools/rdma_vm", *session.posargs)
 
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The documentation site, into build/docs. A warning is an error."""
+    """Build the documentation site into build/docs. A warning is an error."""
     install(session, ["docs"], "echo-core[all,testing]")
     session.run("python", "tools/hooks.py", "--check")
     session.run("python", "tools/benchpage.py", "--check")
@@ -178,7 +194,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Formatting and types: ruff, mypy --strict over the packages and the examples, and whether the stubs of compiled modules are true."""
+    """Check formatting and types: ruff, mypy --strict over the packages and the examples, and the stubs of compiled modules."""
     install(session, ["lint", "demo"], "echo-core[all,testing]", "echo-adapters")
     session.run("ruff", "check", ".")
     session.run("mypy")

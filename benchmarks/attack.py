@@ -30,7 +30,7 @@ from benchmarks.processes import Crew, cpu_seconds, die_with, environment
 from benchmarks.report import factor, number
 from benchmarks.strangers import ATTACKS, CERTIFIED_ATTACKS, READER, UNHEARING
 
-SETTLE_SECONDS = 0.5  # for an attack to get under way
+SETTLE_SECONDS = 0.5  # for an attack to get under way, unless --settle says otherwise
 PORTIONS = 100.0  # a second, of the CPU time taken by a control
 SYSTEMS = {"echo": "tcp", "echo-grpc": "grpc", "echo-tcps": "tcps", "echo-grpcs": "grpcs"}
 
@@ -99,7 +99,7 @@ def playing(*arguments: str) -> Iterator[tuple[int, str]]:
         process.stdout.close()
 
 
-def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: int, folder: Path) -> Figures:
+def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: int, settle: float, folder: Path) -> Figures:
     """See `Figures`; peace and attacks in turn, all upon the same workers."""
     learner, address, expired = aim = target(name, payload_name, workers, folder)
     job = {"role": "flood", "system": "echo", "payload": payload_name, "address": address}
@@ -116,8 +116,8 @@ def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: 
         brief, patient = ports.split()
 
         def looked_at(other: int = 0) -> Round:
-            time.sleep(SETTLE_SECONDS)
-            receive(learner, SETTLE_SECONDS / 2)  # what piled up meanwhile is not of this round
+            time.sleep(settle)
+            receive(learner, settle / 2)  # what piled up meanwhile is not of this round
             honest, theirs = cpu_seconds(os.getpid()) + crew.cpu_seconds(), cpu_seconds(other) if other else 0.0
             away = _turned_away(learner)
             count, elapsed = receive(learner, seconds)
@@ -130,7 +130,7 @@ def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: 
 
         for attack in aim.attacks:
             with playing(*against(attack)):
-                time.sleep(SETTLE_SECONDS)
+                time.sleep(settle)
                 own, away, start = cpu_seconds(os.getpid()), _turned_away(learner), time.monotonic()
                 time.sleep(seconds)
                 spent, elapsed = cpu_seconds(os.getpid()) - own, time.monotonic() - start
@@ -206,6 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1.0, help="measured each time")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--settle", type=float, default=SETTLE_SECONDS, help="seconds for an attack to get under way")
     parser.add_argument("--play", choices=list(CERTIFIED_ATTACKS), help=argparse.SUPPRESS)
     parser.add_argument("--decoys", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--burn", type=float, help=argparse.SUPPRESS)
@@ -230,7 +231,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["ECHO_TOKEN"] = f"{secrets.token_hex(32)}\n{READER}{secrets.token_hex(32)}"
     for name in args.systems:
         with tempfile.TemporaryDirectory() as folder:
-            figures = measure(name, args.payload, args.workers, args.seconds, args.rounds, Path(folder))
+            figures = measure(name, args.payload, args.workers, args.seconds, args.rounds, args.settle, Path(folder))
         print(f"### {name}, {args.payload}, {args.workers} workers\n\n{table(figures)}\n", flush=True)
     return 0
 

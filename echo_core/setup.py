@@ -1,7 +1,11 @@
 """Builds the Cython modules; everything else is in pyproject.toml."""
 
-import os
 import sys
+
+if sys.platform != "linux":
+    raise SystemExit(f"Echo runs on Linux only: it needs futexes, memfds and epoll. This is {sys.platform}.")
+
+import os
 from pathlib import Path
 
 import numpy

@@ -1,5 +1,10 @@
 """Builds the native samplers; everything else is in pyproject.toml."""
 
+import sys
+
+if sys.platform != "linux":
+    raise SystemExit(f"Echo runs on Linux only: it needs futexes, memfds and epoll. This is {sys.platform}.")
+
 from pathlib import Path
 
 import numpy
@@ -16,8 +21,8 @@ extension = Extension(
     language="c++",
     depends=[str(path) for path in sorted(package.glob("*.hpp"))] + [str(path) for path in sorted(capi.glob("*.h"))],
     include_dirs=[str(package), str(capi), numpy.get_include()],
-    # No contraction: a seed draws the same keys whether or not the machine has fused multiply-add. No errno: it is what keeps
-    # the square root of a weight from being one instruction. CXXFLAGS come after these: a sanitizer build only adds to them.
+    # Contraction is off so that a seed draws the same keys whether or not the machine has fused multiply-add. errno is off because
+    # setting it would keep the square root of a weight from being one instruction. CXXFLAGS follow these, so a sanitizer build only adds.
     extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-psabi", "-ffp-contract=off", "-fno-math-errno"],
     define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
 )

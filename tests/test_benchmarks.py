@@ -132,7 +132,7 @@ def ended(process: psutil.Process) -> bool:
 @pytest.mark.parametrize("system", list(attack.SYSTEMS))
 def test_workers_are_served_under_attack(system: str) -> None:
     need(system.removesuffix("s").replace("echo-tcp", "echo"))
-    command = [sys.executable, "-m", "benchmarks.attack", "--systems", system, "--workers", "1", "--seconds", "0.2", "--rounds", "1"]
+    command = [sys.executable, "-m", "benchmarks.attack", "--systems", system, "--workers", "1", "--seconds", "0.2", "--settle", "0.1", "--rounds", "1"]
     said = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300)
     assert said.returncode == 0, said.stderr[-2000:]
     rows = [line.strip("| ").split(" | ") for line in said.stdout.splitlines() if line.startswith("| ")][1:]

@@ -1,10 +1,10 @@
-"""Write the figures of docs/benchmarks.md and of the README from benchmark runs, so that nobody copies a figure by hand.
+"""Write the results in docs/benchmarks.md and in the README from benchmark runs, so that nobody copies a number by hand.
 
     python tools/benchpage.py RESULT.json      # record this run: keep it as docs/benchmarks.json (replay tables: benchmarks-replay.json, with
                                                # its picture), and write the pages from it
     python tools/benchpage.py                  # write the pages from the recorded runs;  with --check: exit code 1 if one differs
 
-A run is made by `./dev bench`, which says where it wrote its JSON. Everything of a page outside the marks is left as it is.
+`./dev bench` makes a run and prints where it wrote its JSON. The text of a page outside the marks stays unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.results import Results  # noqa: E402
 RUNS = {"stream": ROOT / "docs" / "benchmarks.json", "replay": ROOT / "docs" / "benchmarks-replay.json"}
 END = "<!-- end of what is made -->"
 
-#: What the README shows.
+#: The cases in the README.
 CHOSEN = {
     "tcp/20B/1w": "TCP, 20-byte samples, plain `send()`, 1 worker",
     "tcp/20B/4w": "the same, 4 workers",
@@ -37,7 +37,7 @@ CHOSEN = {
     "ready/20B": "`sample()` with a batch ready",
     "latency/20B/1w": "one sample on an idle link, `send` → `sample`, p50",
 }
-#: What is made of a suite's run, and where it belongs.
+#: The texts that are made from a suite's run, and their places.
 PAGES: list[tuple[str, Path, Callable[[Results], str]]] = [
     ("stream", ROOT / "docs" / "benchmarks.md", report.table),
     ("replay", ROOT / "docs" / "benchmarks.md", suites.part("replay", "report").table),
@@ -46,12 +46,12 @@ PAGES: list[tuple[str, Path, Callable[[Results], str]]] = [
 
 
 def page(name: str, text: str, run: str, made: str) -> str:
-    """The page with what was made of the run called `run` between its marks."""
+    """The page with `made`, the text from the run named `run`, between its marks."""
     begin = f"<!-- made by tools/benchpage.py from {run}: change neither here -->"
     before, found, rest = text.partition(begin)
     _, end, after = rest.partition(END)
     if not (found and end):
-        raise ValueError(f"{name} has lost its marks {begin!r} and {END!r}; put them where the figures belong")
+        raise ValueError(f"{name} has lost its marks {begin!r} and {END!r}; put them where the results belong")
     return f"{before}{begin}\n\n{made}\n{END}{after}"
 
 

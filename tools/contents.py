@@ -1,8 +1,8 @@
-"""Check what is in wheels and source distributions: one package each, typed and licensed, and no more.
+"""Check the contents of wheels and source distributions: each must have one package, types and a licence, and nothing else.
 
     python tools/contents.py FOLDER
 
-Prints what is wrong, one line each; exit code 1 if anything is.
+It prints one line for each problem. The exit code is 1 if there is any.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def of_wheel(path: Path) -> Iterator[str]:
     tops = {file.partition("/")[0] for file in files}
     for top in sorted(tops - {package}):
         if not (top.startswith(f"{package}-") and top.endswith(".dist-info")):
-            yield f"has a top-level {top!r} beside its package"
+            yield f"has a top-level {top!r} in addition to its package"
     if f"{package}/py.typed" not in files:
         yield "has no py.typed, so type checkers ignore its annotations"
     if not any("/licenses/" in file for file in files):
@@ -33,7 +33,7 @@ def of_wheel(path: Path) -> Iterator[str]:
         if file.endswith(SOURCES):
             yield f"has a source of a compiled module: {file}"
         if re.search(r"(^|/)(tests?|build)/", file):
-            yield f"has what belongs to its repository only: {file}"
+            yield f"has a file that belongs only to the repository: {file}"
     if path.name.endswith("-none-any.whl") and any(file.endswith(".so") for file in files):
         yield "has compiled modules but says that it runs anywhere"
     stubs = {file.removesuffix(".pyi") for file in files if file.endswith(".pyi")}
@@ -50,7 +50,7 @@ def of_sdist(path: Path) -> Iterator[str]:
             yield f"has no {wanted}"
     for file in files:
         if file.endswith((".so", ".pyc")) or file.startswith("build/"):
-            yield f"has something built: {file}"
+            yield f"has a built file: {file}"
 
 
 def main(folder: str) -> int:

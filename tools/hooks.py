@@ -1,4 +1,4 @@
-"""Write docs/plugins/hooks.md from hookspecs.py, so that the reference cannot differ from it.
+"""Write docs/plugins/hooks.md from hookspecs.py, so that the reference cannot differ from the code.
 
 python tools/hooks.py            # write;  with --check: exit code 1 if the page differs
 """

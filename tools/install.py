@@ -1,4 +1,4 @@
-"""Install distributions of this repository, as wheels, into the Python that runs this, as a user would. Only what is asked for is built.
+"""Install distributions of this repository as wheels into the Python that runs this, as a user would. It builds only the requested ones.
 
     python tools/install.py "echo-core[tcp]" ...
 """
@@ -14,11 +14,11 @@ from typing import Any
 
 from wheels import PROJECTS, ROOT
 
-NAME = re.compile(r"([\w.-]+)(?:\[([^]]*)\])?")  # of a requirement, with its extras
+NAME = re.compile(r"([\w.-]+)(?:\[([^]]*)\])?")  # the name of a requirement, with its extras
 
 
 def projects(wanted: list[str]) -> list[str]:
-    """The folders of what these requirements bring of this repository, in the order of building."""
+    """The folders of this repository's distributions that these requirements need, in the order of building."""
     metadata = {content["name"]: (folder, content) for folder in PROJECTS for content in [project(folder)]}
     found: set[str] = set()
     seen: set[str] = set()
@@ -45,10 +45,10 @@ def main() -> None:
     tool = [sys.executable, str(Path(__file__).with_name("wheels.py"))]
     build = subprocess.run([*tool, *projects(sys.argv[1:])], check=True, stdout=subprocess.PIPE, text=True)
     wheels = Path(build.stdout.split("\n")[-2])
-    command = ["uv", "pip", "install", "--quiet", "--python", sys.executable, "--find-links", str(wheels), "--no-cache-dir"]
-    # Reinstalled each time: the version stays the same while the sources change.
-    for wheel in sorted(wheels.glob("*.whl")):
-        command += ["--reinstall-package", wheel.name.partition("-")[0].replace("_", "-")]
+    command = ["uv", "pip", "install", "--quiet", "--python", sys.executable, "--find-links", str(wheels)]
+    # They are installed anew each time and not from uv's cache, because the version stays the same while the sources change.
+    for name in sorted(wheel.name.partition("-")[0].replace("_", "-") for wheel in wheels.glob("*.whl")):
+        command += ["--reinstall-package", name, "--refresh-package", name]
     subprocess.run([*command, *sys.argv[1:]], check=True)
 
 

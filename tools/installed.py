@@ -1,6 +1,6 @@
-"""Use whatever of Echo is installed in the Python that runs this: every module, transport, sampler and command of it.
+"""Use all parts of Echo that are installed in the Python that runs this: every module, transport, sampler and command.
 
-It knows none of their names: it asks the installation. One line says what was used; an exception ends it with exit code 1.
+It gets their names from the installation. It prints one line about the used parts; an exception ends it with exit code 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def samples(n: int) -> dict[str, Any]:
 
 
 def modules() -> int:
-    """Import every module; one that needs a library of an extra that is not installed may say so."""
+    """Import every module. A module may report that it needs a library of an extra that is not installed."""
     count = 0
     for package in sorted({d.name.replace("-", "_") for d in distributions() if d.name.startswith("echo-")}):
         for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.", onerror=lambda name: None):
@@ -54,7 +54,7 @@ def place(name: str) -> dict[str, Any]:
 
 
 def transport(name: str) -> None:
-    """Experience up, weights down, a request, a look, and a refusal."""
+    """Use a transport: send samples, publish weights, send a request, tap samples, and check a refusal."""
     with Server(EXAMPLE, 4, place(name)) as server:
         server.publish({"w": np.arange(3.0)})
         with Client(server.address, EXAMPLE) as client, Observer(server.address) as observer:
@@ -70,7 +70,7 @@ def transport(name: str) -> None:
         except SpecError:
             pass
         else:
-            raise AssertionError(f"{name}: another spec was let in")
+            raise AssertionError(f"{name}: a client with another spec was accepted")
 
 
 def sampler(name: str) -> None:
@@ -87,7 +87,7 @@ def sampler(name: str) -> None:
 
 
 def missing(names: dict[str, list[str]]) -> None:
-    """What is not installed is named with the command that installs it."""
+    """Check that errors about missing plugins name the command that installs them."""
     if "tcp" not in names[discovery.TRANSPORTS]:
         try:
             discovery.transport_class("tcp")
@@ -96,7 +96,7 @@ def missing(names: dict[str, list[str]]) -> None:
 
 
 def command() -> bool:
-    """`echoctl` runs, or says what it needs."""
+    """Check that `echoctl` runs, or reports what it needs; returns whether it runs."""
     done = subprocess.run([sys.executable, "-m", "echoctl", "plugins", "list"], capture_output=True, text=True, check=False)
     try:
         version("click")
@@ -121,10 +121,10 @@ def main() -> None:
         for name in names[discovery.SAMPLERS]:
             sampler(name)
         for name in names[discovery.TRANSPORTS]:
-            if not (name.endswith("s") and name[:-1] in names[discovery.TRANSPORTS]):  # the same with TLS needs a certificate
+            if not (name.endswith("s") and name[:-1] in names[discovery.TRANSPORTS]):  # the variant with TLS needs a certificate
                 transport(name)
     there = f"transports {', '.join(names[discovery.TRANSPORTS]) or 'none'}; {len(names[discovery.SAMPLERS])} samplers"
-    print(f"{count} modules; {there}; echoctl {'runs' if command() else 'says what it needs'}")
+    print(f"{count} modules; {there}; echoctl {'runs' if command() else 'reports what it needs'}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Draw docs/live-view.svg: the live view of the CartPole demo, as it looked at the end of a real run.
+"""Draw docs/live-view.svg: the live view of the CartPole demo at the end of a real run.
 
     python tools/liveview.py [--seconds S] [--target RETURN] [--out FILE]
 
-It needs what the demo needs: echo-core[tcp], gymnasium and rich. `nox -s liveview` installs them first.
+Like the demo, it needs echo-core[tcp], gymnasium and rich. `nox -s liveview` installs them first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLE = "./dev demo"
-# One thread per process for numpy's linear algebra, as in the demo. It is read when numpy is imported, and by the worker processes.
+# numpy's linear algebra gets one thread per process, as in the demo. numpy reads this when it is imported, also in the worker processes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 sys.path.insert(0, str(ROOT))
@@ -39,7 +39,7 @@ def picture(seconds: float, target: float) -> str:
     console = Console(record=True, width=110, file=io.StringIO(), force_terminal=True, color_system="truecolor", legacy_windows=False)
 
     class Frame:
-        """A view that draws the last snapshot only, and on paper."""
+        """A view that draws only the last snapshot, into a recording."""
 
         def __init__(self, options: Options, address: str) -> None:
             self.view = LiveView(options, address, console)
@@ -58,7 +58,7 @@ def picture(seconds: float, target: float) -> str:
     if outcome.exit_code not in (0, 1):
         raise SystemExit(outcome.exit_code)
     svg = console.export_svg(title=TITLE, theme=SVG_EXPORT_THEME, unique_id="live")
-    # The picture loads nothing from elsewhere: the viewer's own monospace font is stretched to the columns by `textLength`.
+    # The picture loads nothing from other places: `textLength` stretches the viewer's own monospace font to the columns.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S)
     return svg.replace("font-family: Fira Code, monospace", "font-family: 'DejaVu Sans Mono', Menlo, Consolas, monospace")
 
@@ -74,5 +74,5 @@ def main() -> None:
     print(arguments.out)
 
 
-if __name__ == "__main__":  # not in the worker processes, which import this module again
+if __name__ == "__main__":  # worker processes import this module again and must not run it
     main()

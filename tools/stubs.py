@@ -1,8 +1,8 @@
-"""Check that the type stubs of the compiled modules say what the modules are (mypy's stubtest), for everything that is installed.
+"""Check that the type stubs of all installed compiled modules match the modules (with mypy's stubtest).
 
     python tools/stubs.py
 
-Exit code 1 if one does not, or if a compiled module has none.
+The exit code is 1 if a stub does not match, or if a compiled module has no stub.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ALLOWED = ROOT / "tools" / "stubs.txt"
 
 
 def compiled() -> dict[str, Path]:
-    """Every compiled module of this repository by its name, with its source; those that others include are parts of them."""
+    """Every compiled module of this repository, by its name, with its source. Files that others include are parts of these."""
     sources = [path for pattern in ("*/src/*/*.pyx", "plugins/*/src/*/*.pyx") for path in ROOT.glob(pattern)]
     included = {path.parent / name for path in sources for name in re.findall(r'^include "(.+)"', path.read_text(), re.M)}
     return {f"{path.parent.name}.{path.stem}": path for path in sorted({*sources} - included)}
@@ -33,7 +33,7 @@ def main() -> int:
         return 1
     there = [name for name in modules if importlib.util.find_spec(name.partition(".")[0])]
     command = [sys.executable, "-m", "mypy.stubtest", "--concise", "--allowlist", str(ALLOWED), "--ignore-unused-allowlist", *there]
-    with tempfile.TemporaryDirectory() as empty:  # away from the tree, so that what is installed is looked at
+    with tempfile.TemporaryDirectory() as empty:  # outside the source tree, so that the installed modules are checked
         return subprocess.run(command, cwd=empty, check=False).returncode
 
 

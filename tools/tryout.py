@@ -1,9 +1,9 @@
-"""Install what was built into empty environments, one for each way to install it, and use there whatever is installed.
+"""Install the built distributions into empty environments, one for each way to install them, and use them there.
 
     python tools/tryout.py FOLDER [--sdist]
 
-FOLDER has the wheels of the Python that runs this (tools/wheels.py makes them); with --sdist all of it is once more built from its
-source distributions. What is tried in each environment is tools/installed.py. Exit code 1 if anything failed, after trying all of it.
+FOLDER has the wheels of the Python that runs this (tools/wheels.py makes them). With --sdist, everything is also built from its source
+distributions. Each environment runs tools/installed.py. All environments are tried; the exit code is 1 if any of them failed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 
@@ -21,8 +22,9 @@ def distributions(folder: Path) -> list[str]:
 
 
 def ways(names: list[str]) -> list[tuple[str, list[str]]]:
-    """What people install: a title and what they type; core alone, core with each other distribution, and all of it."""
-    extras = [name.removeprefix("echo-") for name in names if name not in ("echo-core", "echo-adapters")]
+    """The ways to install, each with a title and pip's arguments: core alone, core with each extra of another distribution, and everything."""
+    core = tomllib.loads((Path(__file__).resolve().parent.parent / "echo_core" / "pyproject.toml").read_text())["project"]
+    extras = [name for name, brings in core["optional-dependencies"].items() if name != "all" and any(one.startswith(tuple(names)) for one in brings)]
     alone = [("core", ["echo-core"]), *((extra, [f"echo-core[{extra}]"]) for extra in extras), ("adapters", ["echo-adapters"])]
     return [*alone, ("all", ["echo-core[all]", "echo-adapters"])]
 
@@ -33,7 +35,7 @@ def attempt(folder: Path, title: str, wanted: list[str], ours: list[str], source
         env = {**os.environ, "XDG_CONFIG_HOME": str(Path(place, "config")), "UV_FIND_LINKS": str(folder)}
         env.pop("PYTHONPATH", None)
         install = ["uv", "pip", "install", "--quiet", "--python", str(python)]
-        for name in ours:  # the cache may hold wheels of the same version and other contents
+        for name in ours:  # the cache may hold wheels of the same version with other contents
             install += ["--refresh-package", name, *(["--no-binary", name] if sources else [])]
         steps = [
             ["uv", "venv", "--quiet", "--python", sys.executable, str(Path(place, "venv"))],

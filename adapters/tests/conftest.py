@@ -1,4 +1,4 @@
-"""Tests of the adapters: nothing of whoever runs them, and skipped where what they adapt to is not installed."""
+"""Fixtures of the adapters' tests: settings of the user do not reach them, and tests of libraries that are not installed are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorder sends true transitions in every autoreset mode."""
+"""Tests that the recorder sends true transitions in every autoreset mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from echo_core import Client, EchoTimeoutError, Server  # noqa: E402
 
 
 class Counting(gymnasium.Env):
-    """Observes 100 * episode + step; episodes of `length` steps, ended in turn by termination and truncation."""
+    """An environment whose observation is 100 * episode + step. Episodes have `length` steps and end by termination and truncation in turn."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(7)
@@ -39,7 +39,7 @@ class Counting(gymnasium.Env):
 
 
 class Keeping:
-    """In place of a client: keeps `(obs, next_obs, ended)` of what is sent, and takes nothing while `full`."""
+    """Replaces a client: it keeps `(obs, next_obs, ended)` of each sent transition, and accepts nothing while `full`."""
 
     def __init__(self) -> None:
         self.full, self.sent = False, []
@@ -69,7 +69,7 @@ def test_transitions_are_those_that_happened(mode: AutoresetMode) -> None:
         client.wait(20)
         rows = [server.sample(10).batch for _ in range(int(server.stats()["store/samples"]))]
         seen = [{key: value[0].copy() for key, value in row.items()} for row in rows]
-    # Every transition goes from one step of an episode to the next of the same, its last one included.
+    # Every transition goes from one step of an episode to the next step of the same episode; this includes the last step.
     for row in seen:
         assert row["next_obs"][0] == row["obs"][0] + 1 and row["next_obs"][1] == row["next_obs"][0]
     made = {length: [row for row in seen if row["obs"][0] % 100 < length] for length in lengths}
@@ -77,7 +77,7 @@ def test_transitions_are_those_that_happened(mode: AutoresetMode) -> None:
     assert ends and all(row["next_obs"][0] % 100 in lengths for row in ends)
     assert all(bool(row["terminated"]) == (row["obs"][0] // 100 % 2 == 0) for row in ends)
     assert not [row for row in seen if row["obs"][0] % 100 >= max(lengths)]
-    # In NEXT_STEP a step that only resets is no transition; elsewhere every step of every environment is one.
+    # In NEXT_STEP, a step that only resets is not a transition. In other modes, every step of every environment is a transition.
     resets = sum(steps // (length + 1) for length in lengths) if mode is AutoresetMode.NEXT_STEP else 0
     assert len(seen) == len(lengths) * steps - resets and made[max(lengths)]
     envs.close()
@@ -125,7 +125,7 @@ def test_a_partial_reset_leaves_the_other_environments_to_theirs() -> None:
     client.sent.clear()
     recorder.reset()
     recorder.step(np.array([0, 0]))
-    assert client.sent == [(200, 201, False)] * 2, "a whole reset leaves nobody to reset"
+    assert client.sent == [(200, 201, False)] * 2, "after a reset of all environments, none needs a reset"
 
 
 def test_a_real_environment_keeps_its_results() -> None:
@@ -141,6 +141,6 @@ def test_a_real_environment_keeps_its_results() -> None:
             for one, other in zip(plain.step(actions)[:4], recorder.step(actions)[:4]):
                 assert np.array_equal(one, other)
         client.wait(20)
-        assert 0 < server.stats()["store/samples"] < 120  # less the resets
+        assert 0 < server.stats()["store/samples"] < 120  # minus the resets
     plain.close()
     watched.close()

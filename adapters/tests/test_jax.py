@@ -1,4 +1,4 @@
-"""JAX: batches on a device, in order and unchanged by later ones."""
+"""Tests that batches arrive on a device in order, and that later batches do not change them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_batches_arrive_in_order_and_stay_what_they_were(ahead: int) -> None:
     first = next(batches)
     assert isinstance(first["x"], jax.Array) and first["x"].shape == (4, 64)
     double = jax.jit(lambda batch: batch["x"] * 2)
-    for i in range(1, 20):  # several times round all buffers but the one that is held
+    for i in range(1, 20):  # uses all buffers several times, except the held one
         server.submit_batch({"x": np.full((4, 64), i + 1, np.float32)}, timeout=20)
         assert float(double(next(batches))[0, 0]) == 2 * i
     server.close()
     assert [float(batch["x"][3, 63]) for batch in batches] == [20]
-    assert float(first["x"].sum()) == 0, "a batch that is held was written over"
+    assert float(first["x"].sum()) == 0, "a held batch was overwritten"
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
@@ -36,7 +36,7 @@ def test_no_batch_is_kept_back_for_one_that_does_not_come(ahead: int) -> None:
 
     server = Server({"x": np.zeros(1, np.float32)}, 1, num_buffers=8)
     batches = device_batches(server, ahead=ahead, timeout=5)
-    for i in range(4):  # the next is made only of what is learnt from this one
+    for i in range(4):  # the next batch is made only after this one was learned from
         server.submit_batch({"x": np.full((1, 1), i, np.float32)})
         assert float(next(batches)["x"][0, 0]) == i
     server.close()

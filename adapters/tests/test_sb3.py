@@ -1,4 +1,4 @@
-"""Stable-Baselines3 learns from what workers send."""
+"""Tests that Stable-Baselines3 learns from transitions that workers send."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_dqn_takes_steps() -> None:
         echo = {"replay_buffer_class": EchoReplayBuffer, "replay_buffer_kwargs": {"server": server}}
         model = DQN("MlpPolicy", env, **echo, buffer_size=500, learning_starts=10, device="cpu", seed=0)
         model.learn(60)
-        assert model.replay_buffer.size() == 124, "60 of its own, 64 of a worker's"
+        assert model.replay_buffer.size() == 124, "60 of its own transitions, 64 of a worker"
 
 
 @pytest.mark.parametrize("algorithm", ["SAC", "TD3", "DDPG"])
@@ -102,7 +102,7 @@ def test_images_of_another_layout_are_refused() -> None:
     actions = gymnasium.spaces.Discrete(2)
     example = sb3_example(SimpleNamespace(observation_space=last, action_space=actions))
     with Server(example, 2) as server:
-        buffer = EchoReplayBuffer(10, first, actions, server=server)  # the space that SB3 makes of it
+        buffer = EchoReplayBuffer(10, first, actions, server=server)  # the space into which SB3 converts it
         server.submit_batch({key: np.repeat(value[None], 2, 0) for key, value in example.items()})
         with pytest.raises(ValueError, match="broadcast"):
             buffer.collect()

@@ -1,4 +1,4 @@
-"""PyTorch: whole batches, without a copy."""
+"""Tests that tensors of whole batches are made without a copy."""
 
 from __future__ import annotations
 

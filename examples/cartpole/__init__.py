@@ -1,10 +1,14 @@
-"""Echo's main job: a learner and several worker processes play CartPole, and you can watch.
+"""Echo's main example: a learner and several worker processes play CartPole, and you can watch.
 
     python -m examples.cartpole
 
 Experience travels up and weights travel down through Echo. The modules, in reading order:
-`options` (the command line), `rollout` (what a sample is), `worker` (a worker process), `fleet`
-(all of them, respawned when they die), `network` and `algorithm` (the learning), `job` (the
-learner's loop: the place to see how Echo is used), `monitor` (what is measured), `view`, `chart`
-and `plot` (what is shown).
+
+* `options`: the command line.
+* `rollout`: the content of a sample.
+* `worker` and `fleet`: a worker process, and all of them, which are respawned when they die.
+* `network` and `algorithm`: the learning.
+* `job`: the learner's loop, which shows best how Echo is used.
+* `monitor`: the measurements.
+* `view`, `chart` and `plot`: the display.
 """

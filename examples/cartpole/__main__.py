@@ -1,13 +1,13 @@
-"""`python -m examples.cartpole`: see `options` for what it can be told."""
+"""`python -m examples.cartpole`: see `options` for its command line."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-# One thread per process for numpy's linear algebra: the networks are tiny, and with a process
-# per worker more threads only take the cores from each other. Read once, when numpy is imported,
-# hence before any other import here; worker processes inherit it.
+# numpy's linear algebra gets one thread per process: the networks are tiny, and with one process
+# per worker, more threads would only compete for the cores. numpy reads the variables once, when it
+# is imported, so they are set before any other import. Worker processes inherit them.
 for _name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
@@ -28,5 +28,5 @@ def main() -> int:
     return run(options).exit_code
 
 
-if __name__ == "__main__":  # not in the worker processes, which import this module again
+if __name__ == "__main__":  # worker processes import this module again and must not run it
     sys.exit(main())

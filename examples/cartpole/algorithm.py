@@ -1,9 +1,9 @@
 """The learning algorithm: PPO's clipped objective on V-trace advantages, in numpy.
 
-Workers act with a policy that is some versions old by the time their rollouts are learned
-from. V-trace (Espeholt et al. 2018) corrects the value targets for that, from the behaviour
-log-probabilities that every rollout carries; PPO's clipping (Schulman et al. 2017) keeps
-several passes over one batch from moving the policy too far from the one that acted.
+When the learner learns from a rollout, the policy that made it is some versions old. V-trace
+(Espeholt et al. 2018) corrects the value targets for that, with the behaviour log-probabilities in
+every rollout. PPO's clipping (Schulman et al. 2017) prevents several passes over one batch from
+moving the policy too far away from the one that acted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .network import ActorCritic, backward, forward, log_softmax
 
 @dataclass(frozen=True)
 class Settings:
-    """What shapes the learning.
+    """Parameters of the learning.
 
-    ``reward_scale`` keeps the values near one: with values of a hundred, their error owns the
-    gradient, and the policy, once good, is pushed about by noise.
+    ``reward_scale`` keeps the values near one. With values of a hundred, their error would dominate
+    the gradient, and noise would disturb a good policy.
     """
 
     learning_rate: float = 1e-3
@@ -39,7 +39,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Losses:
-    """Means over one batch: what the objective was made of, and how far the policy moved."""
+    """Means over one batch: the parts of the objective, and how far the policy moved."""
 
     policy: float
     value: float
@@ -78,11 +78,11 @@ def vtrace(
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Value targets and advantages, both (B, T).
 
-    ``values`` is (B, T + 1); everything else (B, T). ``ratios`` are new over behaviour
-    probabilities of the actions taken. ``valid`` is False on the steps by which a vector
-    environment resets itself: nothing is learned from them, and since one follows every end
-    of an episode, no trace runs across two episodes. A truncated episode is bootstrapped
-    from its last observation; a terminated one is worth nothing after its end.
+    ``values`` is (B, T + 1); everything else is (B, T). ``ratios`` are the new probabilities of the
+    taken actions, divided by the behaviour probabilities. ``valid`` is False on steps in which a
+    vector environment resets itself. Nothing is learned from them, and because one follows every end
+    of an episode, no trace runs across two episodes. A truncated episode is bootstrapped from its
+    last observation; a terminated one has value 0 after its end.
     """
     follow = discount * (1.0 - terminated)
     rho = np.minimum(ratios, 1.0)
@@ -92,8 +92,8 @@ def vtrace(
     for t in range(rewards.shape[1] - 1, -1, -1):
         excess[:, t] = delta[:, t] + carry[:, t] * excess[:, t + 1]
     targets = excess[:, :-1] + values[:, :-1]
-    # The advantage looks one step ahead with the trace, as generalised advantage estimation
-    # does; on policy both are the same.
+    # The advantage uses the trace from the next step on, like generalised advantage estimation; both
+    # are the same on policy.
     advantages = (
         rewards + follow * (values[:, 1:] + trace * excess[:, 1:]) - values[:, :-1]
     ) * valid
@@ -109,7 +109,7 @@ def loss_and_gradient(
     targets: NDArray[Any],
     settings: Settings,
 ) -> tuple[float, Losses]:
-    """The loss over N steps; its gradient is left in ``network.gradient``.
+    """The loss over N steps; its gradient is written to ``network.gradient``.
 
     ``behaviour`` (N,) are log-probabilities of ``actions`` (N,) when they were taken.
     """
@@ -130,7 +130,7 @@ def loss_and_gradient(
     mean_entropy = float(entropy.mean())
     loss = policy_loss + settings.value_cost * value_loss - settings.entropy_cost * mean_entropy
 
-    # Where the clipped branch is the smaller one it is constant, so nothing flows back.
+    # If the clipped branch is the smaller one, it is constant and has no gradient.
     d_log_p = np.where(plain <= clipped, -plain, 0.0)[:, None] / count
     d_logits = -p * d_log_p
     d_logits[rows, actions] += d_log_p[:, 0]
@@ -152,7 +152,7 @@ class Learner:
         self.rng = np.random.default_rng(seed)
 
     def learn(self, batch: dict[str, NDArray[Any]], rate: float | None = None) -> Losses:
-        """Several passes over one batch of B rollouts of T steps (see `rollout.example`)."""
+        """Make several passes over one batch of B rollouts of T steps (see `rollout.example`)."""
         settings, network = self.settings, self.network
         rate = settings.learning_rate if rate is None else rate
         observations = batch["obs"]  # (B, T + 1, 4)

@@ -1,4 +1,4 @@
-"""Curves out of characters: braille lines and sparklines."""
+"""Draws curves with characters: braille lines and sparklines."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def curve(
 ) -> list[str]:
     """A line through (xs, ys) over [0, x_max] x [0, y_max] as ``height`` rows of ``width``.
 
-    ``xs`` must rise. Every character holds 2 x 4 dots; where several points fall on one column
-    of dots, all heights between them are filled, so that no peak is lost.
+    ``xs`` must rise. Every character holds 2 x 4 dots. If several points fall on one column of dots,
+    all heights between them are filled, so that no peak is lost.
     """
     columns, rows = 2 * width, 4 * height
     grid = [[0] * width for _ in range(height)]
@@ -45,7 +45,7 @@ def curve(
                 level = round(previous[1] + (row - previous[1]) * step / steps)
                 before = round(previous[1] + (row - previous[1]) * (step - 1) / steps)
                 _widen(spans, at, level)
-                # Half the rise belongs to the column before: steep lines stay connected.
+                # Half of the rise belongs to the previous column, so that steep lines stay connected.
                 _widen(spans, at, (level + before) // 2)
                 _widen(spans, max(previous[0], at - 1), (level + before) // 2)
         _widen(spans, column, row)

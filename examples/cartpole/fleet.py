@@ -1,4 +1,4 @@
-"""The worker processes: started, watched, respawned when they die, ended together."""
+"""Starts the worker processes, watches them, respawns dead ones, and ends all of them together."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 from . import worker
 
-_HEALTHY = 5.0  # seconds a worker lives before its next death counts as a new story
-_TRIES = 4  # deaths in a row, each sooner than that, after which the job gives up
-_GRACE = 5.0  # seconds workers get to end by themselves
+_HEALTHY = 5.0  # seconds after which a worker's death no longer counts as following the previous one
+_TRIES = 4  # deaths in a row, each sooner than _HEALTHY, after which the job gives up
+_GRACE = 5.0  # seconds in which workers can end by themselves
 
 
 class FleetError(RuntimeError):
-    """Workers keep dying; the message carries the last words of one."""
+    """Workers keep dying; the message has the last error of one of them."""
 
 
 @dataclass
@@ -32,9 +32,9 @@ class Member:
     started: float = 0.0  # time.monotonic()
     respawns: int = 0
     quick_deaths: int = 0
-    died: float = 0.0  # when it last died, 0: never
-    cause: str = ""  # of the last death
-    last_words: str = ""  # what it said of its coming death
+    died: float = 0.0  # when it last died; 0: never
+    cause: str = ""  # the cause of the last death
+    last_words: str = ""  # the last error that it reported before its death
     restart_at: float = field(default=0.0, repr=False)
 
     @property
@@ -51,27 +51,27 @@ class Member:
 
 
 class Fleet:
-    """All workers of a job. A context manager: leaving it leaves no process behind."""
+    """All workers of a job. It is a context manager that leaves no process behind."""
 
     def __init__(self, address: str, options: Any, main: Callable[..., None] = worker.main) -> None:
-        """``options`` has ``workers``, their number, and goes to ``main``, which each of them runs."""
+        """``options.workers`` is the number of workers. Each worker runs ``main`` with ``options``."""
         self.address, self.main = address, main
         self.options = options
         self.members = [Member(index) for index in range(options.workers)]
-        # A fresh interpreter for each: forking a process whose threads hold sockets is unsafe.
+        # Each worker gets a fresh interpreter, because forking a process whose threads hold sockets is unsafe.
         self._context = multiprocessing.get_context("spawn")
 
     def start(self) -> Fleet:
-        """Start every worker; they connect in their own time."""
+        """Start every worker, without waiting until they connect."""
         for member in self.members:
             self._spawn(member)
         return self
 
     def check(self) -> list[str]:
-        """Notice deaths and respawn; returns what happened, one line each, for people.
+        """Detect dead workers and respawn them; returns one line of text for each event.
 
         Raises:
-            FleetError: a worker died several times in a row without having done anything.
+            FleetError: a worker died several times in a row, each time soon after its start.
         """
         happened: list[str] = []
         now = time.monotonic()
@@ -93,7 +93,7 @@ class Fleet:
                 member.link = None
 
     def close(self) -> None:
-        """See that every worker ends. Idempotent."""
+        """End every worker. Idempotent."""
         self.dismiss()
         deadline = time.monotonic() + _GRACE
         for member in self.members:
@@ -112,10 +112,10 @@ class Fleet:
             target=self.main,
             args=(theirs, self.address, member.index, member.respawns, self.options),
             name=member.name,
-            daemon=True,  # should everything else fail, it ends when this process does
+            daemon=True,  # a last resort: the worker then ends with this process
         )
-        # Held back while the child starts, and inherited by it: a Ctrl-C in that moment reaches
-        # us right after, and never a half-started child, which would answer with a traceback.
+        # The signal is blocked while the child starts, and the child inherits that. A Ctrl-C in this moment
+        # reaches us right after, and never reaches a half-started child, which would print a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             member.process.start()
@@ -151,7 +151,7 @@ class Fleet:
 
 
 def _hear(member: Member) -> list[str]:
-    """What a worker had to say since the last time; its last words are put aside."""
+    """The new remarks of a worker; its last error is stored in `last_words`."""
     remarks: list[str] = []
     try:
         while member.link is not None and member.link.poll():
@@ -161,5 +161,5 @@ def _hear(member: Member) -> list[str]:
             else:
                 remarks.append(text[1:])
     except (EOFError, OSError):
-        pass  # it is dead, which its process says better
+        pass  # the worker is dead; the exit status of its process tells more
     return remarks

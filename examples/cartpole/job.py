@@ -7,7 +7,7 @@
             learn(batch)
             server.publish(policy)
 
-Everything else here is about starting, watching and ending.
+All other code here starts, watches and ends the job.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from .view import View, open_view
 _DEFAULTS = {
     "server": {
         "batch_size": 64,
-        # Two buffers, one being filled while the other is learned from: every further one only
-        # makes the experience older.
+        # One buffer is filled while the learner learns from the other. Further buffers would only make the
+        # experience older.
         "num_buffers": 2,
         "transport": "tcp://127.0.0.1:0",
         "sampler": "fifo",
     }
 }
-_FAREWELL = 0.5  # seconds in which the server takes what has arrived; nobody learns from it
-_REFRESH = 0.25  # seconds between two looks at everything
+_FAREWELL = 0.5  # seconds for closing; samples that arrive in them are not learned from
+_REFRESH = 0.25  # seconds between two updates of the view
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Outcome:
 def run(options: Options, view: Callable[[Options, str], View] = open_view) -> Outcome:
     """Run the whole job: server, workers, learning, view, plot, summary.
 
-    ``view`` makes what shows the run, from the options and the server's address.
+    ``view`` makes the view from the options and the server's address.
 
-    Never raises for what can go wrong outside it; the exit code says how it ended, see `options`.
+    It does not raise for errors of its environment; the exit code says how the job ended, see `options`.
     """
     monitor: Monitor | None = None
     trouble = ""
@@ -76,14 +76,14 @@ def run(options: Options, view: Callable[[Options, str], View] = open_view) -> O
                 try:
                     _learn(server, fleet, monitor, shown, options)
                 except KeyboardInterrupt:
-                    # The flag, not the exception: what follows must run in full.
+                    # A flag is set instead of raising, because the code that follows must run completely.
                     interrupted = True
                 try:
                     monitor.finish()
                     shown.draw(monitor.observe(server, fleet), monitor, last=True)
                 finally:
-                    # Workers are told first, so that none tries to reconnect; the server is
-                    # closed before they are waited for, so that none waits for space in it.
+                    # Workers are notified first, so that none tries to reconnect. The server is closed
+                    # before the job waits for them, so that none waits for space in it.
                     fleet.dismiss()
                     server.close(timeout=_FAREWELL)
     except KeyboardInterrupt:
@@ -115,7 +115,7 @@ def open_server(options: Options) -> Server:
 def _learn(server: Server, fleet: Fleet, monitor: Monitor, view: View, options: Options) -> None:
     network = ActorCritic(OBSERVATIONS, ACTIONS, seed=options.seed)
     learner = Learner(network, Settings(), seed=options.seed)
-    # Workers only act, so only the policy travels; the value network stays here.
+    # Workers only act, so only the policy is sent; the value network stays in the learner.
     version = server.publish({"actor": network.actor}).version
     look_at = 0.0
     while True:
@@ -135,7 +135,7 @@ def _learn(server: Server, fleet: Fleet, monitor: Monitor, view: View, options: 
         try:
             sample = server.sample(timeout=_REFRESH)
         except EchoTimeoutError:
-            sample = None  # nobody sends: go round to look after the workers
+            sample = None  # no worker sends, so check the workers
         waited = time.perf_counter() - began
         if sample is None:
             monitor.idle(waited)
@@ -159,7 +159,7 @@ def _conclude(options: Options, monitor: Monitor, interrupted: bool, trouble: st
             save(monitor, options)
             print(f"plot: {os.path.relpath(options.plot)}")
         except ImportError:
-            print("no plot: matplotlib is missing; run: pip install matplotlib")
+            print("cannot plot: matplotlib is missing; run: pip install matplotlib")
         except (OSError, KeyboardInterrupt) as error:
             print(f"no plot: {error or 'interrupted'}")
     if trouble:

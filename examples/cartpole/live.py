@@ -1,4 +1,4 @@
-"""The live view, drawn with rich into the running terminal; its last frame stays there."""
+"""The live view, which rich draws into the terminal; its last frame stays there."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .monitor import Monitor, Snapshot, WorkerRow
 from .options import Options
 from .view import who_waits
 
-_BEST = 500.0  # return that CartPole-v1 allows
-_TOP = 550.0  # of the curve's axis, so that the best is not its edge
+_BEST = 500.0  # the highest possible return of CartPole-v1
+_TOP = 550.0  # the top of the curve's axis, above the best return
 _HEIGHT = 11  # rows of the return curve: 50 each
-_WIDE = 100  # columns from which on there is room for everything
+_WIDE = 100  # the number of columns from which on everything has room
 _WIDEST = 120
 _EVENTS = 3
-_NEWS = 6.0  # seconds an event stays bright
+_NEWS = 6.0  # seconds for which an event stays bright
 _STATE_STYLES = {
     "streaming": "green",
     "idle": "dim",
@@ -36,7 +36,7 @@ class LiveView:
     def __init__(self, options: Options, address: str, console: Console | None = None) -> None:
         self.options = options
         self.address = address
-        # No refresh thread: drawing happens when the learner has a moment, and only then.
+        # There is no refresh thread: the view is drawn only when the learner has time for it.
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
 
     def draw(self, snapshot: Snapshot, monitor: Monitor, last: bool = False) -> None:
@@ -97,7 +97,7 @@ class LiveView:
             label = labels.get(index, "")
             if index == mark:
                 label = f"{target:.0f}"
-                row = row.replace("\u2800", "╌")  # where the curve is not
+                row = row.replace("\u2800", "╌")  # the cells without a part of the curve
             text.append(label.rjust(axis) + " ", style="yellow" if index == mark else "dim")
             for part in _runs(row):
                 text.append(part, style="yellow dim" if part[0] == "╌" else "cyan")
@@ -223,7 +223,7 @@ def _duration(seconds: float) -> str:
 
 
 def _runs(row: str) -> list[str]:
-    """``row`` cut where the target's line gives way to the curve and back."""
+    """``row`` split at the changes between the target's line and the curve."""
     runs: list[str] = []
     for character in row:
         if runs and (runs[-1][0] == "╌") == (character == "╌"):

@@ -1,4 +1,4 @@
-"""What is measured while the job runs: rates, returns, policy lag, who waits for whom."""
+"""Measures the running job: rates, returns, policy lag, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from .fleet import Fleet, Member
 
 EPISODES = 100  # the mean return is over this many last episodes
-_SMOOTHING = 1.0  # seconds: shown rates follow changes with this time constant
-_SHORTEST = 0.1  # seconds of an interval whose rates mean anything
+_SMOOTHING = 1.0  # seconds: the time constant with which shown rates follow changes
+_SHORTEST = 0.1  # seconds: the shortest interval whose rates are meaningful
 _TREND = 40  # points of a sparkline
 
 
 @dataclass(frozen=True)
 class WorkerRow:
-    """One worker as people see it. Times in seconds."""
+    """One worker's row in the view. Times are in seconds."""
 
     name: str
     pid: int
@@ -36,15 +36,15 @@ class WorkerRow:
     since: float
     samples: int
     version: int  # 0: holds no weights yet
-    behind: int  # versions between what it holds and the newest
-    waits: float  # share of its time it waits for the learner, 0 to 1
+    behind: int  # versions between its own and the newest
+    waits: float  # share of its time that it waits for the learner, 0 to 1
     respawns: int
     alive: bool
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything there is to show at one moment."""
+    """All values that a view shows at one moment."""
 
     elapsed: float
     mean_return: float
@@ -58,8 +58,8 @@ class Snapshot:
     lag: float  # versions between acting and learning
     age_ms: float  # milliseconds between acting and learning
     version: int
-    learner_waits: float  # share of its time the learner waits for experience, 0 to 1
-    workers_wait: float  # share of their time the workers wait for the learner, 0 to 1
+    learner_waits: float  # share of its time that the learner waits for experience, 0 to 1
+    workers_wait: float  # share of their time that the workers wait for the learner, 0 to 1
     stored: int
     capacity: int
     workers: list[WorkerRow]
@@ -68,7 +68,7 @@ class Snapshot:
 
 @dataclass
 class History:
-    """What the plot is drawn from."""
+    """The data of the plot."""
 
     # One entry per batch.
     batch_time: list[float] = field(default_factory=list)
@@ -79,14 +79,14 @@ class History:
     mb_per_s: list[float] = field(default_factory=list)
     batches_per_s: list[float] = field(default_factory=list)
     lag: list[float] = field(default_factory=list)
-    # One array per batch that saw episodes end.
+    # One array per batch in which episodes ended.
     episode_time: list[NDArray[Any]] = field(default_factory=list)
     episode_return: list[NDArray[Any]] = field(default_factory=list)
     events: list[tuple[float, str]] = field(default_factory=list)
 
 
 class Monitor:
-    """Fed by the learner after each batch, asked for a `Snapshot` a few times a second."""
+    """Collects the measurements. The learner reports each batch; a view asks for a `Snapshot` a few times per second."""
 
     def __init__(self, options: Options, sample_bytes: int) -> None:
         self.options = options
@@ -114,24 +114,24 @@ class Monitor:
         return (self._ended or time.monotonic()) - self._began
 
     def finish(self) -> None:
-        """Learning is over: time stands still from here on."""
+        """End the measured time, because learning is over."""
         self._ended = self._ended or time.monotonic()
 
     @property
     def mean_return(self) -> float:
-        """Mean return of the last `EPISODES` episodes, 0 before the first."""
+        """The mean return of the last `EPISODES` episodes; 0 before the first."""
         return float(np.mean(self.last)) if self.last else 0.0
 
     @property
     def held(self) -> float:
-        """Seconds for which the mean return has been above the target; 0 if it isn't."""
+        """Seconds for which the mean return has been above the target; 0 if it is not above it."""
         return 0.0 if self.reached_at is None else self.elapsed - self.reached_at
 
     def learned(self, batch: dict[str, NDArray[Any]], version: int, waited: float) -> None:
-        """Take note of one batch.
+        """Record one batch.
 
-        ``version`` was the newest policy when learning from it began, ``waited`` the seconds the
-        learner waited for it.
+        ``version`` is the newest policy when learning from it began; ``waited`` are the seconds that
+        the learner waited for it.
         """
         now = self.elapsed
         count = len(batch["version"])
@@ -168,16 +168,16 @@ class Monitor:
                 self.happened(f"mean return above {self.options.target:g}")
 
     def idle(self, waited: float) -> None:
-        """Take note of ``waited`` seconds in which no batch came."""
+        """Record ``waited`` seconds in which no batch arrived."""
         self._interval.waited += waited
 
     def happened(self, text: str) -> None:
-        """Remember an event for the view and the plot."""
+        """Record an event for the view and the plot."""
         self.history.events.append((self.elapsed, text))
 
     @contextmanager
     def remarks(self) -> Iterator[None]:
-        """Within this, Echo's warnings become events instead of lines across the view."""
+        """Within this context, Echo's warnings become events instead of lines across the view."""
         handler = _Remarks(self)
         logger = logging.getLogger("echo")
         logger.addHandler(handler)
@@ -187,7 +187,7 @@ class Monitor:
             logger.removeHandler(handler)
 
     def observe(self, server: Server, fleet: Fleet) -> Snapshot:
-        """What there is to show now."""
+        """The snapshot of this moment."""
         now = time.monotonic()
         if now - self._seen >= _SHORTEST or not self._shown:
             self._close_interval(now)
@@ -228,7 +228,7 @@ class Monitor:
             "batches": interval.batches / seconds,
             "waited": min(1.0, interval.waited / seconds),
         }
-        if interval.batches:  # an interval without a batch says nothing about these
+        if interval.batches:  # an interval without a batch has no values for these
             rates["lag"] = interval.lag / interval.batches
             rates["age"] = interval.age / interval.batches
         keep = float(np.exp(-seconds / _SMOOTHING))
@@ -245,7 +245,7 @@ class Monitor:
         history.lag.append(rates.get("lag", float("nan")))
 
     def _rows(self, server: Server, fleet: Fleet, now: float) -> list[WorkerRow]:
-        # A worker that was just respawned may still have its predecessor listed: the later wins.
+        # The predecessor of a respawned worker may still be listed; the later entry wins.
         peers = {peer.name: peer for peer in server.peers()}
         rows = []
         for member in fleet.members:
@@ -285,7 +285,7 @@ class _Remarks(logging.Handler):
         self._monitor = monitor
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Echo says "worker NAME", and ours are named worker-0 and so on.
+        # Echo writes "worker NAME", and our workers are named worker-0 and so on.
         self._monitor.happened(record.getMessage().replace("worker worker-", "worker-"))
 
 

@@ -1,9 +1,9 @@
-"""A small actor-critic in numpy: forward pass, and gradients written out by hand.
+"""A small actor-critic in numpy: the forward pass, and gradients written by hand.
 
-Two separate tanh networks, because a shared trunk makes the value error (large, early on)
-drown the policy's gradient. All parameters live in one flat vector and the layers are views
-into it: the optimiser then is a few numpy operations on one array, and the weights that are
-published are simply those views.
+It has two separate tanh networks, because in a shared trunk the value error, which is large at
+first, would dominate the policy's gradient. All parameters are in one flat vector, and the layers are
+views of it. The optimiser is therefore a few numpy operations on one array, and these views are
+published as weights.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ class ActorCritic:
 
 
 def parameters(sizes: tuple[int, ...]) -> int:
-    """How many parameters a network with layers of these sizes has."""
+    """The number of parameters of a network with layers of these sizes."""
     return sum(n_in * n_out + n_out for n_in, n_out in pairwise(sizes))
 
 
 def layers_over(flat: NDArray[Any], sizes: tuple[int, ...], offset: int) -> tuple[Layers, int]:
-    """A network's layers as views into ``flat``, from ``offset``, and where they end."""
+    """A network's layers as views into ``flat`` from ``offset`` on, and the offset where they end."""
     layers: Layers = []
     for n_in, n_out in pairwise(sizes):
         w = flat[offset : offset + n_in * n_out].reshape(n_in, n_out)
@@ -110,7 +110,7 @@ def layers_over(flat: NDArray[Any], sizes: tuple[int, ...], offset: int) -> tupl
 
 
 def orthogonal(rng: np.random.Generator, rows: int, columns: int) -> NDArray[Any]:
-    """A random matrix whose rows, or columns where there are fewer, are orthonormal."""
+    """A random matrix whose rows are orthonormal, or its columns if there are fewer of them."""
     tall = rng.standard_normal((max(rows, columns), min(rows, columns)))
     q, r = np.linalg.qr(tall)
     q = q * np.sign(np.diag(r))

@@ -10,18 +10,18 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Options:
-    """Everything the job can be told. Picklable: every worker process gets a copy."""
+    """All options of the job. It can be pickled, because every worker process gets a copy."""
 
-    transport: str | None = None  # a name or an address; None: the config's, else tcp
-    sampler: str | None = None  # None: the config's, else fifo
+    transport: str | None = None  # a name or an address; None: that of the configuration, else tcp
+    sampler: str | None = None  # None: that of the configuration, else fifo
     config: Path | None = None
     workers: int = 4
     envs: int = 16  # environments per worker, stepped together
-    steps: int = 32  # steps per rollout: one sample
-    batch: int | None = None  # rollouts per batch; None: the config's, else 64
+    steps: int = 32  # steps per rollout, which is one sample
+    batch: int | None = None  # rollouts per batch; None: that of the configuration, else 64
     seconds: float = 90.0  # the longest the run may take
     target: float = 450.0  # mean return of the last 100 episodes that counts as learned
-    hold: float = 10.0  # seconds it has to stay there before the run ends
+    hold: float = 10.0  # seconds for which it has to stay there before the run ends
     view: bool = True
     plot: Path | None = Path("out/cartpole.png")
     seed: int = 0
@@ -43,7 +43,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--workers", type=_positive(int), default=defaults.workers, metavar="N")
     add("--envs", type=_positive(int), default=defaults.envs, metavar="N", help="per worker")
     add("--steps", type=_positive(int), default=defaults.steps, metavar="N", help="per rollout")
-    add("--batch", type=_positive(int), metavar="N", help="rollouts (default: 64)")
+    add("--batch", type=_positive(int), metavar="N", help="rollouts per batch (default: 64)")
     add(
         "--seconds",
         type=_positive(float),

@@ -1,4 +1,4 @@
-"""The picture saved at the end: returns, throughput and policy lag over wall time."""
+"""Draws the plot that is saved at the end: returns, throughput and policy lag over wall time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .options import Options
 
 _BLUE, _ORANGE, _GREEN, _PURPLE, _GREY = "#2563eb", "#ea580c", "#059669", "#7c3aed", "#94a3b8"
 _RED = "#dc2626"
-_DOTS = 20_000  # episodes drawn at most: more are only ink
+_DOTS = 20_000  # the most episodes to draw; more would add nothing visible
 
 
 def save(monitor: Monitor, options: Options) -> None:
-    """Draw ``monitor``'s history into the PNG ``options.plot``; its folder is made if need be."""
-    # Figure without pyplot: no window system, no global state, nothing to close.
+    """Draw ``monitor``'s history into the PNG ``options.plot``; its folder is made if necessary."""
+    # Figure is used without pyplot, so there is no window system, no global state, and nothing to close.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""CartPole as experience: what a sample looks like, and the worker's side of making them."""
+"""CartPole as experience: the example of a sample, and the worker's code that makes samples."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ACTIONS = 2
 def example(steps: int) -> dict[str, NDArray[Any]]:
     """The pytree that fixes the contract: one rollout of one environment, ``steps`` long.
 
-    ``obs`` holds one more row than there are steps, to bootstrap from. ``episode_return`` is
-    the return of the episode that ended on that step, NaN on every other. ``version`` is the
-    policy version that acted, ``made_at`` the wall clock (seconds since 1970) at the end.
-    ``worker`` is who made it and ``waited`` the share of its time it last waited for the learner.
+    ``obs`` has one more row than there are steps, for bootstrapping. ``episode_return`` is the return
+    of the episode that ended on that step, and NaN on every other step. ``version`` is the policy
+    version that acted, and ``made_at`` the wall clock (seconds since 1970) at the end. ``worker`` is
+    the worker's number, and ``waited`` the share of its recent time that it waited for the learner.
     """
     return {
         "obs": np.zeros((steps + 1, OBSERVATIONS), np.float32),
@@ -38,7 +38,7 @@ def example(steps: int) -> dict[str, NDArray[Any]]:
 
 
 class Rollouts:
-    """``count`` CartPole-v1 environments stepped together, cut into rollouts of ``steps``."""
+    """Steps ``count`` CartPole-v1 environments together, and cuts their steps into rollouts of ``steps``."""
 
     def __init__(self, count: int, steps: int, seed: int) -> None:
         import gymnasium as gym
@@ -51,14 +51,14 @@ class Rollouts:
         self.rng = np.random.default_rng(seed)
         self.obs, _ = self.envs.reset(seed=seed)
         self.returns = np.zeros(count, np.float32)
-        # This environment resets itself on the step *after* an end: that step ignores its
-        # action, earns nothing and shows a fresh state. It isn't experience: see ``valid``.
+        # This environment resets itself on the step *after* an end. That step ignores its action,
+        # has no reward and shows a fresh state. It is not experience: see ``valid``.
         self.resetting = np.zeros(count, np.bool_)
 
     def collect(self, actor: Layers, version: int) -> dict[str, NDArray[Any]]:
-        """Step on and return ``count`` rollouts as one pytree with leaves (count, ...).
+        """Step the environments and return ``count`` rollouts as one pytree with leaves (count, ...).
 
-        ``worker`` and ``waited`` are left for the caller to fill.
+        The caller fills ``worker`` and ``waited``.
         """
         count, steps = self.count, self.steps
         batch = {
@@ -67,7 +67,7 @@ class Rollouts:
         rows = np.arange(count)
         for t in range(steps):
             log_p = log_softmax(forward(actor, self.obs)[0])
-            # Two actions: one uniform number decides. Probability of action 1 is exp(log_p).
+            # There are two actions, so one uniform number decides. The probability of action 1 is exp(log_p).
             action = (self.rng.random(count) < np.exp(log_p[:, 1])).astype(np.int64)
             batch["obs"][:, t] = self.obs
             batch["action"][:, t] = action

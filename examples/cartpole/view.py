@@ -1,4 +1,4 @@
-"""What people watch: a live terminal view with rich, or plain lines where that cannot be."""
+"""The display of a run: a live terminal view with rich, or plain lines if that is not possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN_INTERVAL = 2.0  # seconds between two plain lines
 
 
 class View(Protocol):
-    """Shows snapshots. A context manager, so that the terminal is given back in order."""
+    """Shows snapshots. It is a context manager, so that the terminal is restored at the end."""
 
     def draw(self, snapshot: Snapshot, monitor: Monitor, last: bool = False) -> None:
         """Show ``snapshot``; ``last`` says that no further one follows."""
@@ -32,7 +32,7 @@ class View(Protocol):
 
 
 def open_view(options: Options, address: str) -> View:
-    """The live view where it is wanted and possible, plain lines otherwise."""
+    """The live view if it is wanted and possible; otherwise plain lines."""
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")
     if options.view and sys.stdout.isatty() and encoding == "utf8":
         try:
@@ -45,7 +45,7 @@ def open_view(options: Options, address: str) -> View:
 
 
 class PlainView:
-    """One line every few seconds, and one for each event."""
+    """Prints one line every few seconds, and one for each event."""
 
     def __init__(self, options: Options, address: str) -> None:
         self.options = options
@@ -54,7 +54,7 @@ class PlainView:
         print(f"learner at {address}, {options.workers} workers", flush=True)
 
     def draw(self, snapshot: Snapshot, monitor: Monitor, last: bool = False) -> None:
-        """Print what is due."""
+        """Print new events, and a line if it is due."""
         for at, text in snapshot.events[self._told :]:
             print(f"{at:6.1f} s  {text}", flush=True)
         self._told = len(snapshot.events)

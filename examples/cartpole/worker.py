@@ -1,4 +1,4 @@
-"""A worker process: act with the newest policy there is, send rollouts up, for ever."""
+"""A worker process: it acts with the newest policy and sends rollouts to the learner, for ever."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from echo_core import Client, EchoError, EchoTimeoutError
 from .options import Options
 from .rollout import Rollouts, example
 
-REMARK, LAST_WORDS = ".", "!"  # first character of what goes up the link
-_PATIENCE = 0.5  # seconds a wait may take before the worker looks whether it should stop
-_FAREWELL = 3.0  # seconds between being told to stop and being gone, whatever hangs
+REMARK, LAST_WORDS = ".", "!"  # first character of a message to the parent
+_PATIENCE = 0.5  # seconds that a wait may take before the worker checks whether it should stop
+_FAREWELL = 3.0  # seconds after the request to stop, when the process ends even if something hangs
 
 
 def main(link: Link, address: str, index: int, generation: int, options: Options) -> None:
@@ -31,10 +31,10 @@ def main(link: Link, address: str, index: int, generation: int, options: Options
 def live(link: Link, work: Callable[..., None], *arguments: Any) -> None:
     """Call ``work(stop, *arguments)`` in a process of a fleet; it returns soon after ``stop`` is set.
 
-    ``link`` is a pipe to the parent. When the parent closes it or dies, the worker ends. Up it
-    goes, as text, what people should read: the terminal belongs to the parent's live view.
+    ``link`` is a pipe to the parent. When the parent closes it or dies, the worker ends. The worker
+    sends text for people through it, because the terminal belongs to the parent's live view.
     """
-    # Ctrl-C reaches every process of the terminal; the parent decides when workers end.
+    # Ctrl-C reaches every process of the terminal, but the parent decides when workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop = threading.Event()
     logging.getLogger("echo").addHandler(_Upwards(link))
@@ -43,7 +43,7 @@ def live(link: Link, work: Callable[..., None], *arguments: Any) -> None:
         work(stop, *arguments)
     except Exception as error:
         if stop.is_set() and isinstance(error, EchoError):
-            return  # the learner closed while we were still talking to it
+            return  # the learner closed during the handshake
         _say(link, LAST_WORDS, _last_words(error))
         sys.exit(1)
 
@@ -51,9 +51,9 @@ def live(link: Link, work: Callable[..., None], *arguments: Any) -> None:
 def _work(
     stop: threading.Event, address: str, index: int, generation: int, options: Options
 ) -> None:
-    seed = options.seed * 10_000 + index * 100 + generation  # a respawned worker plays anew
+    seed = options.seed * 10_000 + index * 100 + generation  # a respawned worker plays other episodes
     rollouts = Rollouts(options.envs, options.steps, seed)
-    # The same file as the learner's: its [security] and [client] tables hold for workers.
+    # The worker reads the same file as the learner; its [security] and [client] tables apply to workers.
     client = Client.from_config(
         options.config or {}, example(options.steps), address=address, name=f"worker-{index}"
     )
@@ -67,24 +67,24 @@ def _work(
             batch["waited"][:] = waited
             client.send_batch(batch)
             sent = time.perf_counter()
-            # Until it all lies in the learner's store: this is what keeps the policy lag small.
-            # Without it a fast worker would fill its window with rollouts of an old policy.
+            # Waiting until all rollouts are in the learner's store keeps the policy lag small. Without it, a
+            # fast worker would fill its window with rollouts of an old policy.
             committed(client, stop)
             try:
                 held = client.weights(timeout=0, newer_than=held.version)
             except EchoTimeoutError:
-                pass  # none newer: go on with this one
+                pass  # there is no newer version, so go on with this one
             now = time.perf_counter()
             waited = (now - sent) / (now - began)
     finally:
         try:
             client.close(timeout=0.0 if stop.is_set() else None)
         except EchoError:
-            pass  # told to stop: what the learner did not take any more is not missed
+            pass  # it was asked to stop; rollouts that the learner no longer takes are not needed
 
 
 def committed(client: Client, stop: threading.Event) -> None:
-    """Wait until all that was sent lies in the learner's store, or it is time to stop."""
+    """Wait until all sent rollouts are in the learner's store, or it is time to stop."""
     while not stop.is_set():
         try:
             return client.wait(timeout=_PATIENCE)
@@ -94,23 +94,23 @@ def committed(client: Client, stop: threading.Event) -> None:
 
 def _watch(link: Link, stop: threading.Event) -> None:
     try:
-        link.recv_bytes()  # nothing is ever sent down: returns when the parent's end is gone
+        link.recv_bytes()  # the parent never sends anything, so this returns when the parent's end is closed
     except (EOFError, OSError):
         pass
     stop.set()
     time.sleep(_FAREWELL)
-    os._exit(1)  # something hangs; never outlive the parent
+    os._exit(1)  # something hangs, but the worker must not outlive the parent
 
 
 class _Upwards(logging.Handler):
-    """Echo's warnings in this process, on their way to the parent."""
+    """Sends Echo's warnings in this process to the parent."""
 
     def __init__(self, link: Link) -> None:
         super().__init__(logging.WARNING)
         self._link = link
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Called by `logging`, which lets one thread in at a time."""
+        """Send one record. `logging` calls it from one thread at a time."""
         _say(self._link, REMARK, record.getMessage())
 
 
@@ -118,7 +118,7 @@ def _say(link: Link, kind: str, text: str) -> None:
     try:
         link.send_bytes((kind + text).encode())
     except OSError:
-        pass  # the parent is gone as well
+        pass  # the parent has ended too
 
 
 def _last_words(error: Exception) -> str:

@@ -1,10 +1,10 @@
-"""DQN on CartPole-v1 in one file, as CleanRL writes it (Huang et al. 2022; Mnih et al. 2015), cut in two where the experience passes.
+"""CleanRL's one-file DQN on CartPole-v1 (Huang et al. 2022; Mnih et al. 2015), split into a learner and a worker.
 
-    python examples/cleanrl/learner.py --port 50051                      # this half: the replay table and the gradient steps
-    python examples/cleanrl/worker.py tcp://127.0.0.1:50051 --seed 1     # the other half, as many as you like: they act
+    python examples/cleanrl/learner.py --port 50051                      # this file: the replay table and the gradient steps
+    python examples/cleanrl/worker.py tcp://127.0.0.1:50051 --seed 1     # the other file: any number of workers, which act
 
-What was one loop, "act once, learn every fourth step", is a rate limiter now: each transition is drawn `samples_per_insert` times on
-average, however many workers there are and however fast they are. Whoever is ahead waits. Only numpy is needed; gradients are by hand.
+A rate limiter replaces the single loop "act once, learn every fourth step". Each transition is drawn `samples_per_insert` times on
+average, for any number and speed of workers; the side that is ahead waits. It needs only numpy, with gradients written by hand.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Args:
 
 
 def transition() -> Arrays:
-    """The example: what worker.py sends."""
+    """The example of a transition that worker.py sends."""
     obs = np.zeros(4, np.float32)
     zero = {"action": np.int64(0), "reward": np.float32(0), "terminated": np.bool_(False)}
     return {"obs": obs, "next_obs": obs, **{key: np.asarray(value) for key, value in zero.items()}}
@@ -62,7 +62,7 @@ def make_network(rng: np.random.Generator) -> Arrays:
 
 
 def forward(params: Arrays, obs: NDArray[Any]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-    """Values of shape (n, 2), and what went into each layer."""
+    """The values of shape (n, 2), and the input of each layer."""
     hidden = [obs]
     for i in range(2):
         hidden.append(np.maximum(hidden[-1] @ params[f"w{i}"] + params[f"b{i}"], 0))
@@ -70,7 +70,7 @@ def forward(params: Arrays, obs: NDArray[Any]) -> tuple[NDArray[Any], list[NDArr
 
 
 def loss_and_gradient(params: Arrays, obs: NDArray[Any], actions: NDArray[Any], targets: NDArray[Any]) -> tuple[float, Arrays]:
-    """Mean squared error of the values of the actions taken."""
+    """The mean squared error of the values of the taken actions, and its gradient."""
     values, hidden = forward(params, obs)
     rows = np.arange(len(obs))
     error = values[rows, actions] - targets
@@ -99,7 +99,7 @@ class Adam:
 
 
 def evaluate(params: Arrays, seed: int, episodes: int = 10) -> float:
-    """Mean return of the greedy policy."""
+    """The mean return of the greedy policy."""
     env, total = gym.make("CartPole-v1"), 0.0
     for episode in range(episodes):
         obs, _ = env.reset(seed=seed + episode)

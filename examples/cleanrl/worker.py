@@ -1,8 +1,8 @@
-"""The acting half of learner.py: epsilon-greedy steps of CartPole-v1 with the newest Q-network, each transition sent to the learner.
+"""The worker of learner.py: takes epsilon-greedy steps of CartPole-v1 with the newest Q-network, and sends each transition to the learner.
 
     python examples/cleanrl/worker.py tcp://127.0.0.1:50051 --seed 1
 
-It ends when the learner does. A few seconds' interruption of the network, or a learner's slow step, only makes it wait.
+It ends when the learner ends. If the network is interrupted for a few seconds, or the learner is slow, it only waits.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="acts for learner.py")
     parser.add_argument("address")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--exploration-steps", type=int, default=5_000, help="of this worker, until epsilon is at its end")
+    parser.add_argument("--exploration-steps", type=int, default=5_000, help="steps of this worker until epsilon has its final value")
     parser.add_argument("--end-e", type=float, default=0.05)
-    parser.add_argument("--timeout", type=float, default=30, help="seconds to reach the learner, and to wait for one that is gone")
+    parser.add_argument("--timeout", type=float, default=30, help="seconds to try to reach the learner, also after it is lost")
     args = parser.parse_args()
     rng = np.random.default_rng(args.seed)
     env = gym.make("CartPole-v1")
@@ -63,8 +63,8 @@ def main() -> None:
                     print(f"step {step}: return {episode_return:.0f}, epsilon {epsilon:.2f}, policy {weights.version}", flush=True)
                 episode_return = 0.0
             if step % 10 == 0:
-                weights = client.weights()  # the newest there is: does not wait
-                client.wait()  # until the learner took what was sent, so that nobody plays far ahead
+                weights = client.weights()  # the newest version; it does not wait
+                client.wait()  # wait until the learner has the transition, so that no worker plays far ahead
 
 
 if __name__ == "__main__":

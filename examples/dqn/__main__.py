@@ -1,11 +1,11 @@
-"""`python -m examples.dqn`: see `options` for what it can be told."""
+"""`python -m examples.dqn`: see `options` for its command line."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-# One thread per process for numpy's linear algebra: the networks are tiny. Read once, when numpy is imported; workers inherit it.
+# numpy's linear algebra gets one thread per process, because the networks are tiny. numpy reads this when it is imported; workers inherit it.
 for _name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
@@ -26,5 +26,5 @@ def main() -> int:
     return int(run(options))
 
 
-if __name__ == "__main__":  # not in the worker processes, which import this module again
+if __name__ == "__main__":  # worker processes import this module again and must not run it
     sys.exit(main())

@@ -15,16 +15,16 @@ from ..cartpole.network import Layers, backward, forward, layers_over, orthogona
 
 @dataclass(frozen=True)
 class Settings:
-    """What shapes the learning. `reward_scale` keeps values near ten, so that errors stay within the Huber loss's square part."""
+    """Parameters of the learning. `reward_scale` keeps values near ten, so that errors stay within the quadratic part of the Huber loss."""
 
-    learning_rate: float = 1e-3  # at first; it falls to a tenth in the course of a run
+    learning_rate: float = 1e-3  # at first; it falls to a tenth during a run
     reward_scale: float = 0.05
     follow: float = 0.02  # share by which the target network moves towards the online one at each update
     gradient_norm: float = 10.0
 
 
 class QNetwork:
-    """Action values over one flat parameter vector; `layers` are views into it, as `gradients` are into `gradient`."""
+    """Action values over one flat parameter vector. `layers` are views of it, and `gradients` are views of `gradient`."""
 
     def __init__(self, observations: int, actions: int, hidden: tuple[int, ...] = (64, 64), seed: int = 0, dtype: Any = np.float32) -> None:
         sizes = (observations, *hidden, actions)
@@ -40,7 +40,7 @@ class QNetwork:
 def loss_and_errors(
     network: QNetwork, obs: NDArray[Any], actions: NDArray[Any], targets: NDArray[Any], weights: NDArray[Any]
 ) -> tuple[float, NDArray[Any]]:
-    """The weighted Huber loss over (N,) transitions, and their errors, target minus value; the gradient is left in `network.gradient`."""
+    """The weighted Huber loss over (N,) transitions, and their errors (target minus value). The gradient is written to `network.gradient`."""
     values, inputs = forward(network.layers, obs)
     rows = np.arange(len(actions))
     errors = targets - values[rows, actions]
@@ -62,9 +62,9 @@ class Agent:
         self.optimiser = Adam(self.online.flat.size)
 
     def learn(self, batch: dict[str, NDArray[Any]], weights: NDArray[Any], progress: float = 0.0) -> NDArray[Any]:
-        """One update on N transitions with importance weights (N,), `progress` (0 to 1) into the run.
+        """Make one update on N transitions with importance weights (N,). `progress` (0 to 1) says how much of the run is over.
 
-        Returns their temporal-difference errors (N,), whose sizes are their next priorities.
+        Returns their temporal-difference errors (N,), whose absolute values are their next priorities.
         """
         settings, rows = self.settings, np.arange(len(weights))
         best = forward(self.online.layers, batch["next_obs"])[0].argmax(axis=1)

@@ -1,4 +1,4 @@
-"""Every sampler with several seeds, all with the same number of transitions and updates: figures as JSON, and a picture."""
+"""Compares every sampler with several seeds and the same number of transitions and updates. It saves the results as JSON and as a plot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .options import SAMPLERS, Options
 
 
 def run(options: Options) -> int:
-    """Run all of them, one after another, seed by seed; the exit code."""
+    """Run all of them one after another, seed by seed, and return the exit code."""
     runs: list[Run] = []
     try:
         for seed in range(options.seed, options.seed + options.seeds):
@@ -35,7 +35,7 @@ def run(options: Options) -> int:
     try:
         from .plot import save
     except ImportError:
-        print("no picture: matplotlib is missing; run: pip install matplotlib")
+        print("cannot plot: matplotlib is missing; run: pip install matplotlib")
         return 0
     save(runs, options.target, options.out / "compare.png")
     print(f"picture: {options.out / 'compare.png'}")
@@ -43,7 +43,7 @@ def run(options: Options) -> int:
 
 
 def reached(run: Run, target: float) -> int | None:
-    """After how many transitions an evaluation first was as good as `target`."""
+    """The number of transitions after which an evaluation first reached `target`."""
     return next((steps for steps, mean in zip(run.steps, run.returns, strict=True) if mean >= target), None)
 
 

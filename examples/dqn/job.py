@@ -28,7 +28,7 @@ from .transitions import ACTIONS, OBSERVATIONS, evaluate, example
 
 PUBLISH = 8  # updates between two versions of the weights
 EVALUATE = 1000  # transitions between two evaluations
-EPISODES = 20  # of an evaluation
+EPISODES = 20  # episodes of one evaluation
 EXPLORE = (1.0, 0.02, 0.25)  # epsilon at first, at last, and the share of all steps in which it falls
 BETA = (0.4, 1.0)  # exponent of the importance weights at first and at the end
 
@@ -37,19 +37,19 @@ Told = Callable[["Run"], None]
 
 @dataclass
 class Run:
-    """What a run was like: one entry per evaluation in each list."""
+    """The results of a run; each list has one entry per evaluation."""
 
     sampler: str
     seed: int
     steps: list[int] = field(default_factory=list)  # transitions inserted so far
     returns: list[float] = field(default_factory=list)  # mean return of the evaluation
-    effective: list[float] = field(default_factory=list)  # mean effective sample size of the batches since the one before
+    effective: list[float] = field(default_factory=list)  # mean effective sample size of the batches since the previous evaluation
     updates: int = 0
     seconds: float = 0.0
 
 
 def run(options: Options) -> int:
-    """Learn once and say how it went; the exit code."""
+    """Do one run, print its results, and return the exit code."""
     print(f"DQN on CartPole-v1: {options.workers} workers, {options.sampler} replay of {options.capacity:,} transitions", flush=True)
     try:
         done = learn(options, _tell)
@@ -70,7 +70,7 @@ def _tell(run: Run) -> None:
 
 
 def table(options: Options) -> Table:
-    """The replay table: every sampler gets as many samples for each transition, whatever the machine is busy with."""
+    """The replay table. Its rate limiter gives every sampler the same number of samples per transition, even on a busy machine."""
     limiter = SamplesPerInsert(options.samples_per_insert, options.min_size, error_buffer=64 * options.samples_per_insert * options.workers)
     return Table(
         "replay", example(), capacity=options.capacity, sampler=SAMPLERS[options.sampler], rate_limiter=limiter, seed=options.seed
@@ -78,7 +78,7 @@ def table(options: Options) -> Table:
 
 
 def learn(options: Options, told: Told = lambda run: None) -> Run:
-    """One run, with its own server and workers; `told` is called after each evaluation.
+    """Do one run with its own server and workers; `told` is called after each evaluation.
 
     Raises:
         EchoError, FleetError, OSError: it cannot run.
@@ -90,7 +90,7 @@ def learn(options: Options, told: Told = lambda run: None) -> Run:
             try:
                 return _learn(server, fleet, agent, options, told)
             finally:
-                # Workers are told first, so that none tries to reconnect; the server is closed before they are waited for.
+                # Workers are notified first, so that none tries to reconnect. The server is closed before the job waits for them.
                 fleet.dismiss()
                 server.close(timeout=0.5)
 
@@ -133,5 +133,5 @@ def _learn(server: Server, fleet: Fleet, agent: Agent, options: Options, told: T
 
 
 def _weights(agent: Agent, epsilon: float) -> dict[str, Any]:
-    """What workers need to act."""
+    """The data that workers need to act."""
     return {"layers": agent.online.layers, "epsilon": np.float32(epsilon)}

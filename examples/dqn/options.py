@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: What each choice of `--sampler` is to Echo.
+#: Echo's sampler for each choice of `--sampler`.
 SAMPLERS: dict[str, dict[str, Any]] = {
     "uniform": {"type": "uniform"},
     "prioritized": {"type": "prioritized", "alpha": 0.6, "eps": 1e-3},
@@ -18,7 +18,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Options:
-    """Everything the job can be told. Picklable: every worker process gets a copy."""
+    """All options of the job. It can be pickled, because every worker process gets a copy."""
 
     sampler: str = "prioritized"
     transport: str = "tcp://127.0.0.1:0"
@@ -28,15 +28,15 @@ class Options:
     target: float = 450.0  # mean return of an evaluation that counts as learned; 0: play all steps
     seed: int = 0
     compare: bool = False
-    seeds: int = 5  # of a comparison
+    seeds: int = 5  # seeds of a comparison
     out: Path = Path("out/dqn")
-    # What shapes the table and the learning; the same for every sampler.
+    # Parameters of the table and the learning, the same for every sampler.
     capacity: int = 50_000
     batch: int = 64
     samples_per_insert: float = 64.0
     min_size: int = 1000
     span: int = 5  # steps of a return before it is bootstrapped
-    discount: float = 0.995  # a cart that drifts off is lost some 300 steps later: at 0.99 nobody would see it coming
+    discount: float = 0.995  # a drifting cart leaves the track some 300 steps later, too late to have an effect with a discount of 0.99
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -53,11 +53,11 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--workers", type=_whole, default=defaults.workers, metavar="N")
     add("--envs", type=_whole, default=defaults.envs, metavar="N", help="per worker")
     add("--steps", type=_whole, default=defaults.steps, metavar="N", help="transitions to play (default: %(default)s)")
-    add("--target", type=float, default=defaults.target, metavar="RETURN", help="end once an evaluation's mean return is this; 0: never")
+    add("--target", type=float, default=defaults.target, metavar="RETURN", help="end once an evaluation reaches this mean return; 0: never")
     add("--seed", type=int, default=defaults.seed, metavar="N")
-    add("--compare", action="store_true", help="every sampler with several seeds, all steps; saves a picture and the figures")
-    add("--seeds", type=_whole, default=defaults.seeds, metavar="N", help="of a comparison (default: %(default)s)")
-    add("--out", type=Path, default=defaults.out, metavar="DIR", help="of a comparison (default: %(default)s)")
+    add("--compare", action="store_true", help="run every sampler with several seeds and all steps; saves a plot and the results")
+    add("--seeds", type=_whole, default=defaults.seeds, metavar="N", help="seeds of a comparison (default: %(default)s)")
+    add("--out", type=Path, default=defaults.out, metavar="DIR", help="folder of a comparison (default: %(default)s)")
     return Options(**vars(parser.parse_args(arguments)))
 
 

@@ -1,4 +1,4 @@
-"""The picture of a comparison: how returns grow with each sampler, how soon each seed reached the target, and what a batch was worth."""
+"""Plots a comparison: the returns of each sampler over time, how soon each seed reached the target, and the effective size of batches."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _band(axis: Any, runs: list[Run], name: str, figures: Callable[[Run], list[f
 
 
 def _first(axis: Any, runs: list[Run], names: list[str], target: float) -> None:
-    """A dot for each seed; those that never got there stand at the top, hollow."""
+    """Draw a dot for each seed. Seeds that never reached the target are hollow and at the top."""
     longest = max(run.steps[-1] for run in runs)
     for at, name in enumerate(names):
         mine = [run for run in runs if run.sampler == name]

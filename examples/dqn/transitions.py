@@ -1,4 +1,4 @@
-"""CartPole as transitions over some steps: what a sample looks like, the worker's side of making them, and how a policy is judged."""
+"""CartPole as transitions over several steps: the example of a sample, the worker's code that makes samples, and the evaluation of a policy."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ACTIONS = 2
 
 
 def example() -> dict[str, NDArray[Any]]:
-    """The pytree that fixes the contract: some steps of one environment, from one action on.
+    """The pytree that fixes the contract: several steps of one environment, from one action on.
 
-    `reward` is the discounted sum over those steps, `next_obs` what came after them, and `discount` by how much its value counts: 0 where
-    the episode ended. One that was cut after 500 steps did not end, and is bootstrapped from there.
+    `reward` is the discounted sum over these steps, `next_obs` the observation after them, and `discount` the factor of its value, which
+    is 0 if the episode terminated. An episode that was truncated after 500 steps is bootstrapped from there.
     """
     return {
         "obs": np.zeros(OBSERVATIONS, np.float32),
@@ -46,12 +46,12 @@ class Step:
     reward: NDArray[Any]
     next_obs: NDArray[Any]
     terminated: NDArray[Any]
-    ended: NDArray[Any]  # terminated, or cut
-    real: NDArray[Any]  # not the environment's own reset, which takes the step after an end
+    ended: NDArray[Any]  # terminated or truncated
+    real: NDArray[Any]  # False for the environment's own reset, which takes the step after an end
 
 
 class Player:
-    """`count` environments stepped together with an epsilon-greedy policy; returns over `span` steps with `discount`."""
+    """Steps `count` environments together with an epsilon-greedy policy. Returns span `span` steps with `discount`."""
 
     def __init__(self, count: int, span: int, discount: float, seed: int) -> None:
         self.envs = _make(count)
@@ -77,7 +77,7 @@ class Player:
         return {key: np.concatenate([one[key] for one in made]).astype(leaf.dtype) for key, leaf in example().items()}
 
     def _sample(self) -> dict[str, NDArray[Any]]:
-        """What the oldest of the recent steps led to, of every environment in which it was one."""
+        """Make samples that begin with the oldest of the recent steps, for every environment in which that step was not a reset."""
         first = self.recent[0]
         going, factor = first.real.copy(), np.ones(self.count)  # episodes that go on, and the discount so far
         total, reached, over = np.zeros(self.count), first.next_obs, np.zeros(self.count, np.bool_)
@@ -96,7 +96,7 @@ class Player:
 
 
 def evaluate(layers: Layers, episodes: int, seed: int) -> float:
-    """The mean return of `episodes` played greedily, one in each of as many environments."""
+    """The mean return of `episodes` greedy episodes, each in its own environment."""
     envs = _make(episodes)
     try:
         obs, _ = envs.reset(seed=seed)

@@ -1,4 +1,4 @@
-"""A worker process: act with the newest values there are, insert transitions, for ever."""
+"""A worker process: it acts with the newest action values and inserts transitions, for ever."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..cartpole.worker import committed, live
 from .options import Options
 from .transitions import Player, example
 
-_STEPS = 4  # of every environment between two looks for newer weights
+_STEPS = 4  # steps of every environment between two checks for newer weights
 
 
 def main(link: Link, address: str, index: int, generation: int, options: Options) -> None:
@@ -26,16 +26,16 @@ def _work(stop: threading.Event, address: str, index: int, generation: int, opti
         held = client.weights(timeout=30.0)
         while not stop.is_set():
             client.send_batch(player.play(held.params["layers"], float(held.params["epsilon"]), _STEPS))
-            # Until it lies in the table. The table's rate limiter lets in so many for each sample that is drawn: without this wait a
-            # worker would play far ahead, with an old policy, into its window of unacknowledged transitions.
+            # Wait until the transitions are in the table. The table's rate limiter admits a number of transitions for each drawn sample.
+            # Without this wait, a worker would play far ahead with an old policy and fill its window of unacknowledged transitions.
             committed(client, stop)
             try:
                 held = client.weights(timeout=0, newer_than=held.version)
             except EchoTimeoutError:
-                pass  # none newer: go on with these
+                pass  # there are no newer weights, so go on with these
     finally:
         player.close()
         try:
             client.close(timeout=0.0 if stop.is_set() else None)
         except EchoError:
-            pass  # told to stop: what the learner did not take any more is not missed
+            pass  # it was asked to stop; transitions that the learner no longer takes are not needed

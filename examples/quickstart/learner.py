@@ -16,14 +16,14 @@ example = {
 
 
 def main() -> None:
-    """Print what is in each batch, until Ctrl-C."""
+    """Print the content of each batch until Ctrl-C."""
     with Server(example, batch_size=32, transport=TcpTransport(port=50051)) as server:
         print(f"listening at {server.address}; Ctrl-C ends", flush=True)
         for count, sample in enumerate(server.dataset_iter(), start=1):
             batch = sample.batch  # {"obs": (32, 4), "reward": (32, 1)}
             mean = float(batch["obs"].mean())
             print(f"batch {count}: obs {batch['obs'].shape}, mean {mean:+.3f}", flush=True)
-            # ... feed it to a training step
+            # ... use it in a training step
 
 
 if __name__ == "__main__":

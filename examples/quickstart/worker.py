@@ -16,7 +16,7 @@ example = {
 
 
 def main() -> None:
-    """Send a thousand samples; leaving the block delivers what is still on its way."""
+    """Send a thousand samples. Leaving the block delivers those that are still on their way."""
     with TcpClient("localhost", 50051, example) as client:
         for _ in range(1000):
             client.send(

@@ -1,5 +1,10 @@
 """Builds the three native modules; everything else is in pyproject.toml."""
 
+import sys
+
+if sys.platform != "linux":
+    raise SystemExit(f"Echo runs on Linux only: it needs futexes, memfds and epoll. This is {sys.platform}.")
+
 from pathlib import Path
 
 import numpy

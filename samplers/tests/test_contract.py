@@ -1,4 +1,4 @@
-"""The samplers of this distribution keep the contract of `echo_core.store.sampler`."""
+"""Tests that the samplers of this distribution fulfil the contract of `echo_core.store.sampler`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TestMinHeap(SamplerContract):
         return MinHeap(**{"capacity": 1000, **options})
 
     def expected(self, order: Sequence[int], priorities: Sequence[float]) -> list[int]:
-        ranked = sorted(range(len(order)), key=lambda i: self.sign * priorities[i])  # stable: ties by arrival
+        ranked = sorted(range(len(order)), key=lambda i: self.sign * priorities[i])  # the sort is stable, so ties keep the order of arrival
         return [order[i] for i in ranked]
 
 
@@ -93,7 +93,7 @@ class TestHotCold(SamplerContract):
 
 
 class TestHotColdOfTwo(TestHotCold):
-    """Small enough for the kit's six samples to be in both strata."""
+    """The capacity is so small that the kit's six samples are in both strata."""
 
     fixed = {"hot_capacity": 2, "age_threshold": None, "alpha": 1.0, "eps": 0.0, "hot_ratio": 0.6}
 
@@ -127,5 +127,5 @@ def test_a_table_of_any_size_can_be_filled_and_emptied(cls: type[Sampler], capac
         sampler.insert(np.array([capacity], np.uint64))
     sampler.delete(np.arange(capacity, dtype=np.uint64))
     assert len(sampler) == 0
-    with pytest.raises(ValueError, match="1 keys asked for, 0 are held"):
+    with pytest.raises(ValueError, match="1 keys were requested, but 0 are held"):
         sampler.sample(1, rng)

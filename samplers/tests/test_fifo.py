@@ -1,4 +1,4 @@
-"""Fifo over the keys of a stream: against the words of the sampler contract, and the simplest possible model."""
+"""Tests Fifo over the keys of a stream, against the sampler contract and the simplest possible model."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_empty_calls() -> None:
 
 @pytest.mark.parametrize("n", [0, -1, 4])
 def test_more_or_less_than_there_is(n: int) -> None:
-    with pytest.raises(ValueError, match=f"{n} keys asked for, from 1 to 3"):
+    with pytest.raises(ValueError, match=f"{n} keys were requested, but from 1 to 3"):
         filled(1, 2, 3).sample(n, RNG)
 
 
@@ -157,7 +157,7 @@ def test_the_installed_distribution_offers_them() -> None:
 
 
 class AgainstAList(RuleBasedStateMachine):
-    """A list in order of arrival says what a Fifo must say."""
+    """Compares a Fifo with a list in order of arrival."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What `hot_cold` promises beyond the contract: who is hot, who goes, and that importance weights undo the mixture."""
+"""Tests the promises of `hot_cold` beyond the contract: which samples are hot or removed, and that importance weights correct the mixture."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def filled(scores: list[float] | np.ndarray, **options: object) -> HotCold:
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_a_mean_with_importance_weights_is_unbiased(weighting: str) -> None:
-    """A fifth of the samples is 1, and all of those score highly: without weights most of a batch would be."""
+    """A fifth of the samples has the value 1 and high scores, so without weights most of a batch would be 1."""
     rng, n = np.random.default_rng(0), 1000
     truth = (np.arange(n) % 5 == 0).astype(float)
     sampler = HotCold(capacity=n, hot_capacity=200, weighting=weighting, alpha=1.0, eps=0.1, temperature=2.0)
@@ -38,21 +38,21 @@ def test_a_mean_with_importance_weights_is_unbiased(weighting: str) -> None:
     assert sampler.hot(rows(n)).sum() == 200
     plain, weighted = [], []
     for _ in range(4000):
-        drawn, probabilities = sampler.sample(37, rng)  # 37 * 0.7 is no whole number
+        drawn, probabilities = sampler.sample(37, rng)  # 37 * 0.7 is not a whole number
         values = truth[drawn.astype(np.int64)]
         plain.append(values.mean())
         weighted.append((values / (n * probabilities)).mean())
     error = np.std(weighted) / len(weighted) ** 0.5
     assert error < 0.01
     assert abs(np.mean(weighted) - 0.2) < 5 * error
-    assert np.mean(plain) > 0.6, "the batches themselves are far from the mean: there was something to undo"
+    assert np.mean(plain) > 0.6, "without weights, the mean of the batches is far off"
 
 
 def test_new_samples_are_hot_until_better_ones_come() -> None:
     sampler = filled([1.0, 5.0, 3.0], hot_capacity=3)
     assert hot(sampler, 3) == {0, 1, 2}
     sampler.insert(keys(3, 4), np.array([4.0, 2.0]))
-    assert hot(sampler, 5) == {1, 2, 3}, "the fourth cooled the lowest, the fifth was the lowest itself"
+    assert hot(sampler, 5) == {1, 2, 3}, "the fourth made the lowest one cold, and the fifth was the lowest itself"
 
 
 def test_age_cools_and_is_counted_from_when_a_sample_became_hot() -> None:
@@ -75,9 +75,9 @@ def test_scores_promote_and_demote() -> None:
     sampler.update(keys(3), np.array([18.5]))
     assert hot(sampler, 20) == {3, 16, 17, 18, 19}
     sampler.update(keys(19), np.array([2.5]))
-    assert hot(sampler, 20) == {3, 16, 17, 18}, "below the median it cools even with nobody in its place"
+    assert hot(sampler, 20) == {3, 16, 17, 18}, "below the median it becomes cold even if no sample replaces it"
     sampler.update(keys(18), np.array([15.0]))
-    assert 18 in hot(sampler, 20), "a score that falls a little does not cool"
+    assert 18 in hot(sampler, 20), "a score that falls a little does not make a sample cold"
 
 
 def test_victims_are_the_least_valuable() -> None:
@@ -100,7 +100,7 @@ def test_the_share_of_a_batch_is_hot() -> None:
 
 
 def spread(weighting: str, scores: np.ndarray) -> float:
-    """The effective sample size of the distribution itself: 1 / sum of p**2, as a mean of p over draws."""
+    """The effective sample size of the distribution itself, 1 / sum of p**2, estimated as a mean of p over draws."""
     sampler = filled(scores, weighting=weighting, hot_capacity=len(scores))
     _, probabilities = sampler.sample(100_000, np.random.default_rng(0))
     return 1 / float(probabilities.mean())
@@ -134,7 +134,7 @@ def test_equal_scores_are_equally_likely(weighting: str) -> None:
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_a_large_table_is_restored_with_its_scale(weighting: str) -> None:
-    """Larger than the quantiles hold, with a history, and then the same again in both."""
+    """The table has more samples than the quantiles hold, and a history. After the restore, both get the same calls."""
     rng, n = np.random.default_rng(1), 5000
     options = {"capacity": n, "hot_capacity": 700, "age_threshold": 2000, "weighting": weighting}
     one = HotCold(**options)
@@ -176,14 +176,14 @@ def test_options_out_of_range_are_refused(options: dict, said: str) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"hot": keys(4), "entered": np.ones(1)}, "'hot' holds a key that 'keys' does not"),
+        ({"hot": keys(4), "entered": np.ones(1)}, "'hot' holds a key that is not in 'keys'"),
         ({"hot": keys(1, 1), "entered": np.ones(2)}, "'hot' holds a key twice"),
-        ({"hot": keys(0, 1, 2), "entered": np.ones(3)}, "'hot' has 3 keys and hot_capacity is 2"),
+        ({"hot": keys(0, 1, 2), "entered": np.ones(3)}, "'hot' has 3 keys, but hot_capacity is 2"),
         ({"entered": np.ones(1)}, "'entered' has another length"),
         ({"entered": np.array([3.0, 2.0])}, "'entered' is out of order"),
         ({"entered": np.array([3.0, np.nan])}, "'entered' is out of order"),
         ({"numbers": np.ones(3)}, "'numbers' has a wrong length"),
-        ({"numbers": np.full(8, np.inf)}, "'numbers' holds one that is negative or not finite"),
+        ({"numbers": np.full(8, np.inf)}, "'numbers' holds a number that is negative or not finite"),
         ({"priorities": np.array([1.0, 2.0])}, "'priorities'"),
         ({"priorities": np.array([1.0, 2.0, -3.0])}, "'priorities': priority -3.0 of key 2"),
     ],

@@ -1,4 +1,4 @@
-"""Each native sampler against the simplest Python model of what it holds, under random histories."""
+"""Tests each native sampler under random histories against the simplest Python model of its contents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def keys(values: Any) -> np.ndarray:
 
 
 class Machine(RuleBasedStateMachine):
-    """`model`: row to priority, in order of arrival."""
+    """`model` maps each row to its priority, in order of arrival."""
 
     def sampler(self) -> Sampler:
         raise NotImplementedError
@@ -180,7 +180,7 @@ class StratifiedMachine(PrioritizedMachine):
 
 
 def rank_in_tree(row: int) -> list[int]:
-    """Where a row comes in the order of the tree's children: 0, 4, 8, 12, 1, 5, ... in every node."""
+    """The place of a row in the order of the tree's children, which is 0, 4, 8, 12, 1, 5, ... in every node."""
     digits = [row // 256 % 16, row // 16 % 16, row % 16]
     return [digit % 4 * 4 + digit // 4 for digit in digits]
 
@@ -196,7 +196,7 @@ class HotColdMachine(Machine):
         hot = dict(zip(rows, self.subject.hot(keys(rows)).tolist()))
         assert sum(hot.values()) <= 8
         np.testing.assert_array_equal(self.subject.priorities(keys(rows)), list(self.model.values()))
-        ranked = sorted(rows, key=lambda row: (hot[row], self.model[row]))  # stable: the oldest of equal ones first
+        ranked = sorted(rows, key=lambda row: (hot[row], self.model[row]))  # the sort is stable, so the oldest of equal ones comes first
         assert self.subject.victims(len(rows)).tolist() == ranked
         drawn, probabilities = self.draw(20)
         both = len(set(hot.values())) == 2

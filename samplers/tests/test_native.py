@@ -1,4 +1,4 @@
-"""rows_stress.cpp: the native samplers without Python, plain and under sanitizers. Run as a program, it measures them."""
+"""Runs rows_stress.cpp, which tests the native samplers without Python, plain and under sanitizers. Run as a program, it measures them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def build(source: str, program: Path, *flags: str) -> None:
     subprocess.run([*command, str(HERE / "native" / source), "-o", str(program)], check=True)  # type: ignore[list-item]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "flags",

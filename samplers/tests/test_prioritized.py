@@ -1,4 +1,4 @@
-"""What `prioritized` promises beyond the contract: exact probabilities at every scale, and sums that do not drift."""
+"""Tests the promises of `prioritized` beyond the contract: exact probabilities at every scale, and sums that do not drift."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_zero_is_drawn_by_virtue_of_eps_alone() -> None:
     assert set(drawn.tolist()) == {0, 1}
     np.testing.assert_allclose(probabilities, np.where(drawn == 0, 1 / 3, 2 / 3), rtol=1e-6)
     nothing = filled([0.0, 0.0], eps=0.0)
-    with pytest.raises(ValueError, match="1 keys asked for, 2 are held; none of them has a priority above 0"):
+    with pytest.raises(ValueError, match="1 keys were requested, but 2 are held; none of them has a priority above 0"):
         nothing.sample(1, rng)
     nothing.update(keys(1), np.ones(1))
     assert nothing.sample(3, rng)[0].tolist() == [1, 1, 1]
@@ -78,7 +78,7 @@ def test_priorities_of_every_magnitude_leave_the_others_drawable(alpha: float) -
 
 def test_a_new_sample_gets_the_largest_priority_and_it_is_transformed_once() -> None:
     sampler = filled([1.0, 16.0], alpha=0.5, eps=0.0)
-    sampler.update(keys(1), np.ones(1))  # the largest there ever was, not the largest there is
+    sampler.update(keys(1), np.ones(1))  # the largest priority so far counts, not the largest at present
     sampler.insert(keys(5))
     drawn, probabilities = sampler.sample(1000, np.random.default_rng(0))
     np.testing.assert_allclose(probabilities, np.where(drawn == 5, 4 / 6, 1 / 6), rtol=1e-6)
@@ -106,7 +106,7 @@ def test_a_million_updates_of_every_magnitude_leave_the_sums_of_a_fresh_tree() -
         rows, priorities = rng.integers(0, n, 512), 10.0 ** rng.uniform(-30, 30, 512)
         sampler.update(rows.astype(np.uint64), priorities)
         final[rows] = priorities
-    final[:] = rng.random(n)  # from 1e30 to 1: a sum that is moved by differences would keep an error of 1e14
+    final[:] = rng.random(n)  # from 1e30 to 1: a sum that is changed by differences would keep an error of 1e14
     sampler.update(np.arange(n, dtype=np.uint64), final)
     fresh = filled(np.ones(n), alpha=1.0, eps=0.0)
     fresh.update(np.arange(n, dtype=np.uint64), final)
@@ -147,7 +147,7 @@ def test_memory_is_what_the_docstring_says_and_taken_as_the_table_fills() -> Non
     rows, process = 8_000_000, psutil.Process()
     before = process.memory_info().rss
     sampler = Prioritized(capacity=rows)
-    assert process.memory_info().rss - before < rows  # less than a byte each: nothing is held
+    assert process.memory_info().rss - before < rows  # less than a byte per row, because nothing is held
     for start in range(0, rows, 100_000):
         sampler.insert(np.arange(start, start + 100_000, dtype=np.uint64))
     assert 4 * rows < process.memory_info().rss - before < 6 * rows
@@ -174,9 +174,9 @@ def test_options_out_of_range_are_refused(options: dict, said: str) -> None:
     ("change", "said"),
     [
         ({"weights": np.array([1.0])}, "'weights' has another length"),
-        ({"weights": np.array([1.0, -1.0])}, "'weights' holds one that is negative"),
-        ({"weights": np.array([1.0, np.nan])}, "'weights' holds one that is negative or not finite"),
-        ({"keys": np.array([1, 12], np.uint64)}, "'keys' holds key 12, and the capacity is 12"),
+        ({"weights": np.array([1.0, -1.0])}, "'weights' holds a weight that is negative"),
+        ({"weights": np.array([1.0, np.nan])}, "'weights' holds a weight that is negative or not finite"),
+        ({"keys": np.array([1, 12], np.uint64)}, "'keys' holds key 12, but the capacity is 12"),
         ({"keys": np.array([1, 1], np.uint64)}, "'keys' holds 1 twice"),
         ({"keys": np.array([0.5, 1.5])}, "'keys': keys must be whole numbers"),
         ({"numbers": np.zeros(2)}, "'numbers' must be the largest priority so far, alpha and eps"),

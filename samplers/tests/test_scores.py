@@ -1,4 +1,4 @@
-"""Scorers: what they compute, and that nothing bad reaches a sampler through them."""
+"""Tests the results of the scorers, and that invalid values do not reach a sampler through them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_a_trajectory_scores_by_its_distance_from_the_average_and_its_reward() -
     score = TrajectoryScore(alpha=0.5, decay=0.9)
     first = np.array([[[0.0, 0.0]], [[2.0, 4.0]]])
     np.testing.assert_allclose(score(first, [1.0, -3.0]), [1 + 4 + 0.5, 1 + 4 + 1.5])
-    np.testing.assert_allclose(score.average, [1.0, 2.0])  # copied, not a tenth of the way from zero
+    np.testing.assert_allclose(score.average, [1.0, 2.0])  # the first mean is copied; it does not start from zero
     np.testing.assert_allclose(score(np.array([[11.0, 2.0]]), [0.0]), [81.0])
     np.testing.assert_allclose(score.average, [2.0, 2.0])
     np.testing.assert_allclose(score(np.array([[2.0, 2.0]]), [[1.0, -1.0]], update=False), [1.0])
@@ -26,9 +26,9 @@ def test_what_is_not_finite_is_refused_and_moves_nothing() -> None:
         with pytest.raises(ValueError, match="of the batch must be finite"):
             score(bad, np.zeros(2))
         np.testing.assert_array_equal(score.average, np.zeros(3))
-    with pytest.raises(ValueError, match="have 4 numbers, those before had 3"):
+    with pytest.raises(ValueError, match="have 4 numbers, but earlier ones had 3"):
         score(np.zeros((2, 4)), np.zeros(2))
-    with pytest.raises(ValueError, match="2 trajectories need as many rewards"):
+    with pytest.raises(ValueError, match="2 trajectories need 2 rewards"):
         score(np.zeros((2, 3)), np.zeros(3))
     with pytest.raises(ValueError, match="at least one"):
         score(np.zeros((0, 3)), np.zeros(0))

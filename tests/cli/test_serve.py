@@ -39,7 +39,7 @@ def test_a_server_announces_itself_serves_and_drains(serve, number: int) -> None
         client.send_batch(samples(5))
         client.wait(10)
     done = server.end(number)
-    assert done.code == 0 and "5 samples came, 0 batches were taken, 5 samples were left" in done.err
+    assert done.code == 0 and "5 samples received, 0 batches taken, 5 samples left" in done.err
     assert not server.address_file.exists()
 
 
@@ -49,7 +49,7 @@ def test_a_server_that_consumes_takes_batches(serve) -> None:
         for _ in range(10):
             client.send_batch(samples(4))  # many times what the store holds
         client.wait(10)
-    assert "40 samples came, 10 batches were taken" in server.end().err
+    assert "40 samples received, 10 batches taken" in server.end().err
 
 
 def test_examples_come_from_files_and_functions(echoctl, serve, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_examples_come_from_files_and_functions(echoctl, serve, tmp_path: Path) 
         (["-c", "echo.toml", "server.batchsize=3"], "did you mean 'batch_size'?"),
         (["-c", "no.toml"], "check the path"),
         (["-c", "bad.toml"], 'a leaf is written { shape = [84, 84, 4], dtype = "uint8" }'),
-        (["--example", "echo.toml", "--batch-size", "4"], "nobody could connect: give --transport"),
+        (["--example", "echo.toml", "--batch-size", "4"], "no worker could connect; give --transport"),
         (["--example", "echo.toml", "--transport", "tpc://127.0.0.1:0", "--batch-size", "4"], "did you mean 'tcp'?"),
         (["--example", "echo.toml", "--transport", "tcp://127.0.0.1:0"], "ECHO_SERVER__BATCH_SIZE"),
         (["--example", "echo.toml", "--transport", "tcp://0.0.0.0:0", "--batch-size", "4", "security.auth=false"], "allow_insecure"),
@@ -120,7 +120,7 @@ def test_top_sees_workers_rates_and_who_waits(serve, echoctl) -> None:
 def test_tap_shows_samples_decoded_and_takes_none(serve, echoctl) -> None:
     server = serve()
     nothing = echoctl("tap", server.address, "--timeout", 0.3)
-    assert nothing.code == 3 and "nothing is in the store" in nothing.err
+    assert nothing.code == 3 and "the store has no samples" in nothing.err
     with Client(server.address, EXAMPLE) as client:
         made = samples(6)
         made["obs"][5] = [0.5, np.nan, -np.inf]
@@ -135,7 +135,7 @@ def test_tap_shows_samples_decoded_and_takes_none(serve, echoctl) -> None:
         client.send_batch(samples(2))
         client.wait(10)
     assert echoctl("tap", server.address, "--table", "x").err.count("this server streams") == 1
-    assert "8 samples came, 0 batches were taken, 8 samples were left" in server.end().err
+    assert "8 samples received, 0 batches taken, 8 samples left" in server.end().err
 
 
 def test_the_log_says_who_came(serve, echoctl) -> None:

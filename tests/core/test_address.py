@@ -120,17 +120,17 @@ def test_near_misses_show_what_was_meant(text: str, meant: str) -> None:
         ("/tmp/echo.sock", "has no scheme"),
         ("tcp//h:1", "has no scheme"),
         ("1tcp://h:1", "has no scheme"),
-        ("tcp://", "names no place"),
+        ("tcp://", "has nothing after the scheme"),
         ("tcp://h:", "not nothing"),
         ("tcp://h:x", "not 'x'"),
         ("tcp://h:-1", "not '-1'"),
         ("tcp://h:65536", "out of range"),
-        ("tcp://h:\u0661", "a port is a number"),
+        ("tcp://h:\u0661", "a port must be a number"),
         ("tcp://[::1:1", "never closes"),
-        ("tcp://[::1]5", 'after "]" comes ":"'),
-        ("tcp://[host]:5", "brackets hold an IPv6 address"),
+        ("tcp://[::1]5", '"]" must be followed by ":"'),
+        ("tcp://[host]:5", "brackets must hold an IPv6 address"),
         ("tcp://h h:1", "not a host name"),
-        ("tcp://user:word@h:1", "no user or password"),
+        ("tcp://user:word@h:1", "must not hold a user or password"),
         ("tcp://h:1?x", "name=value"),
         ("tcp://h:1?=x", "name=value"),
         ("tcp://h:1?a=1&a=2", "'a' twice"),
@@ -157,7 +157,7 @@ def test_errors_show_no_secret(text: str) -> None:
 
 
 def test_text_only() -> None:
-    with pytest.raises(AddressError, match="an address is text, not int"):
+    with pytest.raises(AddressError, match="an address must be text, not int"):
         Address.parse(5555)  # type: ignore[arg-type]
 
 

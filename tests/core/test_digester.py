@@ -15,6 +15,8 @@ from echo_core.testing.processes import forked
 from echo_core.wire.digest import Digester, digest
 from echo_core.wire.weights import aligned_bytes, pack, unpack, verify
 
+pytestmark = pytest.mark.every_python
+
 LARGE = (1 << 20) + 64 * 5  # beyond which copies go past the caches
 
 

@@ -14,6 +14,8 @@ import pytest
 from echo_core import Spec
 from echo_core.wire.gather import Gatherer
 
+pytestmark = pytest.mark.every_python
+
 EXAMPLES: dict[str, Any] = {
     "one leaf": np.zeros(3, np.float32),
     "of one byte": {"a": np.zeros((), np.uint8), "b": np.zeros((), np.bool_)},

@@ -8,6 +8,8 @@ import pytest
 from echo_core.server import large_draws
 from echo_core.server.large_draws import HeldBatches
 
+pytestmark = pytest.mark.every_python
+
 
 def columns(n: int) -> list[np.ndarray]:
     return [np.arange(n, dtype=np.uint64), np.ones((n, 3))]

@@ -22,6 +22,8 @@ from echo_core.plugins import discovery, hookspecs
 from echo_core.plugins.discovery import OBSERVERS, SAMPLERS, TRANSPORTS, PluginHost
 from echo_core.plugins.hookspecs import PLUGIN_API, TransportInfo
 
+pytestmark = pytest.mark.every_python
+
 Install = Callable[..., None]
 
 TRANSPORT = """

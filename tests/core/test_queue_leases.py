@@ -16,7 +16,7 @@ import pytest
 
 from echo_core import Client, ConfigError, EchoTimeoutError, Queue, Server, Table
 
-pytestmark = [pytest.mark.needs("echo-samplers", "echo-tcp")]
+pytestmark = [pytest.mark.needs("echo-samplers", "echo-tcp"), pytest.mark.every_python]
 
 EXAMPLE = {"number": np.int64(0)}
 

@@ -106,7 +106,7 @@ def test_where_every_priority_is_zero_the_oldest_goes() -> None:
 def test_one_object_cannot_be_both_unless_it_evicts() -> None:
     for name in ("uniform", "fifo", "min_heap"):
         both = make_sampler(name, discovery.default, 6)
-        with pytest.raises(ConfigError, match="'t': sampler and remover are one .*two of them"):
+        with pytest.raises(ConfigError, match="'t': one .* object cannot be both sampler and remover; .*two objects"):
             full(both, both)
     both = make_sampler({"type": "hot_cold", "hot_capacity": 2, "hot_ratio": 0.5}, discovery.default, 6)
     assert gone(full(both, both), 3, priority=6.0) == [1, 5, 3]

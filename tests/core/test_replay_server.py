@@ -195,7 +195,7 @@ def test_one_batch_out_of_several_tables() -> None:
             server.sample_mixture({"demo": 0, "online": 1})
         with pytest.raises(ConfigError, match="positive share"):
             server.sample_mixture({"demo": "1", "online": 1})  # type: ignore[dict-item]
-        with pytest.raises(ConfigError, match="shares are a mapping"):
+        with pytest.raises(ConfigError, match="shares must map"):
             server.sample_mixture(["demo", "online"])  # type: ignore[arg-type]
 
 
@@ -262,7 +262,7 @@ def test_a_priority_that_the_table_refuses_is_refused_before_any_other_of_the_ca
         assert server.table().counters()["updated"] == 0
         with pytest.raises(ValueError, match="priority nan of sample 1 "):
             client.table().insert({"number": np.arange(3)}, priorities=[1, np.nan, 1])
-        with pytest.raises(EchoError, match="^97920 of 100000 were inserted; of the others, counted from there: priority 0.0 of sample 2079"):
+        with pytest.raises(EchoError, match="^97920 of 100000 were inserted; among the others, counted from the first of them: priority 0.0 of sample 2079"):
             client.table().insert({"number": np.arange(n)}, priorities=priorities)
 
 
@@ -285,7 +285,7 @@ def test_a_mixture_of_different_items_is_refused_before_any_is_drawn() -> None:
             for i in range(20):
                 writer.send({"number": np.int64(i), "reward": np.float32(1)})
         for other in "bc":
-            with pytest.raises(ConfigError, match=f"the same items and stacks: 'a', '{other}' differ"):
+            with pytest.raises(ConfigError, match=f"the same items and stacks, but 'a', '{other}' differ"):
                 server.sample_mixture({"a": 1, other: 1}, timeout=1)
         with pytest.raises(ConfigError, match="n must be a whole number, not 4.5"):
             server.sample_mixture({"a": 1}, timeout=1, n=4.5)  # type: ignore[arg-type]

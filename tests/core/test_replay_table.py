@@ -415,7 +415,7 @@ def test_storage_in_a_file(tmp_path: Any) -> None:
 
 def test_a_byte_budget() -> None:
     assert make(capacity=1000, max_bytes=28 * 40).capacity == 40
-    with pytest.raises(ConfigError, match="less than one item"):
+    with pytest.raises(ConfigError, match="too small for one item"):
         make(max_bytes=27)
 
 

@@ -15,7 +15,7 @@ import pytest
 from echo_core import EchoTimeoutError, HistSnapshot, LeaseError, Sample, SampleInfo, Server
 from echo_core.testing.samples import Tally, example, sample, stacked
 
-pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
+pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]  # a server needs one
 
 
 def filled(batch_size: int = 2, num_buffers: int = 3, batches: int | None = None) -> Server:

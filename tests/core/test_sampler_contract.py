@@ -50,7 +50,7 @@ class Proportional(Sampler):
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
         if n < 1 or not self._held:
-            raise ValueError(f"{n} keys asked for, {len(self._held)} held")
+            raise ValueError(f"{n} keys were requested, but {len(self._held)} are held")
         held = np.fromiter(self._held, np.uint64, len(self._held))
         weights = np.fromiter(self._held.values(), float)
         weights = weights / weights.sum()
@@ -86,7 +86,7 @@ class Newest(Proportional):
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
         if not 1 <= n <= len(self):
-            raise ValueError(f"{n} keys asked for, {len(self)} held")
+            raise ValueError(f"{n} keys were requested, but {len(self)} are held")
         return np.array(list(self._held)[::-1][:n], np.uint64), np.ones(n)
 
 

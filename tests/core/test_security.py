@@ -171,7 +171,7 @@ def test_unusable_files(tmp_path: Path) -> None:
         (tmp_path / "directory", "not a plain file"),
         (tmp_path / "pipe", "not a plain file"),
         (secret_file(tmp_path / "empty", " \n"), "is empty"),
-        (secret_file(tmp_path / "huge", "x" * 5000), "5000 bytes, tokens at most 4096"),
+        (secret_file(tmp_path / "huge", "x" * 5000), "5000 bytes; a token file has at most 4096"),
     ]:
         with pytest.raises(SecurityError) as error:
             find_token(None, {"ECHO_TOKEN_FILE": str(path)})
@@ -265,7 +265,7 @@ def test_a_token_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFix
     path.unlink()
     with caplog.at_level(logging.ERROR):
         assert len(source()) == len(source()) == 2
-    assert len(caplog.records) == 1 and "kept" in caplog.text and "horse" not in caplog.text
+    assert len(caplog.records) == 1 and "keeping" in caplog.text and "horse" not in caplog.text
     secret_file(path, f"{SECRET}-new\n")
     assert source() == (f"{SECRET}-new".encode(),)
 

@@ -12,7 +12,7 @@ from echo_core import ClosedError, EchoTimeoutError, ForkError, Server
 from echo_core.server.sink import ServerSink
 from echo_core.testing.samples import Tally, example, sample, stacked
 
-pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
+pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]  # a server needs one
 
 TREE = {"a": np.zeros(3, np.int32), "b": np.zeros((), np.float64), "empty": np.zeros((0, 2), "f4")}
 

@@ -16,7 +16,7 @@ from echo_core.client.observer import Look, Observer
 from echo_core.server.operations.looks import MAX_LOOK_BYTES
 from echo_core.spec.structure import rebuilt
 
-pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers")
+pytestmark = [pytest.mark.needs("echo-tcp", "echo-samplers"), pytest.mark.every_python]
 
 TCP = "tcp://127.0.0.1:0"
 EXAMPLE = {"obs": np.zeros(3, np.float32), "step": np.int64(0)}
@@ -49,7 +49,7 @@ def test_the_newest_of_a_stream_and_none_is_taken() -> None:
 def test_nothing_there_is_said_in_time() -> None:
     with Server(EXAMPLE, 4, TCP) as server, Observer(server.address) as observer:
         began = time.monotonic()
-        with pytest.raises(EchoTimeoutError, match=r"waited 0.2 s for a sample: nothing is in the store"):
+        with pytest.raises(EchoTimeoutError, match=r"waited 0.2 s for a sample: the store has no samples"):
             observer.tap(timeout=0.2)
         assert time.monotonic() - began < 5
         with pytest.raises(ValueError, match="from 1 to 1024"):
@@ -78,6 +78,7 @@ def test_a_learner_that_takes_everything_at_once_is_looked_over_the_shoulder() -
         assert server._tap_wish is None, "from now on the learner copies nothing"
 
 
+@pytest.mark.soak
 def test_samples_are_whole_while_writers_and_a_learner_are_at_it(soak_seconds: float) -> None:
     """A learner that scribbles over its batches, writers of several threads: no look shows a torn, a changed or an unwritten sample."""
     example = {"obs": np.zeros(500, np.int64), "step": np.int64(0)}
@@ -156,7 +157,7 @@ def test_looks_larger_than_a_message_come_in_parts() -> None:
             observer.request("tap", {"tap": body["tap"], "at": 0})
         with pytest.raises(EchoError):
             observer.request("tap", {"tap": body["tap"], "at": -1})
-    too_large = pytest.raises(EchoError, match="one sample is 16,777,217 bytes, and a look carries 16,777,216 at most")
+    too_large = pytest.raises(EchoError, match="one sample has 16,777,217 bytes, but a look has at most 16,777,216")
     with Server(np.zeros(MAX_LOOK_BYTES + 1, np.uint8), 1, TCP) as server, Observer(server.address) as observer, too_large:
         observer.tap(timeout=0)
     with Server(np.zeros(MAX_LOOK_BYTES // 3, np.uint8), 2, TCP, num_buffers=3) as server, Observer(server.address) as observer:

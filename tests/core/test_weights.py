@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from echo_core.base.errors import ProtocolError, SpecError
 from echo_core.wire.weights import ALIGNMENT, PackedWeights, aligned_bytes, digest, pack, unpack, verify
 
+pytestmark = pytest.mark.every_python
+
 
 class Net(NamedTuple):
     w: Any

@@ -65,7 +65,7 @@ def test_it_keeps_the_whole_contract(package: Path) -> None:
 def test_it_is_chosen_by_its_name(package: Path) -> None:
     program = """
 from echo_core.plugins import discovery
-cls = plugins.sampler_class("recent")
+cls = discovery.sampler_class("recent")
 print(cls.__module__, cls(capacity=5).options)
 """
     assert run(package, "-c", program) == "echo_recent.recent Recent.Options(capacity=5, decay=0.99)\n"

@@ -138,7 +138,7 @@ def test_a_transport_that_is_not_installed_is_named_with_its_command(tmp_path: P
         metadata.entry_points = lambda **wanted: [] if wanted.get("group") == "echo.transports" else everything(**wanted)
         from echo_core.plugins import discovery
         try:
-            plugins.transport_class("rdma")
+            discovery.transport_class("rdma")
         except ImportError as error:
             print(f"{type(error).__name__}: {error}")
     """

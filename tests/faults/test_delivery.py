@@ -81,6 +81,7 @@ def breaking(cuts: int, reach: int, chance: random.Random) -> Callable[[int], Pl
     return plan
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("filler", "batch", "reach", "num_threads"),
     [
@@ -163,6 +164,7 @@ def test_close_delivers_through_a_lost_link(
         consumer.finish().check(dict.fromkeys(range(5), 3))
 
 
+@pytest.mark.soak
 def test_weights_and_requests_through_lost_links(
     serve: Callable[..., Server], proxy: Callable[..., Proxy], press_on: float
 ) -> None:

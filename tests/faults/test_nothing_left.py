@@ -24,14 +24,25 @@ from echo_core.testing.samples import example, stacked
 LARGE = 300_000  # bytes
 
 
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files that only this test and its processes use, so that whatever lies there is theirs."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # what it was is kept there
+    return folder
+
+
 def files() -> set[str]:
-    """Files in shared memory and in the directory for temporary ones."""
-    return {
-        str(Path(folder, name))
-        for folder in ("/dev/shm", tempfile.gettempdir())
-        for name in os.listdir(folder)
-        if "echo" in name.lower()
-    }
+    """Files in shared memory and in the test's directory for temporary ones.
+
+    No part of Echo gives files in shared memory a name, so one with Echo's is a mistake whichever process made it.
+    """
+    shared = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if "echo" in name.lower()}
+    temporary = Path(tempfile.gettempdir())
+    # multiprocessing makes itself a folder once, which it keeps.
+    return shared | {str(path) for path in temporary.rglob("*") if not path.relative_to(temporary).parts[0].startswith("pymp-")}
 
 
 def session(close: bool) -> None:

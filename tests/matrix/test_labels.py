@@ -83,9 +83,9 @@ def test_clients_that_named_no_table_send_labels_too(transport_table: dict[str, 
 def test_steps_have_no_labels(transport_table: dict[str, Any]) -> None:
     steps = Table("steps", EXAMPLE, capacity=100, sampler="uniform", items=Sequences(2))
     with Server(tables=[steps], batch_size=2, transport=transport_table) as server, Client(server.address, Steps(EXAMPLE)) as client:
-        with pytest.raises(ConfigError, match="steps have neither priority nor policy version; items get priorities"):
+        with pytest.raises(ConfigError, match="steps have no priority and no policy version; items get priorities"):
             client.send(EXAMPLE, priority=1.0)
-        with pytest.raises(ConfigError, match="steps have neither priorities nor policy versions"):
+        with pytest.raises(ConfigError, match="steps have no priorities and no policy versions"):
             client.send_batch(items(0, 2), priorities=[1.0, 2.0])
         client.send(EXAMPLE, stream=1)
         client.send(EXAMPLE, end="terminated", stream=1)

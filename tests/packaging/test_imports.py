@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.every_python
+
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "echo_core" / "src" / "echo_core"
 # What a person types to select one, and the packages they live in; also of those to come.
 NAMES = {"tcp", "shm", "grpc", "rdma", "fifo", "uniform", "prioritized", "lifo"}
 PACKAGES = {"echo_tcp", "echo_shm", "echo_grpc", "echo_rdma", "echo_samplers"}
 
-# What may be said outside plugins.py's table: the default sampler, which Server's signature
+# What may be said outside the table of discovery.py: the default sampler, which Server's signature
 # promises, and examples in error messages.
 ALLOWED = {
     "server.py": {"fifo"},
@@ -38,7 +40,7 @@ def test_core_imports_no_plugin(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in SOURCES if path.suffix == ".py" and path.name != "plugins.py"],
+    [path for path in SOURCES if path.suffix == ".py" and path.name != "discovery.py"],
     ids=lambda path: str(path.relative_to(CORE)),
 )
 def test_core_names_no_plugin_in_its_code(path: Path) -> None:
@@ -85,8 +87,8 @@ def test_listing_plugins_imports_none(python) -> None:
         """
         import sys
         from echo_core.plugins import discovery
-        for group in (plugins.TRANSPORTS, plugins.SAMPLERS, plugins.OBSERVERS):
-            plugins.installed(group)
+        for group in (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS):
+            discovery.installed(group)
         assert not {name for name in sys.modules if name.startswith("echo_")
                     and not name.startswith("echo_core")}
         """
@@ -99,7 +101,7 @@ def test_selecting_one_plugin_imports_no_other(python) -> None:
         """
         import sys
         from echo_core.plugins import discovery
-        plugins.transport("tcp")
+        discovery.transport("tcp")
         assert "echo_tcp" in sys.modules and "echo_tcp.transport" not in sys.modules
         assert not any(name.startswith("echo_samplers") for name in sys.modules)
         """

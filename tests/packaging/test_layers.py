@@ -126,3 +126,11 @@ def test_no_circles() -> None:
 
 def test_core_imports_no_other_package() -> None:
     assert not [f"{module} imports {name}" for module, names in imports().items() if floor(module) for name in names if package_of(name) != "echo_core"]
+
+
+def test_the_map_names_every_folder_and_no_file_that_is_not_there() -> None:
+    page = (ROOT / "docs" / "design" / "map.md").read_text()
+    paths = re.findall(r"`([\w./]+/[\w.]*)`", page)
+    folders = {path.name for path in CORE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert {path.partition("/")[0] for path in paths if (CORE / path).exists()} == folders
+    assert not [path for path in paths if not (CORE / path).exists() and not (ROOT / path).exists()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -16,17 +17,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+LISTED = json.loads(subprocess.run([sys.executable, str(ROOT / "tools" / "wheels.py"), "--list"], capture_output=True, check=True).stdout)
 PROJECTS = {
-    tomllib.loads(path.read_text())["project"]["name"]: path.parent
-    for path in (
-        ROOT / "echo_core" / "pyproject.toml",
-        ROOT / "samplers" / "pyproject.toml",
-        ROOT / "adapters" / "pyproject.toml",
-        *sorted(ROOT.glob("plugins/*/pyproject.toml")),
-    )
+    tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]["name"]: ROOT / folder
+    for folder in [*LISTED["compiled"], *LISTED["pure"]]
 }
 
 pytestmark = [
+    pytest.mark.every_python,
     pytest.mark.skipif(shutil.which("uv") is None, reason="wheels are built with uv"),
     pytest.mark.timeout(900),
 ]

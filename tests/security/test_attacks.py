@@ -224,7 +224,7 @@ def test_a_flood_waits_outside(serve: Serve, scheme: str, caplog: pytest.LogCapt
     with Client(server.address, EXAMPLE) as good:
         let_in = 0
         for number in range(10_000):
-            with suppress(OSError), socket.create_connection(place, timeout=0.002) as sock:
+            with suppress(OSError), socket.create_connection(place, timeout=0.0005) as sock:
                 let_in += 1
                 sock.send(b"GET / HTTP/1.1\r\n\r\n")
             if number % 500 == 0:

@@ -1,12 +1,12 @@
-"""The tests of echo_rdma over real verbs, without RDMA hardware: a Debian kernel with SoftRoCE (rdma_rxe) in an emulated machine.
+"""Run the tests of echo_rdma over real verbs without RDMA hardware: with a Debian kernel and SoftRoCE (rdma_rxe) in an emulated machine.
 
     python tools/rdma_vm [PYTEST ARGUMENTS]
 
-Made of Debian's packages, once, in build/rdma_vm: qemu, a kernel with its modules, Debian's UCX, which has verbs. The machine sees this
-one's file system read-only, that UCX laid over it, and over both a layer in memory; it boots in about ten seconds. What it measures means
-nothing. Needs Debian, and root to install packages that are missing; UCX is only unpacked, because other tests would take an installed one.
-ECHO_TEST_SLOWER says how many times longer tests may wait there than elsewhere; on a machine that has other things to do a group of tests at
-a time (`-k`) says more than all of them.
+The emulated machine is made once, in build/rdma_vm, from Debian's packages: qemu, a kernel with its modules, and Debian's UCX, which has
+verbs. It sees the host's file system read-only, with that UCX over it and a layer in memory over both. It boots in about ten seconds.
+Measurements in it are meaningless. It needs Debian, and root to install missing packages. UCX is only unpacked, because other tests would
+use an installed one. ECHO_TEST_SLOWER is the factor by which tests may wait longer there. On a busy machine, run one group of tests at a
+time (`-k`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MODULES = ["virtio_pci", "9pnet_virtio", "9p", "virtio_net", "crc32c_generic", "
 LANES = {
     "UCX_TLS": "rc_verbs",
     "UCX_NET_DEVICES": "rxe0:1",
-    "UCX_RNDV_THRESH": "64k",  # by itself UCX reckons that this device is never worth a rendezvous, which is what is to be tested
-    "UCX_RC_VERBS_TIMEOUT": "10s",  # a machine that stands still for seconds is no lost peer
+    "UCX_RNDV_THRESH": "64k",  # by default UCX never uses a rendezvous on this device, but the rendezvous is to be tested
+    "UCX_RC_VERBS_TIMEOUT": "10s",  # a machine that pauses for seconds must not count as a lost peer
     "ECHO_RDMA_HOST": "10.0.2.15",
     "ECHO_RDMA_LANES": "rc_verbs",
 }
 
 DEFAULT = [f"plugins/echo_rdma/tests/{name}" for name in ("test_contract.py::TestOverVerbs", "test_deaths.py", "test_verbs.py")]
-SLOWER = "20"  # times slower than a machine is, where nothing else runs beside it; ECHO_TEST_SLOWER says otherwise
+SLOWER = "20"  # how many times slower than a real machine it is if nothing else runs; ECHO_TEST_SLOWER overrides it
 
 
 def run(*command: str, **options: object) -> str:
@@ -57,7 +57,7 @@ def unpack(package: str, folder: Path) -> None:
 
 
 def build() -> None:
-    """The kernel and its first file system."""
+    """Make the kernel and its first file system."""
     OUT.mkdir(parents=True, exist_ok=True)
     if wanted := missing():
         run("apt-get", "update", "-qq")
@@ -71,7 +71,7 @@ def build() -> None:
             unpack(package, OUT / "over")
     (modules,) = (kernel / "lib" / "modules").iterdir()
     run("depmod", "-b", str(kernel), modules.name)
-    # Under a name of its own until it is whole: another machine may be booting from the one before.
+    # It has another name until it is complete, because another emulated machine may be booting from the previous one.
     first = OUT / f"first-{os.getpid()}"
     for name in ("bin", "proc", "sys", "dev", "modules"):
         (first / name).mkdir(parents=True)
@@ -90,7 +90,7 @@ def build() -> None:
 
 
 def in_order(modules: Path) -> list[str]:
-    """The modules and what they need, each after what it needs."""
+    """The modules and their dependencies, each after the modules that it needs."""
     needs = {}
     for line in (modules / "modules.dep").read_text().splitlines():
         path, _, others = line.partition(":")
@@ -98,14 +98,14 @@ def in_order(modules: Path) -> list[str]:
     by_name = {Path(path).name.partition(".")[0].replace("-", "_"): path for path in needs}
     order: list[str] = []
     for name in MODULES:
-        if (path := by_name.get(name)) is not None:  # others are built into the kernel
+        if (path := by_name.get(name)) is not None:  # modules without a path are built into the kernel
             order += [one for one in [*reversed(needs[path]), path] if one not in order]
     return order
 
 
 def main() -> int:
     build()
-    place = OUT / f"run-{os.getpid()}"  # of its own: several machines may run beside each other, and each reads it when it has booted
+    place = OUT / f"run-{os.getpid()}"  # each machine has its own folder and reads it after booting, because several may run at the same time
     place.mkdir(exist_ok=True)
     try:
         return boot(place, sys.argv[1:] or DEFAULT)
@@ -114,12 +114,12 @@ def main() -> int:
 
 
 def boot(place: Path, tests: list[str]) -> int:
-    """Run pytest with these arguments in a machine; its exit status."""
+    """Run pytest with these arguments in an emulated machine; returns its exit status."""
     guest = place / "guest"
     shutil.copy(HERE / "guest", guest)
-    # Compiled here, in a hundredth of the time that it takes inside, for every process anew.
+    # Python files are compiled here, which takes a hundredth of the time that every process would need inside.
     folders = [sysconfig.get_path("purelib"), *(str(ROOT / name) for name in ("echo_core", "plugins", "samplers"))]
-    subprocess.run([sys.executable, "-m", "compileall", "-qq", *folders], check=False)  # some of others' files are no valid Python
+    subprocess.run([sys.executable, "-m", "compileall", "-qq", *folders], check=False)  # some files of other projects are not valid Python
     slower = os.environ.get("ECHO_TEST_SLOWER", SLOWER)
     values = {**LANES, "ECHO_TEST_SLOWER": slower, "ECHO_ROOT": str(ROOT), "ECHO_PYTHON": sys.executable}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in values.items()]

@@ -1,7 +1,7 @@
-"""A plugin for pytest inside the machine: what tests wait for by themselves may take longer there (ECHO_TEST_SLOWER times).
+"""A pytest plugin for the emulated machine: it lengthens waits in the tests by the factor ECHO_TEST_SLOWER.
 
-The kit's own waits know of it (`echo_core.testing.processes.SLOWER`); here are those of other tests: for what another process says, and the
-silence after which an end counts as lost, which tests name LEASE. Signs of life come as often as anywhere.
+The kit's own waits already use it (`echo_core.testing.processes.SLOWER`). This plugin lengthens the waits of other tests: for messages of
+another process, and for the silence after which an end counts as lost (LEASE in the tests). Signs of life are sent as often as elsewhere.
 """
 
 from __future__ import annotations
@@ -30,6 +30,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Why a test failed, at once: the machine may be ended long before the last."""
+    """Print at once why a test failed, because the machine may be ended long before the last test."""
     if report.failed:
         print(f"\n{report.longreprtext}\n", flush=True)

@@ -1,1 +1,1 @@
-"""Echo beside other libraries, one module each; importing this package imports none of them."""
+"""Connects Echo to other libraries. Each has its own module; importing this package imports none of them."""

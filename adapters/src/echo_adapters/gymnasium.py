@@ -1,4 +1,4 @@
-"""Gymnasium: a vector environment that sends every transition it makes to a learner.
+"""Gymnasium: a vector environment that sends every transition to a learner.
 
 envs = Recorder(gymnasium.make_vec("CartPole-v1", 8), client)      # client: Client(address, transition_example(envs))
 obs, _ = envs.reset(seed=0)
@@ -20,7 +20,7 @@ __all__ = ["Recorder", "transition_example"]
 
 
 def transition_example(envs: VectorEnv) -> dict[str, Any]:
-    """The example of the samples that a `Recorder` of these environments sends: one transition."""
+    """The example of one transition, as a `Recorder` of these environments sends it."""
     observation = optree.tree_map(np.asarray, envs.single_observation_space.sample())
     action = optree.tree_map(np.asarray, envs.single_action_space.sample())
     flag = np.zeros((), bool)
@@ -37,17 +37,18 @@ def transition_example(envs: VectorEnv) -> dict[str, Any]:
 class Recorder(VectorWrapper):
     """Sends `{"obs", "action", "reward", "next_obs", "terminated", "truncated"}` of each environment and step, and changes nothing else.
 
-    `next_obs` is what the action led to, never the first observation of the next episode, in every autoreset mode:
+    `next_obs` is the observation that the action led to. In every autoreset mode, it is never the first observation of the next episode:
 
-    * NEXT_STEP: the step after the end of an episode only resets, whatever its action; it is no transition and is not sent.
+    * NEXT_STEP: the step after the end of an episode ignores its action and only resets. It is not a transition and is not sent.
     * SAME_STEP: the end of an episode and the reset are one step, whose final observation is in the info.
     * DISABLED: the caller resets, with `reset(options={"reset_mask": ...})`.
 
     Args:
         env: the vector environment.
         client: connected with `transition_example(env)`.
-        timeout: seconds that `step` waits while the learner takes nothing; None is the client's. Raises as `Client.send_batch`: the
-            environments have stepped all the same, and the next `step` goes on from there without the transitions that were not taken.
+        timeout: seconds that `step` waits while the learner accepts nothing; None is the client's default. Raises the same errors as
+            `Client.send_batch`. The environments have stepped even if it raises; the next `step` continues from there, and the
+            transitions that were not accepted are lost.
     """
 
     def __init__(self, env: VectorEnv, client: Client, timeout: float | None = None) -> None:
@@ -55,10 +56,10 @@ class Recorder(VectorWrapper):
         self._client, self._timeout = client, timeout
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._obs: Any = None
-        self._resets = np.zeros(self.num_envs, bool)  # whose next step only resets
+        self._resets = np.zeros(self.num_envs, bool)  # the environments whose next step only resets
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        mask = None if options is None or "reset_mask" not in options else np.array(options["reset_mask"], bool)  # Gymnasium takes it out
+        mask = None if options is None or "reset_mask" not in options else np.array(options["reset_mask"], bool)  # Gymnasium removes it from options
         obs, info = self.env.reset(seed=seed, options=options)
         self._obs = optree.tree_map(np.copy, obs)  # environments may write into the same arrays again
         self._resets = np.zeros(self.num_envs, bool) if mask is None else self._resets & ~mask
@@ -72,14 +73,14 @@ class Recorder(VectorWrapper):
         transitions = {**made_of, "terminated": terminated, "truncated": truncated}
         made = ~self._resets
         rows = optree.tree_map(lambda leaf: np.asarray(leaf)[made], transitions)
-        self._obs = next_obs  # before sending, which may raise: the environments have stepped
+        self._obs = next_obs  # set before sending, because sending may raise and the environments have already stepped
         if self._mode is AutoresetMode.NEXT_STEP:
             self._resets = np.logical_or(terminated, truncated)
         self._client.send_batch(rows, self._timeout)
         return obs, reward, terminated, truncated, info
 
     def _finals(self, next_obs: Any, info: dict[str, Any]) -> Any:
-        """`next_obs` with the observations in which episodes ended in place of those in which the next began."""
+        """`next_obs` in which final observations of ended episodes replace the first observations of the next episodes."""
         ended = info["_final_obs"]
         final = optree.tree_map(np.copy, next_obs)
         for index in np.flatnonzero(ended):

@@ -19,7 +19,7 @@ __all__ = ["EchoReplayBuffer", "sb3_example"]
 
 
 def sb3_example(env: Any) -> dict[str, np.ndarray]:
-    """The example of one transition of `env` (anything with `observation_space` and `action_space`), as workers send it."""
+    """The example of one transition that workers send; `env` is any object with `observation_space` and `action_space`."""
     obs = np.zeros(env.observation_space.shape, env.observation_space.dtype)
     action = np.zeros(env.action_space.shape, env.action_space.dtype)
     number = np.zeros((), np.float32)
@@ -27,19 +27,21 @@ def sb3_example(env: Any) -> dict[str, np.ndarray]:
 
 
 class EchoReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` that takes what has arrived at `server` before it samples; what the model's own environment adds goes in as well.
+    """A `ReplayBuffer` that, before it samples, takes all transitions that have arrived at `server`. It also keeps those of the model's own
+    environment.
 
-    Workers send actions as their environments take them, which is what `model.predict` returns. Those of a `Box` are kept scaled to
-    [-1, 1], as SAC, TD3 and DDPG keep their own and take them from the buffer.
+    Workers send actions in the form that their environments take and `model.predict` returns. The buffer keeps actions of a `Box` scaled
+    to [-1, 1], because SAC, TD3 and DDPG add and expect scaled actions.
 
     Args:
-        server: started, with `sb3_example` as its example. Its `batch_size` is the size of the portions that are taken over.
-        wait: seconds to wait for workers when the buffer is still empty.
-        others: as `ReplayBuffer`.
+        server: a started server with `sb3_example` as its example. The buffer takes its transitions in portions of its `batch_size`.
+        wait: seconds to wait for workers while the buffer is empty.
+        others: the same as in `ReplayBuffer`.
 
     Raises:
-        ValueError: more than one environment, `optimize_memory_usage`, portions above the buffer's size, or actions without bounds.
-        EchoTimeoutError: from `sample`: the buffer is empty and no worker sent anything.
+        ValueError: there is more than one environment, `optimize_memory_usage` is set, a portion exceeds the buffer's size, or actions
+            have no bounds.
+        EchoTimeoutError: raised by `sample` if the buffer is empty and no worker sent a transition.
     """
 
     def __init__(self, buffer_size: int, observation_space: spaces.Space, action_space: spaces.Space, *args: Any,
@@ -48,15 +50,15 @@ class EchoReplayBuffer(ReplayBuffer):
         if self.n_envs != 1:
             raise ValueError("EchoReplayBuffer stores transitions one by one; give the model one environment and start more workers")
         if self.optimize_memory_usage:
-            raise ValueError("optimize_memory_usage keeps only one worker's order; leave it out")
+            raise ValueError("optimize_memory_usage needs transitions in one worker's order, and several workers send them; leave it out")
         if server.batch_size > self.buffer_size:
-            raise ValueError(f"portions of {server.batch_size} do not fit into a buffer of {self.buffer_size}; make it larger")
+            raise ValueError(f"batches of {server.batch_size} do not fit into a buffer of {self.buffer_size}; raise buffer_size")
         if isinstance(action_space, spaces.Box) and not action_space.is_bounded():
-            raise ValueError(f"actions are kept scaled to [-1, 1], which takes finite bounds; {action_space} has others")
+            raise ValueError(f"actions are scaled to [-1, 1], which needs finite bounds; {action_space} has other bounds")
         self._server, self._wait = server, wait
 
     def collect(self, timeout: float = 0.0) -> int:
-        """Take over everything that has arrived; returns how many transitions. Waits up to `timeout` seconds for the first."""
+        """Take all transitions that have arrived, and return their number. Waits up to `timeout` seconds for the first batch."""
         taken = 0
         while True:
             try:
@@ -69,12 +71,12 @@ class EchoReplayBuffer(ReplayBuffer):
             taken += len(sample.batch["reward"])
 
     def _take(self, batch: dict[str, np.ndarray]) -> None:
-        """A whole batch at once, where `add` would go row by row."""
+        """Add a whole batch at once; `add` would add row by row."""
         rows = (self.pos + np.arange(len(batch["reward"]))) % self.buffer_size
         obs, next_obs, action = batch["obs"], batch["next_obs"], batch["action"]
-        if isinstance(self.observation_space, spaces.Discrete):  # only these: images of another layout would be torn up, not refused
+        if isinstance(self.observation_space, spaces.Discrete):  # only these are reshaped: images of another layout would be garbled, not refused
             obs, next_obs = obs.reshape(-1, *self.obs_shape), next_obs.reshape(-1, *self.obs_shape)
-        if isinstance(self.action_space, spaces.Box):  # as the policies' scale_action, which models call before they add
+        if isinstance(self.action_space, spaces.Box):  # the same as the policies' scale_action, which models call before they add
             low, high = self.action_space.low, self.action_space.high
             action = 2.0 * ((action - low) / (high - low)) - 1.0
         self.observations[rows, 0] = obs
@@ -88,5 +90,5 @@ class EchoReplayBuffer(ReplayBuffer):
 
     def sample(self, batch_size: int, env: Any = None) -> Any:
         if not self.collect() and self.size() == 0 and not self.collect(self._wait):
-            raise EchoTimeoutError(f"no worker sent a transition in {self._wait:g} s; start some, with Client(address, sb3_example(env))")
+            raise EchoTimeoutError(f"no worker sent a transition in {self._wait:g} s; start workers with Client(address, sb3_example(env))")
         return super().sample(batch_size, env)

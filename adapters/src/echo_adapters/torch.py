@@ -1,6 +1,6 @@
-"""PyTorch: batches of a server as tensors.
+"""PyTorch: yields batches of a server as tensors.
 
-loader = DataLoader(BatchDataset(server), batch_size=None)    # batches come whole
+loader = DataLoader(BatchDataset(server), batch_size=None)    # a sample of the dataset is a whole batch
 for batch in loader:
     loss = model(batch["obs"].to("cuda", non_blocking=True))
 """
@@ -20,31 +20,32 @@ __all__ = ["BatchDataset"]
 
 
 class BatchDataset(IterableDataset[Any]):
-    """Yields whole batches: the pytree of the server's example, its leaves tensors of shape `(batch_size, *leaf.shape)`.
+    """Yields whole batches: the pytree of the server's example, with tensors of shape `(batch_size, *leaf.shape)` as leaves.
 
-    Without pinning nothing is copied: a tensor is the memory that the workers filled, writable, and given back when it and all its views
-    are gone. Ends when the server is closed.
+    Without pinning nothing is copied. A tensor then lies in the writable memory that the workers filled; the memory is given back when
+    the tensor and all its views are gone. The iteration ends when the server is closed.
 
     Args:
         server: a started server.
         pin_memory: copy each batch into page-locked memory, from which `.to("cuda", non_blocking=True)` overlaps with computing.
-        timeout: seconds to wait for each batch; None waits for ever. Raises as `Server.sample`.
+        timeout: seconds to wait for each batch; None waits for ever. Raises the same errors as `Server.sample`.
 
     Raises:
-        RuntimeError: pinning without a CUDA device, or use in a DataLoader with worker processes, which cannot share the store.
+        RuntimeError: `pin_memory` is set without a CUDA device, or the dataset is used in a DataLoader with worker processes, which
+            cannot share the store.
     """
 
     def __init__(self, server: Server, *, pin_memory: bool = False, timeout: float | None = None) -> None:
         if pin_memory and not cuda.is_available():
-            raise RuntimeError("pin_memory needs a CUDA device, and PyTorch sees none; leave pin_memory out")
+            raise RuntimeError("pin_memory needs a CUDA device, but PyTorch finds none; leave pin_memory out")
         self._server, self._pin, self._timeout = server, pin_memory, timeout
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
-            raise RuntimeError("the server lives in the main process; use DataLoader(dataset, batch_size=None, num_workers=0)")
+            raise RuntimeError("worker processes cannot share the server of the main process; use DataLoader(dataset, batch_size=None, num_workers=0)")
         while (sample := self._server.sample(self._timeout)) is not None:
             batch = optree.tree_map(self._tensor, sample.batch)
-            del sample  # or the last batch would be leased while the next one is waited for
+            del sample  # otherwise the last batch would stay leased during the wait for the next one
             yield batch
             del batch
 

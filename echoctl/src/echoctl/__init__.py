@@ -1,7 +1,12 @@
 """`echoctl`: start, watch, check and extend Echo from a shell.
 
-Exit codes, the same for every command: 0 all is well · 1 a check found something wrong · 2 the command line or the configuration cannot be
-used · 3 a server or a plugin cannot be reached, or refused · 130 interrupted by Ctrl-C.
+Every command has the same exit codes:
+
+* 0: success.
+* 1: a check found a problem.
+* 2: the command line or the configuration is invalid.
+* 3: a server or a plugin cannot be reached, or has refused.
+* 130: Ctrl-C interrupted the command.
 """
 
 from __future__ import annotations
@@ -18,6 +23,6 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
-        print(f'echoctl needs {error.name}; run: pip install echoctl', file=sys.stderr)
+        print(f'echoctl needs {error.name}; run: pip install "echo-core[cli]"', file=sys.stderr)
         return 2
     return run(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""`echoctl bench`: what transports do on this machine, worker processes and all."""
+"""`echoctl bench`: measures transports on this machine, with real worker processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .output import console, json_option, print_json, table
 
 __all__ = ["command"]
 
-_WARMUP = 0.5  # seconds thrown away
+_WARMUP = 0.5  # seconds at the start that are not measured
 _WORKER = """
 import sys
 import numpy as np
@@ -36,27 +36,27 @@ try:
     while True:
         client.send(sample)
 except EchoError:
-    pass  # the learner has seen enough
+    pass  # the learner has finished
 """
 
 
 @click.command(name="bench", short_help="measure transports on this machine")
-@click.option("--transport", "transports", multiple=True, help="Name or address; may be repeated. Default: every installed one.")
+@click.option("--transport", "transports", multiple=True, help="Name or address; may be repeated. Default: every installed transport.")
 @click.option(
     "--bytes", "sizes", multiple=True, type=click.IntRange(1), help="Bytes of a sample; may be repeated. Default: 20, 1024, 28672."
 )
 @click.option("--workers", "counts", multiple=True, type=click.IntRange(1, 256), help="Worker processes; may be repeated. Default: 1, 4.")
-@click.option("--seconds", type=click.FloatRange(0.1, 600), default=2.0, show_default=True, help="Measured for each.")
-@click.option("--save", type=click.Path(path_type=Path), help="Write the figures here, as JSON.")
-@click.option("--compare", type=click.Path(exists=True, path_type=Path), help="Figures saved before, to compare with.")
-@click.option("--plot", "picture", type=click.Path(path_type=Path), help="Draw throughput here (needs matplotlib).")
+@click.option("--seconds", type=click.FloatRange(0.1, 600), default=2.0, show_default=True, help="Seconds measured per case.")
+@click.option("--save", type=click.Path(path_type=Path), help="Write the results to this file, as JSON.")
+@click.option("--compare", type=click.Path(exists=True, path_type=Path), help="Results of an earlier run (--save) to compare with.")
+@click.option("--plot", "picture", type=click.Path(path_type=Path), help="Plot the throughput to this file (needs matplotlib).")
 @json_option
 def command(transports: tuple[str, ...], sizes: tuple[int, ...], counts: tuple[int, ...], seconds: float, save: Path | None,
             compare: Path | None, picture: Path | None, as_json: bool) -> int:  # fmt: skip
     """Measure every transport with every sample size and number of workers.
 
-    Per case: samples and bytes per second as the learner takes them, how long a complete batch waited for the learner (p50, p99), and
-    processor seconds per second of learner and workers together.
+    Each case shows the samples and bytes per second that the learner takes, how long a complete batch waited for the learner (p50, p99),
+    and the processor seconds per second of learner and workers together.
     """
     before = {_case(row): row for row in json.loads(compare.read_text())} if compare else {}
     names = transports or tuple(
@@ -65,7 +65,7 @@ def command(transports: tuple[str, ...], sizes: tuple[int, ...], counts: tuple[i
     if not names:
         raise ConfigError("no transport is installed; see: echoctl plugins list")
     cases = [(name, size, count) for name in names for size in sizes or (20, 1024, 28672) for count in counts or (1, 4)]
-    logging.getLogger("echo").setLevel(logging.ERROR)  # that workers are lost says nothing here: they are killed after each case
+    logging.getLogger("echo").setLevel(logging.ERROR)  # hides messages about lost workers, which are killed after each case
     rows: list[dict[str, Any]] = []
     progress = console(stderr=True)
     for number, (name, size, count) in enumerate(cases, 1):
@@ -139,7 +139,7 @@ def _take(server: Server, workers: list[subprocess.Popen[bytes]], seconds: float
 
 
 def _processor_seconds(workers: list[subprocess.Popen[bytes]]) -> float:
-    """Of this process and the workers so far."""
+    """The processor seconds of this process and the workers so far."""
     ticks = 0
     for pid in [os.getpid(), *(worker.pid for worker in workers)]:
         with open(f"/proc/{pid}/stat") as file:
@@ -149,7 +149,7 @@ def _processor_seconds(workers: list[subprocess.Popen[bytes]]) -> float:
 
 
 def _listening(name: str, folder: str) -> Any:
-    """A transport of that name at a free place of its own, or at the address given."""
+    """A transport of that name at a free address, or at the given address."""
     if "://" in name:
         return name
     cls = discovery.transport_class(name)
@@ -165,14 +165,14 @@ def _plot(rows: list[dict[str, Any]], picture: Path) -> None:
     try:
         import matplotlib
     except ImportError as error:
-        raise ConfigError(f"no plot: {error}; run: pip install matplotlib") from None
+        raise ConfigError(f"cannot plot: {error}; run: pip install matplotlib") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot, ticker
 
     names = [f"{row['transport']}, {row['bytes']} B, {row['workers']} worker{'s' * (row['workers'] > 1)}" for row in rows]
     rates = [row["samples_per_s"] for row in rows]
     figure, axes = pyplot.subplots(figsize=(8, 0.4 * len(rows) + 1), layout="constrained")
-    axes.plot(rates, names, "o")  # no bars: where they would begin means nothing on this scale
+    axes.plot(rates, names, "o")  # no bars, because a logarithmic scale has no zero where they could begin
     if old := [(row["samples_per_s"] / row["ratio"], name) for row, name in zip(rows, names) if row.get("ratio")]:
         axes.plot([rate for rate, _ in old], [name for _, name in old], "|", color="gray", markersize=14, label="before")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False, borderaxespad=0)

@@ -1,4 +1,4 @@
-"""The root command, which imports a subcommand when it is called, and the one place where errors become exit codes."""
+"""The root command. It imports a subcommand when that is called, and is the only place where errors become exit codes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FOUND_WRONG", "UNREACHABLE", "UNUSABLE", "run"]
 
 FOUND_WRONG, UNUSABLE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
-#: What click 8.2 raises for a group without a command; before, it printed the help itself.
+#: The exception that click 8.2 raises for a group without a command. Earlier versions print the help themselves.
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 _COMMANDS = {
@@ -29,12 +29,12 @@ _COMMANDS = {
     "plugins": "list, show and check installed transports and samplers",
     "config": "show, validate and describe configurations",
     "token": "make tokens",
-    "init": "start a plugin package of your own",
+    "init": "make your own plugin package",
 }
 
 
 class _Root(click.Group):
-    """Its commands are imported when they are used: `echoctl token` should not wait for rich."""
+    """Imports each command when it is used, so that `echoctl token` does not wait for the import of rich."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -48,7 +48,7 @@ class _Root(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args and not ctx.resilient_parsing:  # here, because versions of click differ in what they call it
+        if not args and not ctx.resilient_parsing:  # it is tested here, because versions of click name it differently
             click.echo(ctx.get_help(), err=True)
             ctx.exit(UNUSABLE)
         return super().parse_args(ctx, args)
@@ -63,13 +63,13 @@ class _Root(click.Group):
 def root() -> None:
     """Start, watch, check and extend Echo. Every command takes --json.
 
-    Exit codes: 0 all is well, 1 a check found something wrong, 2 the command line or the configuration cannot be used, 3 a server or a
-    plugin cannot be reached or refused, 130 interrupted.
+    Exit codes: 0 for success, 1 if a check found a problem, 2 if the command line or the configuration is invalid, 3 if a server or a
+    plugin cannot be reached or has refused, 130 for an interrupt.
     """
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Carry out a command line; returns its exit code."""
+    """Run a command line, and return its exit code."""
     try:
         result = root.main(args=list(arguments), prog_name="echoctl", standalone_mode=False)
         sys.stdout.flush()
@@ -79,11 +79,11 @@ def run(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except _NO_ARGUMENTS as error:
-        print(error, file=sys.stderr)  # the help itself, which is no complaint
+        print(error, file=sys.stderr)  # the help text, without "Error:"
         return UNUSABLE
     except click.ClickException as error:
         return _fail(arguments, UNUSABLE, error.format_message(), error)
-    except BrokenPipeError:  # `echoctl ... | head` has seen enough
+    except BrokenPipeError:  # the reader, as in `echoctl ... | head`, has ended
         sys.stderr.close()
         return 0
     except (AddressError, ConfigError, SpecError) as error:

@@ -1,4 +1,4 @@
-"""`echoctl doctor`: what of this machine, or of a server, will get in the way."""
+"""`echoctl doctor`: finds problems of this machine or of the way to a server."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ GIB = 1 << 30
 @click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to reach the server.")
 @json_option
 def command(address: str | None, timeout: float, as_json: bool) -> int:
-    """Look for what will get in the way: one line each, ok, warning or failure, with the fix.
+    """Find problems of this machine. Each check prints one line: ok, warning or failure, with the fix.
 
-    With ADDRESS also the way to a running server: name, port, token, version, a round trip, the clocks. Exit code 1 when something fails.
+    With ADDRESS it also checks the way to a running server: name, port, token, version, a round trip and the clocks. The exit code is 1
+    if a check fails.
     """
     findings = [finding for check in _CHECKS for finding in _safely(check)]
     if address is not None:
@@ -59,11 +60,11 @@ def command(address: str | None, timeout: float, as_json: bool) -> int:
 
 
 def _safely(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """One check that cannot look must not keep the others from looking."""
+    """Run one check. If it raises, the others still run."""
     try:
         return list(check())
     except Exception as error:
-        return [Finding(WARNING, check.__name__.strip("_"), f"could not be looked at: {type(error).__name__}: {error}")]
+        return [Finding(WARNING, check.__name__.strip("_"), f"cannot be checked: {type(error).__name__}: {error}")]
 
 
 def _versions() -> Iterator[Finding]:
@@ -101,7 +102,7 @@ def _plugins() -> Iterator[Finding]:
 
 
 def _transports() -> Iterator[Finding]:
-    """What transports themselves find: their libraries and devices. Here they are imported, which listing them did not do."""
+    """The findings of the transports about their libraries and devices. This imports them; listing them did not."""
     seen = set()
     for record in discovery.default.examine(discovery.TRANSPORTS):
         if record.error or record.disabled:
@@ -109,7 +110,7 @@ def _transports() -> Iterator[Finding]:
         try:
             cls = discovery.transport_class(record.name)
             for finding in cls.findings():
-                if finding not in seen:  # one class may stand behind several names
+                if finding not in seen:  # one class may have several names
                     seen.add(finding)
                     yield finding
         except Exception as error:
@@ -142,7 +143,7 @@ def _shared_memory() -> Iterator[Finding]:
 def _files() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 1024:
-        yield Finding(WARNING, "file descriptors", f"{soft}, and every worker of a learner takes one or two", f"ulimit -n {min(65536, hard)}")
+        yield Finding(WARNING, "file descriptors", f"{soft}, and a learner needs one or two for each worker", f"ulimit -n {min(65536, hard)}")
     else:
         yield Finding(OK, "file descriptors", f"{soft} (at most {hard})")
 
@@ -150,7 +151,7 @@ def _files() -> Iterator[Finding]:
 def _processors() -> Iterator[Finding]:
     usable, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     text = f"{usable} for this process, load {load:.1f}"
-    yield Finding(OK, "processors", text) if load < 2 * usable else Finding(WARNING, "processors", text, "busy: figures measured now mean little")
+    yield Finding(OK, "processors", text) if load < 2 * usable else Finding(WARNING, "processors", text, "the machine is busy, so measurements are unreliable")
 
 
 def _ports() -> Iterator[Finding]:
@@ -169,7 +170,7 @@ def _token() -> Iterator[Finding]:
     else:
         path = default_token_path()
         if not path.exists():
-            yield Finding(OK, "token", f"none yet; {path} is made at first use")
+            yield Finding(OK, "token", f"there is no token yet; {path} is made at first use")
             return
         name = str(path)
     try:
@@ -178,7 +179,7 @@ def _token() -> Iterator[Finding]:
         yield Finding(FAILURE, "token", str(error))
         return
     if len(token) < 16:
-        yield Finding(WARNING, "token", f"{name} has only {len(token)} bytes, which can be guessed", "echoctl token create --force")
+        yield Finding(WARNING, "token", f"{name} has only {len(token)} bytes and can be guessed", "echoctl token create --force")
     else:
         mode = f", mode {stat.S_IMODE(os.stat(name).st_mode):04o}" if os.path.exists(name) else ""
         yield Finding(OK, "token", f"{name}{mode}")
@@ -199,7 +200,7 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
             yield Finding(
                 WARNING,
                 "token",
-                "a server elsewhere, and neither ECHO_TOKEN nor ECHO_TOKEN_FILE is set",
+                "the server is on another machine, and neither ECHO_TOKEN nor ECHO_TOKEN_FILE is set",
                 "copy the learner's token file here",
             )
     way = discovery.transport_class(address.scheme)
@@ -221,13 +222,13 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
             yield Finding(OK, "clocks", f"{1e3 * ahead:+.1f} ms apart, to within {1e3 * trips[0][0] / 2:.1f} ms")
         theirs = str(observer.request("ping").get("version", "of another version"))
         if theirs != __version__:
-            yield Finding(WARNING, "its version", f"echo-core {theirs}, and {__version__} here", "install the same at both ends")
+            yield Finding(WARNING, "its version", f"the server has echo-core {theirs}, this machine has {__version__}", "install the same version at both ends")
         else:
-            yield Finding(OK, "its version", f"echo-core {theirs}, as here")
+            yield Finding(OK, "its version", f"echo-core {theirs}, the same as here")
         stats: dict[str, Any] = observer.stats()
         workers = sum(key.endswith("/state") for key in stats)
         held = f"{stats['store/samples']}/{stats['store/capacity']} stored"
-        yield from (finding for finding in way.findings() if finding not in before)  # what was chosen for this connection
+        yield from (finding for finding in way.findings() if finding not in before)  # findings about this connection
         yield Finding(OK, "server", f"{workers} workers, {stats['store/samples_inserted_total']} samples, {held}")
 
 

@@ -1,4 +1,4 @@
-"""`echoctl init plugin`: a transport or sampler package that keeps its contract as it is made."""
+"""`echoctl init plugin`: makes a transport or sampler package that passes its contract tests from the start."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from .scaffold import SAMPLER, SHARED, TRANSPORT
 __all__ = ["command"]
 
 
-@click.group(name="init", short_help="start a plugin package of your own")
+@click.group(name="init", short_help="make your own plugin package")
 def command() -> None:
-    """Start a package of your own."""
+    """Make your own package."""
 
 
-@command.command(short_help="a package with a transport or a sampler, tests included")
+@command.command(short_help="make a package with a transport or a sampler, and tests")
 @click.argument("kind", type=click.Choice(["transport", "sampler"]))
 @click.argument("name")
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where to make it; default: echo-NAME here.")
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Folder of the package; default: echo-NAME in the current folder.")
 @json_option
 def plugin(kind: str, name: str, folder: Path | None, as_json: bool) -> int:
-    """Make a package with a KIND (transport or sampler) called NAME, its tests included.
+    """Make a package that contains a KIND (transport or sampler) named NAME, and its tests.
 
-    NAME is what users type: in a configuration, and as the scheme of an address. The transport goes over unix-domain sockets and the
-    sampler draws uniformly, until you change them; both keep the whole contract as they are.
+    Users type NAME in a configuration, or as the scheme of an address. The generated transport uses unix-domain sockets, and the
+    generated sampler draws uniformly. Both fulfil the whole contract. Change them as you need.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise click.UsageError(f"{name!r} cannot be a plugin's name; use lower-case letters, digits and _, such as my_{kind}")
     folder = folder or Path(f"echo-{name.replace('_', '-')}")
     if folder.exists() and any(folder.iterdir()):
-        raise click.UsageError(f"{folder} exists and is not empty; give another with --dir")
+        raise click.UsageError(f"{folder} exists and is not empty; give another folder with --dir")
     major, minor, *_ = __version__.split(".")
     words = {
         "@name@": name,

@@ -1,4 +1,4 @@
-"""What commands print: JSON for programs, tables for people."""
+"""Prints the output of commands: JSON for programs, tables for people."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 
 def print_json(value: Any) -> None:
-    """One value; a line each when several are printed."""
+    """Print one value on one line."""
     click.echo(json.dumps(value, default=str))
 
 
 def console(stderr: bool = False) -> Any:
-    """A rich console; plain text when its output is no terminal, and never wrapped there."""
+    """A rich console. If its output is not a terminal, it prints plain text without wrapping."""
     from rich.console import Console
 
     made = Console(stderr=stderr, highlight=False)
@@ -27,7 +27,7 @@ def console(stderr: bool = False) -> Any:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table with a heading."""
+    """Print a table with a heading."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""`echoctl plugins`: what is installed, what is wrong with it, and whether it keeps its contract."""
+"""`echoctl plugins`: lists installed plugins and their problems, and checks whether they fulfil their contract."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _NOUNS = {discovery.TRANSPORTS: "transport", discovery.SAMPLERS: "sampler", disc
 
 @click.group(name="plugins", short_help="list, show and check installed transports and samplers")
 def command() -> None:
-    """Installed transports, samplers and observers."""
+    """List, show and check installed transports, samplers and observers."""
 
 
-@command.command(name="list", short_help="what is installed, broken, or missing")
+@command.command(name="list", short_help="list installed, broken and missing plugins")
 @json_option
 def list_(as_json: bool) -> int:
-    """All that are installed, and those known that are not, with the command that installs them.
+    """List all installed plugins, and the known ones that are not installed, with the command that installs them.
 
-    Exit code 1 when an installed one cannot be used.
+    The exit code is 1 if an installed plugin cannot be used.
     """
     rows = [_row(record) for group in _GROUPS for record in discovery.default.examine(group)]
     have = {(row["kind"], row["name"]) for row in rows}
@@ -62,11 +62,11 @@ def list_(as_json: bool) -> int:
     return int(any(row["state"] == "broken" for row in rows))
 
 
-@command.command(short_help="one plugin, and its options")
+@command.command(short_help="show one plugin and its options")
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> int:
-    """Everything about the plugin NAME: who provides it, and its options."""
+    """Show everything about the plugin NAME: the distribution that provides it, and its options."""
     found = [record for group in _GROUPS for record in discovery.default.examine(group) if record.name == name]
     if not found:
         said = []
@@ -75,7 +75,7 @@ def show(name: str, as_json: bool) -> int:
                 find(name)
             except PluginNotFound as error:
                 said.append(str(error))
-        # The one that knows what was meant; else both lists.
+        # The error with a suggestion, if there is one; otherwise both errors.
         raise PluginNotFound(next((text for text in said if ";" in text), "; ".join(said) + "; see: echoctl plugins list"))
     described = [{**_row(record), "module": record.value, **_found(record), **_options(record)} for record in found]
     if as_json:
@@ -101,15 +101,15 @@ def show(name: str, as_json: bool) -> int:
 
 @command.command(short_help="run the conformance kit against a package")
 @click.argument("package")
-@click.option("--tests", type=click.Path(exists=True), help="The package's own contract tests, instead of a guess from its options.")
-@click.option("-k", "expression", help="Only the clauses whose names match, as in pytest.")
-@click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds for all of it.")
+@click.option("--tests", type=click.Path(exists=True), help="The package's own contract tests. By default, tests are made from its options.")
+@click.option("-k", "expression", help="Run only the clauses whose names match, as in pytest.")
+@click.option("--timeout", type=float, default=900.0, show_default=True, help="Seconds for the whole run.")
 @json_option
 def check(package: str, tests: str | None, expression: str | None, timeout: float, as_json: bool) -> int:
     """Run the conformance kit against every transport and sampler of the installed distribution PACKAGE.
 
-    Transports are made to listen by their options `port` (0) or `path` (a new file), samplers by `capacity`. One that needs more has tests
-    of its own: give them with --tests. Exit code 1 when a clause is not kept.
+    The check makes a transport with its option `port` (0) or `path` (a new file), and a sampler with `capacity`. If a plugin needs other
+    options, give its own tests with --tests. The exit code is 1 if a clause fails.
     """
     records = [record for group in _GROUPS[:2] for record in discovery.default.examine(group) if _same(record.distribution, package)]
     if not records:
@@ -118,7 +118,7 @@ def check(package: str, tests: str | None, expression: str | None, timeout: floa
         except PackageNotFoundError:
             raise PluginNotFound(f"{package} is not installed; run: pip install {package}") from None
         raise PluginError(
-            f"{package} offers no transport and no sampler; its pyproject.toml needs an entry point in echo.transports or echo.samplers"
+            f"{package} has no transport and no sampler; its pyproject.toml needs an entry point in echo.transports or echo.samplers"
         )
     if broken := [record for record in records if record.error]:
         raise PluginError(str(broken[0].error))
@@ -154,7 +154,7 @@ def check(package: str, tests: str | None, expression: str | None, timeout: floa
     else:
         kept = result["passed"] > 0 and not result["failed"]
         console().print(
-            f"{package}: {result['passed']} clauses kept, {len(result['failed'])} not, {result['skipped']} do not apply",
+            f"{package}: {result['passed']} clauses passed, {len(result['failed'])} failed, {result['skipped']} do not apply",
             style="green" if kept else "red",
         )
     return int(bool(result["failed"]) or not result["passed"])
@@ -171,12 +171,12 @@ _CLASS = """
 
 class Test{name}({base}Contract):
     def {kind}(self, **options):
-        return plugins.{kind}_class({plugin!r})(**{{**dict({given}), **options}})
+        return discovery.{kind}_class({plugin!r})(**{{**dict({given}), **options}})
 """
 
 
 def _contract(record: PluginRecord) -> str:
-    """The test class of one plugin, as source."""
+    """The source of the test class of one plugin."""
     if record.group == discovery.TRANSPORTS:
         cls: Any = discovery.transport_class(record.name)
         places = {"port": "port=0", "path": "path=str(self.scratch / self.unique())", "name": "name=self.unique()"}
@@ -189,7 +189,7 @@ def _contract(record: PluginRecord) -> str:
 
 
 def _result(report: Path) -> dict[str, Any]:
-    """What a JUnit report says; it was written by our own pytest just now."""
+    """The results in a JUnit report, which our own pytest has just written."""
     passed, skipped, failed = 0, 0, []
     for case in ElementTree.parse(report).iter("testcase"):
         trouble = case.find("failure") if case.find("failure") is not None else case.find("error")
@@ -232,7 +232,7 @@ def _options(record: PluginRecord) -> dict[str, Any]:
 
 
 def _found(record: PluginRecord) -> dict[str, Any]:
-    """What a transport says of this machine."""
+    """A transport's findings about this machine."""
     if record.error or record.disabled or record.group != discovery.TRANSPORTS:
         return {}
     found = discovery.transport_class(record.name).describe()

@@ -1,4 +1,4 @@
-"""The files that `echoctl init plugin` makes; @words@ are replaced. What they hold is tested by generating, installing and running them."""
+"""The files that `echoctl init plugin` makes; @words@ are replaced. Tests generate, install and run these files."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ addopts = ["--import-mode=importlib"]
     "README.md": """\
 # @dist@
 
-A @kind@ for Echo, chosen by its name, `@name@`.
+A @kind@ for Echo. Users select it by its name, `@name@`.
 
     pip install -e . "echo-core[testing,samplers]"
     python -m pytest                       # the conformance kit: the whole contract of a @kind@
     echoctl plugins show @name@
 
-The contract is written in the docstrings of `echo_core.@kind@`.
+The docstrings of `echo_core.@kind@` are the contract.
 """,
     "src/echo_@name@/py.typed": "",
 }
 
 TRANSPORT = {
     "src/echo_@name@/__init__.py": '''\
-"""A transport for Echo. Listing plugins imports this module, so it imports nothing heavy."""
+"""A transport for Echo. Echo imports this module to list plugins, so it must not import heavy modules."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def echo_transports() -> list[TransportInfo]:
     return [TransportInfo("@name@", "echo_@name@.transport:@Name@Transport", api=@api@, summary="unix-domain sockets")]
 ''',
     "src/echo_@name@/transport.py": '''\
-"""Unix-domain sockets: replace them by what your bytes travel over."""
+"""A transport over unix-domain sockets. Replace them by your own way to send bytes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ from echo_core.base.transport_options import ListenOptions
 
 
 class @Name@Channel(Channel):
-    """One thread sends while another receives; blocking calls, so no select and no timeouts here."""
+    """One connection. One thread sends while another receives. The calls block, so it needs neither select nor timeouts."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -106,7 +106,7 @@ class @Name@Acceptor(Acceptor):
             if _is_stale(path):
                 os.unlink(path)
             self._sock.bind(path)
-            os.chmod(path, 0o600)  # before listen(): never open to other users
+            os.chmod(path, 0o600)  # before listen(), so that it is never open to other users
             self._sock.listen(128)
         except OSError as error:
             self._sock.close()
@@ -124,7 +124,7 @@ class @Name@Acceptor(Acceptor):
 
 
 def _is_stale(path: str) -> bool:
-    """True for a socket file whose learner was killed: nobody listens there any more."""
+    """True for a socket file whose learner was killed, so that no process listens there any more."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
@@ -137,7 +137,7 @@ def _is_stale(path: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class @Name@Options(ListenOptions):
-    path: Path  # of the socket file
+    path: Path  # the path of the socket file
 
 
 class @Name@Transport(ChannelTransport):
@@ -160,7 +160,7 @@ class @Name@Transport(ChannelTransport):
         return @Name@Channel(sock)
 ''',
     "tests/test_contract.py": '''\
-"""@dist@ keeps the contract of `echo_core.wire.transport`."""
+"""Tests that @dist@ fulfils the contract of `echo_core.wire.transport`."""
 
 from __future__ import annotations
 
@@ -173,14 +173,14 @@ from echo_core.testing import TransportContract
 
 class Test@Name@(TransportContract):
     def transport(self, **options: Any) -> @Name@Transport:
-        # One that can listen now, beside any others.
+        # It must be able to listen now, in addition to any others.
         return @Name@Transport(path=self.scratch / f"{self.unique()}.sock", **options)
 ''',
 }
 
 SAMPLER = {
     "src/echo_@name@/__init__.py": '''\
-"""A sampler for Echo. Listing plugins imports this module, so it imports nothing heavy."""
+"""A sampler for Echo. Echo imports this module to list plugins, so it must not import heavy modules."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def echo_samplers() -> list[SamplerInfo]:
     return [SamplerInfo("@name@", "echo_@name@.sampler:@Name@Sampler", api=@api@, summary="every sample equally likely")]
 ''',
     "src/echo_@name@/sampler.py": '''\
-"""Every held sample is equally likely: replace the draw by your own."""
+"""A sampler that draws every held sample with equal probability. Replace the draw by your own."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ from echo_core.store.sampler import Keys, Priorities, Sampler, check_keys, check
 
 
 class @Name@Sampler(Sampler):
-    """Draws uniformly, with replacement. Inserting and deleting cost O(n), drawing O(n)."""
+    """Draws uniformly, with replacement. Inserting, deleting and drawing n keys cost O(n)."""
 
     storage = "replay"
     replacement = True
@@ -221,15 +221,15 @@ class @Name@Sampler(Sampler):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._keys: list[int] = []  # in any order: the last takes the place of one that is deleted
-        self._place: dict[int, int] = {}  # where each key stands in it
+        self._keys: list[int] = []  # in any order: the last key replaces a deleted one
+        self._place: dict[int, int] = {}  # the index of each key in the list
 
     def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
         keys = check_keys(keys)
         if priorities is not None:
             check_priorities(priorities, keys)
         seen: set[int] = set()
-        for key in keys.tolist():  # checked before anything is changed
+        for key in keys.tolist():  # all keys are checked before anything is changed
             if key in self._place or key in seen:
                 raise DuplicateKeyError(f"key {key} is held already or occurs twice")
             seen.add(key)
@@ -257,7 +257,7 @@ class @Name@Sampler(Sampler):
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
         held = len(self._keys)
         if n < 1 or not held:
-            raise ValueError(f"{n} keys asked for, {held} are held")
+            raise ValueError(f"{n} keys were requested, but {held} are held")
         drawn = [self._keys[i] for i in rng.integers(held, size=n)]
         return np.array(drawn, np.uint64), np.full(n, 1 / held)
 
@@ -272,18 +272,18 @@ class @Name@Sampler(Sampler):
             raise ValueError(f"the state of a @Name@Sampler is one array 'keys', not {sorted(state)}")
         keys = check_keys(state["keys"]).tolist()
         if len(set(keys)) != len(keys):
-            raise ValueError("array 'keys' holds a key twice; this is no state of a @Name@Sampler")
+            raise ValueError("array 'keys' holds a key twice; this is not a state of a @Name@Sampler")
         self._keys, self._place = keys, {key: place for place, key in enumerate(keys)}
 
     def _held(self, keys: Keys) -> list[int]:
         held: list[int] = check_keys(keys).tolist()
         for key in held:
             if key not in self._place:
-                raise UnknownKeyError(f"key {key} is not held; it was never inserted or is deleted")
+                raise UnknownKeyError(f"key {key} is not held; it was never inserted, or was deleted")
         return held
 ''',
     "tests/test_contract.py": '''\
-"""@dist@ keeps the contract of `echo_core.store.sampler`."""
+"""Tests that @dist@ fulfils the contract of `echo_core.store.sampler`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`echoctl serve`: a server from a configuration, until SIGTERM or Ctrl-C."""
+"""`echoctl serve`: runs a server from a configuration until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ __all__ = ["command"]
 
 
 @click.command(name="serve", short_help="run a server from a configuration")
-@click.option("-c", "--config", "files", multiple=True, type=click.Path(), help="TOML file; of several the later one wins.")
+@click.option("-c", "--config", "files", multiple=True, type=click.Path(), help="TOML file; may be repeated, and later files win.")
 @click.option(
     "--example",
     "example_source",
     help="The sample: a .toml or .npz file, or module:function. Default: the table [example] of the configuration.",
 )
-@click.option("--transport", help="Where to listen, such as tcp://127.0.0.1:0 (port 0: any free one).")
+@click.option("--transport", help="Where to listen, such as tcp://127.0.0.1:0 (port 0: any free port).")
 @click.option("--sampler", help="Name of a sampler.")
 @click.option("--batch-size", type=int, help="Samples per batch.")
 @click.option(
-    "--address-file", type=click.Path(path_type=Path), help="Write the address here once workers can connect; removed at the end."
+    "--address-file", type=click.Path(path_type=Path), help="Write the address to this file once workers can connect; the file is removed at the end."
 )
-@click.option("--consume", is_flag=True, help="Take batches and drop them, as a learner that learns nothing would.")
+@click.option("--consume", is_flag=True, help="Take batches and drop them, in place of a learner.")
 @click.option(
-    "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus figures at http://127.0.0.1:PORT/metrics (0: any free port)."
+    "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics at http://127.0.0.1:PORT/metrics (0: any free port)."
 )
-@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Where to serve them.")
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Host of the metrics.")
 @click.option(
-    "--drain", type=float, default=10.0, show_default=True, help="Seconds that workers have to hand over what is under way at the end."
+    "--drain", type=float, default=10.0, show_default=True, help="Seconds at the end in which workers can deliver samples that are under way."
 )
 @click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @json_option
 def command(files: tuple[str, ...], example_source: str | None, transport: str | None, sampler: str | None, batch_size: int | None,
             address_file: Path | None, consume: bool, metrics_port: int | None, metrics_host: str, drain: float,
             settings: tuple[str, ...], as_json: bool) -> int:  # fmt: skip
-    """Run a server, print where it listens, and end it in good order on SIGTERM or Ctrl-C.
+    """Run a server, print its address, and close it in good order on SIGTERM or Ctrl-C.
 
-    What a sample looks like is said in the configuration:
+    The configuration describes a sample:
 
     \b
       [example]
@@ -69,10 +69,10 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
     config = configuration.load(*files, command_line=[*items, *settings])
     example = examples.load(example_source) if example_source else config.example
     if example is None:
-        raise ConfigError("what a sample looks like is not said; add a table [example] to the configuration, or give --example")
+        raise ConfigError("the server needs an example of a sample; add a table [example] to the configuration, or give --example")
     arguments = configuration.server_arguments(config)
     if "transport" not in arguments:
-        raise ConfigError("nobody could connect: give --transport, such as tcp://127.0.0.1:5555, or server.transport in the configuration")
+        raise ConfigError("no worker could connect; give --transport, such as tcp://127.0.0.1:5555, or server.transport in the configuration")
     example, arguments = with_tables(arguments, example)
     server = Server(example, **arguments)
     over = threading.Event()
@@ -109,8 +109,8 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
         if served:
             stats = server.stats()
             click.echo(
-                f"ended: {stats['store/samples_inserted_total']} samples came, {stats['store/batches_taken_total']} batches were taken,"
-                f" {stats['store/samples']} samples were left", err=True)  # fmt: skip
+                f"ended: {stats['store/samples_inserted_total']} samples received, {stats['store/batches_taken_total']} batches taken,"
+                f" {stats['store/samples']} samples left in the store", err=True)  # fmt: skip
 
 
 def _announce(server: Server, config: configuration.Config, exporter: prometheus.Exporter | None, as_json: bool) -> None:
@@ -134,7 +134,7 @@ def _announce(server: Server, config: configuration.Config, exporter: prometheus
 
 def _token_place(config: configuration.Config) -> str:
     if not config.security.auth:
-        return "none: anybody who can connect may"
+        return "none: every client that can reach the address may connect"
     if config.security.token is not None:
         return "from the configuration"
     if config.security.token_file is not None:
@@ -149,11 +149,11 @@ def _drop_batches(server: Server) -> None:
         while server.sample() is not None:
             pass
     except EchoError:
-        logging.getLogger("echo").exception("taking batches ended")
+        logging.getLogger("echo").exception("stopped taking batches because of an error")
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Whoever waits for the file finds all of it or none."""
+    """Write the file atomically: a process that waits for it never sees half of it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(text)
     partial.replace(path)

@@ -1,4 +1,4 @@
-"""`echoctl tap`: a few samples of a running server, decoded, which stay where they are."""
+"""`echoctl tap`: shows a few samples of a running server without removing them from its store."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .output import console, json_option, print_json
 
 __all__ = ["command"]
 
-FEW = 8  # numbers of a leaf that are shown one by one; of more, the first few and their range
+FEW = 8  # a leaf with up to this many numbers is shown in full; otherwise the first few and their range are shown
 
 
 @click.command(name="tap", short_help="look at a few samples of a running server")
 @click.argument("address")
-@click.option("-n", "--count", "n", type=click.IntRange(1, 1024), default=4, show_default=True, help="How many, at most.")
-@click.option("--table", help="Of this replay table (default: the first).")
+@click.option("-n", "--count", "n", type=click.IntRange(1, 1024), default=4, show_default=True, help="The most samples to show.")
+@click.option("--table", help="The replay table (default: the first).")
 @click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to reach the server, and to wait for a sample.")
-@click.option("--no-auth", is_flag=True, help="Connect without a token, to a server that asks for none.")
+@click.option("--no-auth", is_flag=True, help="Connect without a token to a server that asks for none.")
 @json_option
 def command(address: str, n: int, table: str | None, timeout: float, no_auth: bool, as_json: bool) -> int:
     """Look at the newest samples of the server at ADDRESS without taking them.
 
-    Of a replay table: the items that came last. Of a stream: what is committed and not yet taken or, if the learner takes everything at
-    once, samples of its next batch. With --json: one JSON object for each sample, with all its numbers.
+    For a replay table, it shows the newest items. For a stream, it shows samples that are committed and not yet taken; if the learner
+    takes everything at once, it shows samples of its next batch. --json prints one JSON object for each sample, with all its numbers.
     """
     with Observer(address, timeout=timeout, auth=not no_auth, name="echoctl tap") as observer:
         look = observer.tap(n, table=table)
@@ -41,7 +41,7 @@ def command(address: str, n: int, table: str | None, timeout: float, no_auth: bo
 
 
 def plain(tree: Any) -> Any:
-    """A sample as JSON values. What JSON has no number for is text ("nan", "inf", dates), complex numbers are `[real, imaginary]`."""
+    """A sample as JSON values. Values without a JSON number become text ("nan", "inf", dates); complex numbers become `[real, imaginary]`."""
     if isinstance(tree, np.ndarray):
         return plain((tree if tree.dtype.kind in "biufcSU" or tree.dtype.fields else tree.astype(_nearest(tree.dtype))).tolist())
     if isinstance(tree, dict):
@@ -56,11 +56,11 @@ def plain(tree: Any) -> Any:
 
 
 def _nearest(dtype: np.dtype[Any]) -> Any:
-    return np.str_ if dtype.kind in "mM" else np.float64  # bfloat16 and its like
+    return np.str_ if dtype.kind in "mM" else np.float64  # also for bfloat16 and similar dtypes
 
 
 def render(look: Look) -> object:
-    """The samples as one table: a line for each leaf, a column for each sample's numbers."""
+    """The samples as tables: for each sample, a title and one line for each leaf."""
     from rich.console import Group
     from rich.markup import escape
     from rich.table import Table
@@ -80,7 +80,7 @@ def render(look: Look) -> object:
 
 
 def values(array: Any) -> str:
-    """The numbers of a leaf if they are few, else the first of them and what they range over."""
+    """All numbers of a leaf if they are few; otherwise the first of them and their range."""
     flat = np.asarray(array).reshape(-1)
     if flat.size <= FEW:
         shown = " ".join(_short(value) for value in flat)

@@ -1,4 +1,4 @@
-"""`echoctl token`: secrets that learner and workers share."""
+"""`echoctl token`: makes secrets that learner and workers share."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["command"]
 
 @click.group(name="token", short_help="make tokens")
 def command() -> None:
-    """Secrets that learner and workers share."""
+    """Make secrets that learner and workers share."""
 
 
-@command.command(short_help="a random token, in a file only you can read")
-@click.option("--file", "path", type=click.Path(path_type=Path), help="Where to write it; default: this user's token file.")
-@click.option("--print", "shown", is_flag=True, help="Print the token and write no file, as for a cluster's secret store.")
-@click.option("--force", is_flag=True, help="Replace the file: processes that hold the old token are refused from then on.")
+@command.command(short_help="make a random token, in a file that only you can read")
+@click.option("--file", "path", type=click.Path(path_type=Path), help="Path of the file; default: this user's token file.")
+@click.option("--print", "shown", is_flag=True, help="Print the token and write no file, for example for a cluster's secret store.")
+@click.option("--force", is_flag=True, help="Replace the file. Processes with the old token are refused from then on.")
 @json_option
 def create(path: Path | None, shown: bool, force: bool, as_json: bool) -> int:
-    """Make a random token of 256 bits, in a file only you can read."""
+    """Make a random token of 256 bits, in a file that only you can read."""
     token = secrets.token_hex(32)
     if shown:
         if path is not None:
@@ -35,7 +35,7 @@ def create(path: Path | None, shown: bool, force: bool, as_json: bool) -> int:
         return 0
     path = (path or default_token_path()).expanduser()
     if path.exists() and not force:
-        raise click.UsageError(f"{path} exists, and processes may hold its token; use it, or replace it with --force")
+        raise click.UsageError(f"{path} exists, and processes may use its token; keep it, or replace it with --force")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

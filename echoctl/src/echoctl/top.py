@@ -1,4 +1,4 @@
-"""`echoctl top`: a running server, live."""
+"""`echoctl top`: shows a running server live."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = ["command"]
 
 @click.command(name="top", short_help="watch a running server, in the terminal or in a browser")
 @click.argument("address")
-@click.option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between looks.")
-@click.option("--count", type=click.IntRange(1), help="End after so many looks.")
-@click.option("--web", is_flag=True, help="Serve a web page of the same instead.")
-@click.option("--web-host", default="127.0.0.1", show_default=True, help="Where to serve it.")
-@click.option("--web-port", type=click.IntRange(0, 65535), default=0, help="Which port (0: any free one).")
+@click.option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between updates.")
+@click.option("--count", type=click.IntRange(1), help="End after this many updates.")
+@click.option("--web", is_flag=True, help="Serve the view as a web page instead.")
+@click.option("--web-host", default="127.0.0.1", show_default=True, help="Host of the web page.")
+@click.option("--web-port", type=click.IntRange(0, 65535), default=0, help="Port of the web page (0: any free port).")
 @click.option("--timeout", type=float, default=5.0, show_default=True, help="Seconds to reach the server.")
-@click.option("--no-auth", is_flag=True, help="Connect without a token, to a server that asks for none.")
+@click.option("--no-auth", is_flag=True, help="Connect without a token to a server that asks for none.")
 @json_option
 def command(address: str, interval: float, count: int | None, web: bool, web_host: str, web_port: int, timeout: float,
             no_auth: bool, as_json: bool) -> int:  # fmt: skip
     """Watch the server at ADDRESS: workers, rates, fill, policy lag, and who waits for whom since when.
 
-    It takes no samples and counts as no worker. With --json: one JSON object for each look.
+    It takes no samples and does not count as a worker. --json prints one JSON object for each update.
     """
     with Observer(address, timeout=timeout, auth=not no_auth, name="echoctl top") as observer:
         if web:
@@ -75,7 +75,7 @@ def _serve(observer: Observer, interval: float, host: str, port: int, as_json: b
         if as_json:
             print_json({"url": view.url})
         else:
-            click.echo(f"{view.url}\nOnly who has this link can look. Ctrl-C ends.")
+            click.echo(f"{view.url}\nOnly people who have this link can see the view. Ctrl-C ends it.")
         for snapshot in _looks(observer, interval, None):
             view.show(snapshot)
     except EchoError as error:

@@ -1,4 +1,4 @@
-"""What a live view shows, computed from two looks at a server's figures: rates, fill, lag, and who waits for whom since when."""
+"""Computes the content of a live view from two reads of a server's statistics: rates, fill, lag, and who waits for whom since when."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Stats = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Worker:
-    """One row: rates per second, `lag` in policy versions (None: it holds no weights), `since` in seconds."""
+    """One worker's row: rates per second, `lag` in policy versions (None: it holds no weights), `since` in seconds."""
 
     name: str
     samples: int
@@ -28,7 +28,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A moment of a server. Rates are per second since the last look; `fill` is from 0 to 1."""
+    """The state of a server at one moment. Rates are per second since the last read; `fill` is from 0 to 1."""
 
     time: float
     samples_per_s: float
@@ -53,15 +53,15 @@ class Snapshot:
 
 
 class Watcher:
-    """Turns figures, one look after another, into snapshots."""
+    """Turns successive statistics into snapshots."""
 
     def __init__(self) -> None:
         self._last: Stats = {}
         self._at = 0.0
-        self._batches_since = 0.0  # time.monotonic() of the look at which the last batch had just been taken
+        self._batches_since = 0.0  # time.monotonic() of the read that showed the last newly taken batch
 
     def look(self, stats: Stats) -> Snapshot:
-        """The snapshot of `stats`; rates of the first one are 0."""
+        """The snapshot of `stats`. In the first snapshot, rates are 0."""
         now = time.monotonic()
         seconds = now - self._at if self._last else 0.0
         if not self._last or stats["store/batches_taken_total"] != self._last.get("store/batches_taken_total"):
@@ -92,7 +92,7 @@ class Watcher:
         return snapshot
 
     def _rate(self, stats: Stats, key: str, seconds: float) -> float:
-        # A counter that runs backwards belongs to a server, or a worker, that was started again.
+        # A counter that has decreased belongs to a server or worker that was restarted.
         return max(0.0, float(stats.get(key, 0)) - float(self._last.get(key, 0))) / seconds if seconds else 0.0
 
     def _worker(self, name: str, stats: Stats, seconds: float) -> Worker:
@@ -115,14 +115,14 @@ def _workers(stats: Stats) -> list[str]:
 
 
 def _waits(stats: Stats, workers: list[Worker], quiet: float) -> list[str]:
-    """Who waits for whom, and since when; the longest first."""
+    """Who waits for whom, and since when; the longest wait comes first."""
     said: list[tuple[float, str]] = []
     batch, stored = int(stats["store/batch_size"]), int(stats["store/samples"])
     held, buffers = int(stats["store/leases_held"]), int(stats["store/num_buffers"])
     blocked = [worker for worker in workers if worker.state == "waiting for space"]
     hoarded = bool(buffers) and held >= buffers
     for worker in blocked:
-        why = "to let go of batches it still holds" if hoarded else "to take batches"
+        why = "to release batches that it still holds" if hoarded else "to take batches"
         said.append((worker.since, f"{worker.name} waits for the learner {why}, for {worker.since:.1f} s"))
     for worker in workers:
         if worker.state == "half a message":

@@ -1,4 +1,4 @@
-"""The live view as a web page: one static page and one JSON endpoint, for whoever has the token."""
+"""Serves the live view as a web page: one static page, and one JSON endpoint that requires a token."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["WebView"]
 
 
 class WebView:
-    """Serves the newest snapshot until closed.
+    """Serves the newest snapshot until it is closed.
 
-    The token stands behind the # of the link, which browsers send nowhere; the page gives it with each request for figures. The page
-    itself is the same for everybody and tells nothing.
+    The token stands behind the # of the link, a part that browsers do not send. The page adds it to each request for statistics. The
+    page itself is the same for everybody and contains no statistics.
 
     Attributes:
-        url: the link, token included.
+        url: the link, including the token.
 
     Raises:
-        OSError: the port cannot be taken, naming it and the way out.
+        OSError: the port cannot be bound; the message names the port and a remedy.
     """
 
     def __init__(self, address: str, token: str, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -36,13 +36,13 @@ class WebView:
         view = self
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = 10.0  # seconds, for a browser that says nothing
+            timeout = 10.0  # seconds that it waits for the request of a silent browser
 
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 name = self.headers.get("Host", "").rpartition(":")[0].strip("[]")
                 if is_loopback_host(host) and not is_loopback_host(name):
-                    # A page of somebody else's, whose name was made to lead to this machine (DNS rebinding).
+                    # The request comes from another site's page, whose name was made to resolve to this machine (DNS rebinding).
                     self._answer(403, b"ask for this page by 127.0.0.1\n", "text/plain")
                 elif path == "/":
                     self._answer(200, page, "text/html; charset=utf-8")
@@ -75,7 +75,7 @@ class WebView:
             self._http = ThreadingHTTPServer((host, port), Handler)
         except OSError as error:
             raise OSError(
-                error.errno, f"cannot serve a page at {host}:{port}: {error.strerror}; choose another port, or 0 for any free one"
+                error.errno, f"cannot serve a page at {host}:{port}: {error.strerror}; choose another port, or 0 for any free port"
             ) from error
         self._http.daemon_threads = True
         self.url = f"http://{host}:{self._http.server_address[1]}/#{token}"
@@ -83,11 +83,11 @@ class WebView:
         self._thread.start()
 
     def show(self, snapshot: Snapshot) -> None:
-        """From now on this is what is served."""
+        """Serve this snapshot from now on."""
         self._newest = json.dumps({"address": self._address, **snapshot.to_json()}).encode()
 
     def end(self, reason: str) -> None:
-        """The server is gone; the page says why for as long as it is open."""
+        """Record why the server is gone. The page shows this reason as long as it is open."""
         self._newest = json.dumps({"address": self._address, "error": reason}).encode()
 
     def close(self) -> None:

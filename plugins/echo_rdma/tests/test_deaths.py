@@ -22,7 +22,7 @@ from echo_core.testing.processes import until
 from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.transport import RdmaTransport
 
-SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "6"))
+SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "3"))
 BATCH, BUFFERS = 4, 8  # of the learner's store
 LEASE = {"heartbeat": 0.2, "lease": 1.0}
 TOKEN = "the token of these tests, long enough"
@@ -78,6 +78,7 @@ def in_order(tally: Tally, late: int = 0) -> None:
         assert sum(number < newest for number, newest in zip(numbers, accumulate(numbers, max))) <= late, f"worker {maker}: out of order"
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("lanes")
 @pytest.mark.parametrize("filler", [48, 300_000])
 def test_random_kills_and_stops_under_load(processes: list[Any], filler: int) -> None:

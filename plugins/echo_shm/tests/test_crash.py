@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
 import nursery
 from slaughter import Slaughter
 
-SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "6"))
+SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "3"))
 spawning = multiprocessing.get_context("spawn")
 
 pytestmark = pytest.mark.usefixtures("no_memory_left")
@@ -53,6 +53,7 @@ def take(server: Server, tally: Tally, timeout: float) -> bool:
     return True
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(int(120 + 3 * SECONDS))
 @pytest.mark.parametrize(
     ("batch_size", "filler", "mode"),

@@ -26,7 +26,7 @@ from echo_shm.transport import ShmTransport
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
 import vandal
 
-SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "6"))
+SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "3"))
 HONEST, HOSTILE = 1, 666
 spawning = multiprocessing.get_context("spawn")
 
@@ -238,6 +238,7 @@ def test_a_false_count_ends_the_connection_and_nothing_else(spawn: Any, written:
         drain(server, 8).check({HONEST: 8})
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(int(120 + 2 * SECONDS))
 def test_rubbish_all_over_a_lane_hurts_nobody_else(spawn: Any) -> None:
     with Server(example(), 4, private(), num_buffers=16) as server, Client(server.address, example()) as honest:

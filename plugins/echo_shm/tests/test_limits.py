@@ -167,7 +167,7 @@ def free_huge_pages() -> int:
 def test_huge_pages_that_are_not_there_are_an_error_with_numbers() -> None:
     if free_huge_pages() >= 512:
         pytest.skip("this machine has more than a gigabyte of huge pages set aside")
-    with pytest.raises(MemoryError, match=r"[\d,]+ bytes.*[\d,]+ huge pages, of which \d+ are free; raise vm.nr_hugepages"):
+    with pytest.raises(MemoryError, match=r"[\d,]+ bytes.*[\d,]+ huge pages, and \d+ are free; raise vm.nr_hugepages"):
         Server({"x": np.zeros(1 << 20, np.uint8)}, 256, ShmTransport(huge_pages=True))
 
 

@@ -30,7 +30,7 @@ from echo_shm.transport import ShmClient, ShmTransport
 sys.path.insert(0, str(Path(__file__).parent))  # for processes that are spawned
 import torn
 
-SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "6"))
+SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "3"))
 
 
 def fill(slot: Any, number: int) -> None:
@@ -355,6 +355,7 @@ def test_what_a_reader_finds_on_the_page_is_bounded_by_what_it_has_mapped() -> N
         Places(bytes(PLACES * PAGE))
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(int(120 + 2 * SECONDS))
 @pytest.mark.parametrize("mode", ["direct", "private"])
 def test_a_free_running_writer_and_four_readers(mode: str) -> None:

@@ -11,17 +11,18 @@ from echo_core.testing import TransportContract
 from echo_tcp.transport import TcpsTransport, TcpTransport
 
 
+@pytest.mark.every_python  # a marker would be inherited, so the others derive from the contract as well
 class TestTcp(TransportContract):
     def transport(self, **options: Any) -> TcpTransport:
         return TcpTransport(port=0, **options)
 
 
-class TestTcpWithManyThreads(TestTcp):
+class TestTcpWithManyThreads(TransportContract):
     def transport(self, **options: Any) -> TcpTransport:
         return TcpTransport(port=0, num_threads=3, **options)
 
 
-class TestTcp6(TestTcp):
+class TestTcp6(TransportContract):
     def transport(self, **options: Any) -> TcpTransport:
         return TcpTransport(port=0, host="::1", **options)
 

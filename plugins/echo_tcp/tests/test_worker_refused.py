@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,10 @@ import pytest
 from numbered import NARROW, narrow, numbers
 from wire_learner import WireLearner, connect
 
+from echo_core.base.address import Address
 from echo_core.base.errors import (
     ConnectionClosedError,
+    EchoTimeoutError,
     HandshakeRefused,
     ProtocolError,
     SecurityError,
@@ -18,6 +22,7 @@ from echo_core.base.errors import (
 )
 from echo_core.spec.spec import Spec
 from echo_core.testing.processes import until
+from echo_core.wire.handshake import ServerHandshake
 from echo_core.wire.protocol import HEADER, Kind, frame
 from echo_tcp.transport import TcpTransport
 
@@ -38,6 +43,29 @@ def test_tokens() -> None:
         with pytest.raises(SecurityError, match="asks for none"):
             connect(learner, token=b"right" * 4)
         connect(learner, token=b"right" * 4, allow_unauthenticated=True).close()
+
+
+def test_the_last_attempt_cut_short_does_not_hide_what_the_learner_said() -> None:
+    """A learner that says once why it lets nobody in, and then says nothing."""
+    spec = Spec.from_example(NARROW)
+    with socket.create_server(("127.0.0.1", 0)) as learner:
+        port = learner.getsockname()[1]
+        kept = []
+
+        def refuse_once() -> None:
+            sock, _ = learner.accept()
+            with sock:
+                sock.sendall(ServerHandshake(spec).refuse("busy", "the learner is out of file descriptors"))
+                sock.recv(65536)
+            kept.append(learner.accept())
+
+        thread = threading.Thread(target=refuse_once)
+        thread.start()
+        with pytest.raises(EchoTimeoutError, match="within 1 s .*out of file descriptors"):
+            TcpTransport.connect(Address("tcp", "127.0.0.1", port), spec, timeout=1.0, allow_unauthenticated=True)
+        thread.join(10)
+        for sock, _ in kept:
+            sock.close()
 
 
 def test_a_refusal_while_reconnecting_is_final() -> None:

@@ -1,4 +1,4 @@
-"""Samplers for Echo, one module each; importing this package imports none of them."""
+"""Samplers for Echo. Each has its own module; importing this package imports none of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Python's door to the native samplers: checks every argument, then calls the same functions as a table does through the other."""
+"""The Python interface of the native samplers. It checks every argument, then calls the functions that a table calls through the native
+interface."""
 cimport cython
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer, PyCapsule_New, PyCapsule_SetContext
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
@@ -85,16 +86,16 @@ cdef extern from "hot_cold.hpp" namespace "echo_samplers" nogil:
 
 @cython.final
 cdef class Rows:
-    """A native sampler over the rows 0..capacity-1; made by the functions below. Not thread-safe, as no sampler is."""
+    """A native sampler over the rows 0..capacity-1, made by the functions below. Like every sampler, it is not thread-safe."""
 
     cdef RowSampler* core
-    cdef HotCold* strata         # core, where it is a HotCold
-    cdef PageArray[uint64_t]* marks  # one bit per row, all clear between calls: finds keys that occur twice
+    cdef HotCold* strata         # the same object as core if it is a HotCold, otherwise null
+    cdef PageArray[uint64_t]* marks  # one bit per row, all clear between calls; it finds keys that occur twice
     cdef echo_sampler door
     cdef bint evicts
     cdef readonly uint64_t capacity
     cdef vector[uint32_t] rows   # the keys of a call
-    cdef vector[double] values   # its probabilities
+    cdef vector[double] values   # the probabilities of a call
 
     def __dealloc__(self):
         del self.core
@@ -149,11 +150,11 @@ cdef class Rows:
     def sample(self, n, rng):
         cdef size_t wanted, got
         if n < 1:
-            raise ValueError(f"{n} keys asked for, 1 is the least; {self.core.count()} are held")
+            raise ValueError(f"{n} keys were requested, but at least 1 is needed; {self.core.count()} are held")
         wanted = n
         bits = rng.bit_generator
         cdef bitgen_t* random = <bitgen_t*>PyCapsule_GetPointer(bits.capsule, "BitGenerator")
-        # Without replacement n is no larger than what is held; with it, the memory is what the caller asked for anyway.
+        # Without replacement, n is at most the number of held keys. With replacement, the caller asks for that much memory anyway.
         cdef object keys = np.empty(wanted, np.uint64), probabilities = np.empty(wanted, np.float64)
         cdef uint64_t[::1] out = keys
         cdef double[::1] said = probabilities
@@ -165,23 +166,23 @@ cdef class Rows:
                 out[i] = self.rows[i]
         if got == 0:
             why = "" if wanted > self.core.count() else "; none of them has a priority above 0: give one, or eps"
-            raise ValueError(f"{n} keys asked for, {self.core.count()} are held{why}")
+            raise ValueError(f"{n} keys were requested, but {self.core.count()} are held{why}")
         return keys, probabilities
 
     def victims(self, n):
         if not 1 <= n <= self.core.count():
-            raise ValueError(f"{n} keys asked for, from 1 to {self.core.count()} can go")
+            raise ValueError(f"{n} keys were requested, but from 1 to {self.core.count()} can be removed")
         self.rows.resize(n)
         self.core.victims(n, self.rows.data())
         return np.array(self.rows, np.uint64)
 
     def priorities(self, keys):
-        """float64 of shape (n,): the priorities of held keys, in the precision the sampler keeps."""
+        """The priorities of held keys, in the precision that the sampler keeps, as float64 of shape (n,)."""
         cdef size_t i, n = self.take(keys, known=True)
         return np.array([self.core.priority(self.rows[i]) for i in range(n)], np.float64)
 
     def hot(self, keys):
-        """bool of shape (n,): which of these held keys are hot (hot_cold only)."""
+        """Which of these held keys are hot (hot_cold only), as bool of shape (n,)."""
         cdef size_t i, n = self.take(keys, known=True)
         return np.array([self.strata != NULL and self.strata.hot(self.rows[i]) for i in range(n)], bool)
 
@@ -200,7 +201,7 @@ cdef class Rows:
         return {name: arrays[name] for name in self.core.members().decode().split()}
 
     def restore(self, given, name):
-        """As Sampler.restore; `name` is of the sampler, for messages. Everything is checked before anything changes."""
+        """Like Sampler.restore; `name` is the sampler's name in messages. Everything is checked before anything changes."""
         cdef State state
         cdef size_t i, bad
         members = self.core.members().decode().split()
@@ -216,7 +217,7 @@ cdef class Rows:
         for i in range(bad):
             self.marks[0][state.keys[i] >> 6] = 0
         if bad < state.keys.size():
-            raise ValueError(f"array 'keys' holds {state.keys[bad]} twice; this is no state of a {name}")
+            raise ValueError(f"array 'keys' holds {state.keys[bad]} twice; this is not a state of a {name}")
         for member in members[1:]:
             if member == "hot":
                 fill_rows(state.hot, check_member(given, "hot", self.capacity))
@@ -238,18 +239,18 @@ cdef class Rows:
                 fill_numbers(state.entered, array)
         problem = self.core.check(state).decode()
         if problem:
-            raise ValueError(f"array {problem}; this is no state of a {name} with these options")
+            raise ValueError(f"array {problem}; this is not a state of a {name} with these options")
         with nogil:
             self.core.load(state)
 
     def native(self):
         capsule = PyCapsule_New(&self.door, ECHO_SAMPLER_NAME, release)
         PyCapsule_SetContext(capsule, <void*>self)
-        Py_INCREF(self)  # the capsule's: whoever keeps it keeps the memory
+        Py_INCREF(self)  # the capsule holds this reference, so it keeps the memory alive
         return capsule
 
     cdef size_t take(self, keys, bint known=False) except? 0:
-        """Copy `keys` to `self.rows`; raises where one is no row, or (`known`) is not held."""
+        """Copy `keys` to `self.rows`. Raises if a key is not a row, or (with `known`) is not held."""
         cdef const uint64_t[::1] given = check_keys(keys)
         cdef size_t i, n = given.shape[0]
         self.rows.resize(n)
@@ -264,7 +265,7 @@ cdef class Rows:
         return n
 
     cdef bint mark(self, uint32_t row) noexcept nogil:
-        """False when it was marked before."""
+        """Mark a row; returns False if it was already marked."""
         cdef uint64_t bit = <uint64_t>1 << (row & 63)
         if self.marks[0][row >> 6] & bit:
             return False
@@ -306,7 +307,7 @@ cdef object check_member(given, str name, uint64_t capacity):
     except (TypeError, ValueError) as error:
         raise ValueError(f"array {name!r}: {error}") from None
     if keys.size and keys.max() >= capacity:
-        raise ValueError(f"array {name!r} holds key {keys.max()}, and the capacity is {capacity}; restore with the capacity it had")
+        raise ValueError(f"array {name!r} holds key {keys.max()}, but the capacity is {capacity}; restore with the capacity of the saved sampler")
     return keys
 
 

@@ -1,4 +1,4 @@
-"""First in, first out: for on-policy learners, which use every sample once and in order."""
+"""First in, first out, for on-policy learners, which use every sample once and in order."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Fifo"]
 
 
 class Fifo(Sampler):
-    """The n keys of a batch are the n that arrived first, with probability 1.
+    """Draws the n keys that arrived first, with probability 1.
 
-    Without options it is the sampler of a stream, whose keys are any numbers. With a `capacity` it
-    serves a replay table, as its sampler or its remover: natively, with rows as keys and 8 bytes
-    per sample.
+    Without options it is the sampler of a stream, whose keys can be any numbers. With a `capacity` it
+    serves a replay table as its sampler or its remover; it is then native, with rows as keys and 8
+    bytes per sample.
 
-    Every cost is O(n), whatever is held. Priorities are checked and ignored.
+    Every operation on n keys costs O(n), for any number of held keys. Priorities are checked and ignored.
     """
 
     storage = "stream"
@@ -46,7 +46,7 @@ class Fifo(Sampler):
             from .native import make
 
             self._keys = make("Fifo", lambda: _native.ordered(self.options.capacity, False))
-            self.storage = "replay"  # type: ignore[assignment]  # the class streams unless it is given a capacity
+            self.storage = "replay"  # type: ignore[assignment]  # without a capacity, the class is a stream sampler
 
     def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
         self._keys.insert(keys, priorities)
@@ -76,11 +76,11 @@ class Fifo(Sampler):
 
 
 class _AnyKeys:
-    """Keys that are any numbers, in order of arrival."""
+    """Holds keys that can be any numbers, in order of arrival."""
 
     def __init__(self) -> None:
-        # Not a dict: finding its oldest key walks over every key deleted before it, so that
-        # draining a long queue from the front would take quadratic time.
+        # A dict would be too slow: finding its oldest key walks over all keys that were deleted
+        # before it, so that draining a long queue from the front would take quadratic time.
         self._order: OrderedDict[int, None] = OrderedDict()
 
     def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
@@ -99,7 +99,7 @@ class _AnyKeys:
 
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
         if not 1 <= n <= len(self._order):
-            raise ValueError(f"{n} keys asked for, from 1 to {len(self._order)} can be drawn")
+            raise ValueError(f"{n} keys were requested, but from 1 to {len(self._order)} can be drawn")
         keys = np.fromiter(islice(self._order, n), dtype=np.uint64, count=n)
         return keys, np.ones(n)
 
@@ -115,5 +115,5 @@ class _AnyKeys:
         keys = check_keys(state["keys"]).tolist()
         order = OrderedDict.fromkeys(keys)
         if len(order) != len(keys):
-            raise ValueError(f"array 'keys' holds a key twice; this is no state of a {name}")
+            raise ValueError(f"array 'keys' holds a key twice; this is not a state of a {name}")
         self._order = order

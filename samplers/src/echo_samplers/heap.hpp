@@ -1,4 +1,4 @@
-// The keys of lowest (or highest) priority first, in order; of equal ones the one that arrived first. 28 bytes per row.
+// Gives the keys in order of priority, the lowest (or highest) first. Among equal priorities, the first arrival comes first. 28 bytes per row.
 #pragma once
 
 #include <algorithm>
@@ -7,11 +7,11 @@
 
 namespace echo_samplers {
 
-// A 4-ary heap that knows where each row lies, so that any priority can change and any row leave in O(log N).
+// A 4-ary heap that knows the place of each row, so that any priority can change and any row can be removed in O(log N).
 class RowHeap {
 public:
     struct Entry {
-        double rank;       // the priority, negated where the highest comes first
+        double rank;       // the priority, negated if the highest comes first
         uint64_t arrival;  // decides between equal ranks, so that the order never depends on the heap's history
         Row key;
 
@@ -44,7 +44,7 @@ public:
     const Entry *end() const { return entries_.data() + count_; }
     size_t count() const { return count_; }
 
-    // The first n keys in order, without taking them out: the children of what is taken are the candidates. n is at most count().
+    // The first n keys in order, without removing them: the children of the keys taken so far are the candidates. n is at most count().
     void best(size_t n, Row *keys) const {
         if (n == 0) return;
         if (n == 1) {
@@ -92,7 +92,7 @@ private:
     }
 
     PageArray<Entry> entries_;
-    PageArray<Row> place_;  // of each key in entries_, plus one; 0: not held
+    PageArray<Row> place_;  // the index of each key in entries_, plus one; 0: not held
     mutable std::vector<size_t> candidates_;
     size_t count_ = 0;
 };

@@ -1,4 +1,4 @@
-"""The samples of lowest or highest priority first: best-first learners, curricula, and removers."""
+"""Samplers that draw the lowest or highest priorities first, for best-first learners, curricula, and removers."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class _Heap(NativeSampler):
 
 
 class MinHeap(_Heap):
-    """The n keys of a batch are the n of lowest priority, lowest first, with probability 1.
+    """Draws the n keys of lowest priority, lowest first, with probability 1.
 
-    Of equal priorities the one that arrived first comes first. A new sample without a priority gets
-    the largest given so far, at first 1. An indexed 4-ary heap: insert, delete and update cost
-    O(log N) per key, drawing n costs O(n log n), whatever is held; 28 bytes per sample. As a remover
-    it removes the lowest priority.
+    Among equal priorities, the first arrival comes first. A new sample without a priority gets the
+    largest priority given so far, initially 1. It is an indexed 4-ary heap: insert, delete and update
+    cost O(log N) per key, and drawing n keys costs O(n log n), for any number of held keys. It takes
+    28 bytes per sample. As a remover it removes the lowest priority.
     """
 
     highest_first = False
 
 
 class MaxHeap(_Heap):
-    """The n keys of a batch are the n of highest priority, highest first, with probability 1.
+    """Draws the n keys of highest priority, highest first, with probability 1.
 
-    In everything else as `MinHeap`. As a remover it removes the highest priority, such as the
-    policy's age in a table that shall keep young experience.
+    Everything else is as in `MinHeap`. As a remover it removes the highest priority. If the priority
+    is the policy's age, the table keeps young experience.
     """
 
     highest_first = True

@@ -1,7 +1,7 @@
-// Stratified replay: a hot stratum of recent and valuable samples, and a cold one of all others. 59 bytes per row.
+// Stratified replay: a hot stratum with recent and valuable samples, and a cold one with all others. 59 bytes per row.
 //
-// Every batch takes a share `hot_ratio` from the hot stratum and the rest from the cold one; within a stratum a sample is drawn in
-// proportion to a weight of its score. The probability told with a key is that of the mixture, so importance weights undo it exactly.
+// Every batch takes a share `hot_ratio` from the hot stratum and the rest from the cold one. Within a stratum, a sample is drawn in
+// proportion to a weight of its score. The reported probability of a key is that of the mixture, so importance weights correct it exactly.
 #pragma once
 
 #include <algorithm>
@@ -30,13 +30,13 @@ struct HotColdOptions {
     double demote_below;
 };
 
-// What is known of all scores: their quantiles, from at most kSize of them. Taken anew when an eighth of the samples has changed, and not
-// with each change: until then weights keep the scale they have, and probabilities are those of the weights as they are.
+// The scale of all scores: their quantiles, estimated from at most kSize of them. They are computed anew when an eighth of the samples has
+// changed, not at each change. Until then, weights keep their scale, and probabilities follow the weights as they are.
 class Scale {
 public:
     static constexpr size_t kSize = 1024;
-    static constexpr double kClip = 5.0;     // robust: how many deviations from the median still make a difference
-    static constexpr double kDepth = 80.0;   // softmax: exp(-80) is the smallest weight, about what float32 can hold beside 1
+    static constexpr double kClip = 5.0;     // robust: scores that are more deviations away from the median are clipped
+    static constexpr double kDepth = 80.0;   // softmax: exp(-80) is the smallest weight, about the least that float32 can hold together with 1
 
     double quantile(double q) const {
         if (sorted_.empty()) return 0;
@@ -63,7 +63,7 @@ public:
                 break;
             case Weighting::rank: {
                 const auto above = static_cast<double>(sorted_.end() - std::upper_bound(sorted_.begin(), sorted_.end(), score));
-                // Between two of the scores known, in the middle of those that are not.
+                // The score lies between two known scores, so it gets the middle rank of the unknown scores between them.
                 const double each = sorted_.empty() ? 1.0 : std::max(1.0, count_ / static_cast<double>(sorted_.size()));
                 const double rank = 1.0 + above * each + (each - 1.0) / 2;
                 weight = std::pow(rank, -options.alpha);
@@ -78,7 +78,7 @@ public:
         return std::clamp(static_cast<float>(weight), FLT_MIN, FLT_MAX);
     }
 
-    // For checkpoints.
+    // These serve checkpoints.
     void append(std::vector<double> &numbers) const {
         numbers.push_back(highest_);
         numbers.push_back(count_);
@@ -92,7 +92,7 @@ public:
     }
 
 private:
-    // The interquartile range is 1.349 standard deviations of a normal distribution; where half of the scores are equal, wider ranges.
+    // The interquartile range is 1.349 standard deviations of a normal distribution. If half of the scores are equal, wider ranges are used.
     void measure() {
         median_ = quantile(0.5);
         deviation_ = 0;
@@ -170,7 +170,8 @@ public:
         size_t from_hot = hot ? n : 0;
         double share = hot ? 1.0 : 0.0;
         if (hot && cold) {
-            // Rounded up as often as makes the expected share exact: a share rounded always the same way would not be the one told.
+            // It is rounded up at random, so often that the expected share is exact. Always rounding the same way would falsify the reported
+            // probabilities.
             share = options_.hot_ratio;
             const double u = random->next_double(random->state);
             from_hot = std::min(n, static_cast<size_t>(static_cast<double>(n) * share + u));
@@ -181,7 +182,7 @@ public:
         return n;
     }
 
-    // Cold before hot, and of each the lowest scores first, of equal ones the oldest.
+    // Cold samples come before hot ones. In each stratum the lowest scores come first, and among equal scores the oldest.
     size_t victims(size_t n, Row *keys) const override {
         if (n > count()) return 0;
         const size_t from_cold = std::min(n, cold_.heap.count());
@@ -215,17 +216,17 @@ public:
     std::string check(const State &state) const override {
         if (state.numbers.size() < kNumbers || state.numbers.size() > kNumbers + Scale::kSize) return "'numbers' has a wrong length";
         for (double number : state.numbers)
-            if (!(number >= 0) || !std::isfinite(number)) return "'numbers' holds one that is negative or not finite";
+            if (!(number >= 0) || !std::isfinite(number)) return "'numbers' holds a number that is negative or not finite";
         for (size_t i = 1; i < kCounters; ++i)
             if (state.numbers[i] > kExact || state.numbers[i] != std::floor(state.numbers[i])) return "'numbers' holds a fraction as a count";
-        if (state.numbers[3] > static_cast<double>(capacity_)) return "'numbers' has more rows than the capacity";
+        if (state.numbers[3] > static_cast<double>(capacity_)) return "'numbers' counts more rows than the capacity";
         if (state.numbers[1] < static_cast<double>(state.keys.size())) return "'numbers' counts fewer inserts than there are keys";
         if (!std::is_sorted(state.numbers.begin() + kNumbers, state.numbers.end())) return "'numbers' holds quantiles out of order";
         for (Row key : state.keys)
             if (key >= state.numbers[3]) return "'keys' has a row above the largest one of 'numbers'";
         if (state.hot.size() != state.entered.size()) return "'entered' has another length than 'hot'";
         if (state.hot.size() > options_.hot_capacity)
-            return "'hot' has " + std::to_string(state.hot.size()) + " keys and hot_capacity is " + std::to_string(options_.hot_capacity);
+            return "'hot' has " + std::to_string(state.hot.size()) + " keys, but hot_capacity is " + std::to_string(options_.hot_capacity);
         for (size_t i = 0; i < state.entered.size(); ++i) {
             const double now = state.entered[i];
             if (!(now >= (i ? state.entered[i - 1] : 0)) || now > state.numbers[1]) return "'entered' is out of order";
@@ -234,7 +235,7 @@ public:
         std::sort(keys.begin(), keys.end());
         std::sort(hot.begin(), hot.end());
         if (std::adjacent_find(hot.begin(), hot.end()) != hot.end()) return "'hot' holds a key twice";
-        if (!std::includes(keys.begin(), keys.end(), hot.begin(), hot.end())) return "'hot' holds a key that 'keys' does not";
+        if (!std::includes(keys.begin(), keys.end(), hot.begin(), hot.end())) return "'hot' holds a key that is not in 'keys'";
         return {};
     }
 
@@ -250,7 +251,7 @@ public:
             entry_.append(state.hot[i]);
             entered_[state.hot[i]] = static_cast<uint64_t>(state.entered[i]);
         }
-        // The newest arrival is the last insert, so that what comes later stays later.
+        // The newest arrival counts as the last insert, so that later arrivals get later numbers.
         const uint64_t first = inserts_ - state.keys.size();
         for (size_t i = 0; i < state.keys.size(); ++i)
             (entry_.holds(state.keys[i]) ? hot_ : cold_).heap.push({state.priorities[i], first + i + 1, state.keys[i]});
@@ -259,12 +260,12 @@ public:
 
 private:
     static constexpr size_t kCounters = 4;
-    static constexpr size_t kNumbers = kCounters + 2;      // and what a Scale has besides its quantiles
+    static constexpr size_t kNumbers = kCounters + 2;      // the counters, and the numbers of a Scale other than its quantiles
     static constexpr double kExact = 9007199254740992.0;  // whole numbers up to here are exact as float64
 
     struct Stratum {
         explicit Stratum(uint64_t capacity) : heap(capacity), tree(capacity) {}
-        // The weights of one call go into the tree together: that is most of the cost of a batch.
+        // All weights of one call go into the tree together, because writing them is most of the cost of a batch.
         void note(Row key, float weight) {
             rows.push_back(key);
             weights.push_back(weight);
@@ -314,7 +315,7 @@ private:
         while (!entry_.empty() && inserts_ - entered_[entry_.oldest()] > options_.age_threshold) cool(entry_.oldest());
     }
 
-    // The places of the entries that count. An earlier entry of the same key would have moved it between the strata.
+    // The places of the valid entries. Of several entries of one key only the last is valid; an earlier one could move it between the strata.
     const std::vector<size_t> &last_of_each(const Row *keys, size_t n) {
         places_.clear();
         for (size_t i = n; i-- > 0;) {
@@ -328,10 +329,10 @@ private:
         return places_;
     }
 
-    // The end of a call that gave n scores, none above `largest`.
+    // Ends a call that gave n scores, none of them above `largest`.
     void finish(size_t n, double largest) {
         changes_ += n;
-        // One that outgrows the scale by half its depth would leave the others no difference.
+        // A score that exceeds the scale by half its depth would make the weights of all others indistinguishable.
         const bool beyond = static_cast<Weighting>(options_.weighting) == Weighting::softmax &&
                             largest > scale_.highest() + Scale::kDepth / 2 * options_.temperature;
         if (n && (scale_.empty() || beyond || changes_ >= std::max<uint64_t>(16, count() / 8))) {
@@ -343,8 +344,8 @@ private:
         }
     }
 
-    // Which rows the quantiles come from depends on nothing but the held rows, so that a restored sampler takes the same. Steps of the
-    // golden ratio meet every interleaving of workers, where a fixed stride could see the rows of one worker only.
+    // The rows for the quantiles depend only on the held rows, so that a restored sampler uses the same ones. Steps of the golden ratio
+    // meet the rows of all interleaved workers, while a fixed stride could meet the rows of one worker only.
     void rescale() {
         std::vector<double> scores;
         if (extent_ <= Scale::kSize) {
@@ -384,13 +385,13 @@ private:
     Stratum hot_;
     Stratum cold_;
     RowList entry_;            // the hot keys, in the order in which they became hot
-    PageArray<uint64_t> entered_;  // of each hot key: `inserts_` at that time
+    PageArray<uint64_t> entered_;  // the value of `inserts_` when each hot key became hot
     PageArray<uint64_t> seen_;     // one bit per row, all clear between calls
     std::vector<size_t> places_;
     Scale scale_;
     uint64_t inserts_ = 0;
-    uint64_t changes_ = 0;  // since the last rescale
-    uint64_t extent_ = 0;   // rows ever used are below
+    uint64_t changes_ = 0;  // changes since the last rescale
+    uint64_t extent_ = 0;   // all rows that were ever used are below this
     double maximum_ = 1.0;
 };
 

@@ -1,4 +1,4 @@
-"""Stratified replay: a share of every batch from a hot stratum, the rest from a cold one."""
+"""Stratified replay: a share of every batch comes from a hot stratum, the rest from a cold one."""
 
 from __future__ import annotations
 
@@ -22,34 +22,38 @@ WEIGHTINGS = ("proportional", "softmax", "rank", "robust")  # in the order of ho
 class HotCold(NativeSampler):
     """Hot samples are new or score highly; a batch takes `hot_ratio` of its keys from them.
 
-    What moves between the strata (a score is a priority, as `insert` and `update` give it):
+    Samples move between the strata as follows (a score is a priority that `insert` or `update` gave):
 
-    * New samples are hot. Without a score they get the largest given so far, at first 1.
-    * A hot sample cools when the hot stratum is over its capacity and its score is the lowest (of equal
-      ones the oldest); when it has been hot for more than `age_threshold` inserts; and when an
-      update lowers its score below the `demote_below` quantile of all scores.
+    * New samples are hot. Without a score they get the largest score given so far, initially 1.
+    * A hot sample becomes cold in three cases: when the hot stratum is over its capacity and the sample
+      has the lowest score (among equal scores, the oldest); when it has been hot for more than
+      `age_threshold` inserts; and when an update lowers its score below the `demote_below` quantile of
+      all scores.
     * A cold sample becomes hot when an update raises its score to the `promote_above` quantile of all
-      scores, and there is room or it beats the lowest hot one, which then cools.
-    * `victims` gives up cold samples before hot ones, and of each stratum the lowest scores first.
+      scores, if there is room or its score is above that of the lowest hot sample, which then becomes
+      cold.
+    * `victims` gives cold samples before hot ones, and in each stratum the lowest scores first.
 
-    What is drawn: within a stratum a sample of score s has weight
+    Within a stratum, a sample of score s is drawn in proportion to its weight:
 
     * `"proportional"`: (s + eps)**alpha
-    * `"softmax"`: exp((s - highest) / temperature), of which exp(-80) is the least. Over raw squared
-      distances this collapses to a few samples; `effective_sample_size` tells.
-    * `"rank"`: (1 + how many score higher)**-alpha (the rank-based variant of Schaul et al. 2016)
+    * `"softmax"`: exp((s - highest) / temperature), but at least exp(-80). With raw squared distances
+      as scores, only a few samples are drawn; `effective_sample_size` shows that.
+    * `"rank"`: (1 + number of higher scores)**-alpha (the rank-based variant of Schaul et al. 2016)
     * `"robust"`: exp(clip((s - median) / deviation, -5, 5) / temperature), with the interquartile
       range / 1.349 as deviation.
 
-    and its probability is hot_ratio * weight / sum of the hot weights, or 1 - hot_ratio times the same of
-    the cold ones; where one stratum has nothing to draw, all comes from the other. The number of hot
-    keys in a batch is n * hot_ratio, rounded up or down at random so that this holds on average
-    too: a mean over batches with weights 1 / (N * probability) is unbiased.
+    The probability of a hot sample is hot_ratio * weight / (sum of the hot weights). The probability of
+    a cold one is (1 - hot_ratio) * weight / (sum of the cold weights). If one stratum has nothing to
+    draw, all keys come from the other. The number of hot keys in a batch is n * hot_ratio, rounded up or
+    down at random so that the average is exact. A mean over batches with importance weights of
+    1 / (N * probability) is therefore unbiased.
 
-    Quantiles, median and ranks come from up to 1024 scores, taken anew once an eighth of the samples (at
-    least 16) has changed, which for the last three weightings makes all weights anew, in O(N); so ranks
-    are as fine as N / 1024, and the best share theirs. Between, weights stay on the scale they were made with, and the
-    probabilities are those of the weights as they are. Other costs are O(n log N); 59 bytes per sample.
+    Quantiles, median and ranks come from up to 1024 scores. They are computed anew once an eighth of the
+    samples (at least 16) has changed. For the last three weightings this recomputes all weights, in
+    O(N). Ranks are therefore as fine as N / 1024, and the best samples share a rank. In between, weights
+    keep their scale, and the probabilities follow the weights as they are. All other operations cost
+    O(n log N). It takes 59 bytes per sample.
     """
 
     evicts = True
@@ -61,13 +65,14 @@ class HotCold(NativeSampler):
         Attributes:
             capacity: how many samples the table holds.
             hot_capacity: how many of them can be hot; by default a fifth. The cold stratum has the
-                others, and what the hot one leaves free.
+                others, and can use the places that hot samples leave free.
             hot_ratio: the share of a batch that is hot, between 0 and 1.
-            age_threshold: for how many inserts a sample stays hot; None for any number.
+            age_threshold: for how many inserts a sample stays hot; None means no limit.
             weighting: how a score becomes a weight; see `HotCold`.
             alpha: exponent of `"proportional"` and `"rank"`.
-            eps: added to the scores by `"proportional"`.
-            temperature: of `"softmax"` and `"robust"`; in units of the score, and of its deviation.
+            eps: number that `"proportional"` adds to the scores.
+            temperature: temperature of `"softmax"` (in units of the score) and of `"robust"` (in
+                units of the scores' deviation).
             promote_above: quantile of all scores, from 0 to 1.
             demote_below: quantile of all scores, at most `promote_above`.
         """
@@ -125,5 +130,5 @@ class HotCold(NativeSampler):
         return self._rows.victims(n)
 
     def hot(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """bool of shape (n,): which of n held keys are hot. Raises UnknownKeyError."""
+        """Which of n held keys are hot, as bool of shape (n,). Raises UnknownKeyError."""
         return self._rows.hot(keys)

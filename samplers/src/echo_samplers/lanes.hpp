@@ -1,4 +1,4 @@
-// Four doubles at a time, whatever the machine has. GCC makes them two pairs where there is no AVX2; results are the same.
+// A vector of four doubles on every machine. Without AVX2, GCC makes two pairs of it; the results are the same.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ typedef float Floats __attribute__((vector_size(16)));
 
 #define ECHO_SAMPLERS_INLINE __attribute__((always_inline)) inline
 
-// Single loads and stores of a whole vector: copied in other pieces, it would wait for its own stores.
+// Loads or stores a whole vector at once. If it were copied in other pieces, a load would have to wait for the earlier stores.
 ECHO_SAMPLERS_INLINE Lanes read(const double *from) {
     typedef double Unaligned __attribute__((vector_size(32), aligned(8), may_alias));
     return *reinterpret_cast<const Unaligned *>(from);

@@ -1,4 +1,4 @@
-"""Last in, first out: the newest samples, and as a remover a table that keeps its oldest ones."""
+"""Last in, first out: draws the newest samples. As a remover, it makes a table keep its oldest samples."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ __all__ = ["Lifo"]
 
 
 class Lifo(NativeSampler):
-    """The n keys of a batch are the n that arrived last, newest first, with probability 1.
+    """Draws the n keys that arrived last, newest first, with probability 1.
 
-    Every cost is O(n), whatever is held. Priorities are checked and ignored. 8 bytes per sample.
+    Every operation on n keys costs O(n), for any number of held keys. Priorities are checked and
+    ignored. It takes 8 bytes per sample.
     """
 
     replacement = False

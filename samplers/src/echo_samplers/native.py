@@ -1,4 +1,4 @@
-"""What the native samplers share: Python's door to the rows of a replay table."""
+"""The base class of the native samplers: their Python interface to the rows of a replay table."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["NativeSampler", "make"]
 
 
 class NativeSampler(Sampler):
-    """Base of the samplers whose contents lie in native memory; its keys are the rows of one table.
+    """The base class of samplers whose contents lie in native memory. Keys are the rows of one table.
 
-    Memory is taken for `capacity` rows but used only as they fill up. Keys not below the capacity
-    are a ValueError in `insert` and an UnknownKeyError elsewhere.
+    Memory is reserved for `capacity` rows, but used only as they fill up. A key that is not below the
+    capacity raises ValueError in `insert` and UnknownKeyError in other methods.
     """
 
     storage = "replay"
 
     @dataclass(frozen=True)
     class Options:
-        """Options of a sampler that needs no others.
+        """The options of a sampler that needs only a capacity.
 
         Attributes:
             capacity: how many samples the table holds.
@@ -43,7 +43,7 @@ class NativeSampler(Sampler):
 
     @abstractmethod
     def _make(self) -> _native.Rows:
-        """The native sampler for `self.options`."""
+        """Make the native sampler for `self.options`."""
 
     def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
         self._rows.insert(keys, priorities)
@@ -58,8 +58,8 @@ class NativeSampler(Sampler):
         return self._rows.sample(n, rng)
 
     def priorities(self, keys: Keys) -> Priorities:
-        """float64 of shape (n,): the priorities of n held keys, in the precision kept; 1 where a
-        sampler has none. Raises UnknownKeyError."""
+        """The priorities of n held keys in the kept precision, as float64 of shape (n,); 1 if the
+        sampler keeps no priorities. Raises UnknownKeyError."""
         return self._rows.priorities(keys)
 
     def __len__(self) -> int:
@@ -76,14 +76,14 @@ class NativeSampler(Sampler):
 
 
 def make(name: str, factory: Callable[[], _native.Rows]) -> _native.Rows:
-    """Call `factory`, with errors that name the sampler.
+    """Call `factory`, and add the sampler's name to errors.
 
     Raises:
-        ConfigError: the capacity is not one, or there is no memory for it.
+        ConfigError: the capacity is invalid, or there is not enough memory for it.
     """
     try:
         return factory()
     except ValueError as error:
         raise ConfigError(f"{name}: {error}") from None
     except MemoryError:
-        raise ConfigError(f"{name}: no memory for so many samples; choose a smaller capacity") from None
+        raise ConfigError(f"{name}: there is not enough memory for this many samples; choose a smaller capacity") from None

@@ -1,11 +1,11 @@
-// Keys in order of arrival: first in first out, or last in first out. 8 bytes per row, everything in constant time per key.
+// Keys in order of arrival: first in first out, or last in first out. 8 bytes per row; every operation takes constant time per key.
 #pragma once
 
 #include "rows.hpp"
 
 namespace echo_samplers {
 
-// A doubly linked list that lies in two arrays over the rows, so that any key leaves it without a search.
+// A doubly linked list in two arrays over the rows, so that any key can be removed without a search.
 class RowList {
 public:
     static constexpr Row kEnd = ~Row{0};
@@ -37,7 +37,7 @@ public:
     bool empty() const { return count_ == 0; }
     Row oldest() const { return head_ - 1; }
 
-    // The first n keys, oldest or newest first. n is at most count().
+    // Gives the first n keys, oldest or newest first. n is at most count().
     void walk(bool newest_first, size_t n, Row *keys) const {
         const PageArray<Row> &along = newest_first ? prev_ : next_;
         Row link = newest_first ? tail_ : head_;
@@ -48,7 +48,7 @@ public:
     }
 
 private:
-    // Links are a key plus one, or kEnd; 0 in next_: not held.
+    // A link is a key plus one, or kEnd. 0 in next_ means that the key is not held.
     PageArray<Row> next_;
     PageArray<Row> prev_;
     Row head_ = kEnd;

@@ -1,4 +1,4 @@
-// Prioritized experience replay, proportional variant (Schaul et al. 2016). 4.7 bytes per row.
+// Prioritized experience replay, the proportional variant (Schaul et al. 2016). 4.7 bytes per row.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 
 namespace echo_samplers {
 
-// A priority as float32 can hold it: positive stays positive, large stays finite.
+// Rounds a priority to float32: a positive one stays positive, and a large one stays finite.
 inline float narrow(double priority) {
     if (priority <= 0) return 0;
     return static_cast<float>(std::clamp(priority, static_cast<double>(FLT_MIN), static_cast<double>(FLT_MAX)));
 }
 
-// (priority + eps) ** alpha as a weight: 0 only when both are 0, and with an alpha of 0 never.
+// The weight (priority + eps) ** alpha: it is 0 only if both are 0, and never with an alpha of 0.
 inline float power_weight(float priority, float eps, float alpha) {
     if (alpha == 0) return 1;
     const float sum = std::min(priority + eps, FLT_MAX);
@@ -25,7 +25,8 @@ inline float power_weight(float priority, float eps, float alpha) {
     return std::clamp(weight, FLT_MIN, FLT_MAX);
 }
 
-// The weights of n priorities, as power_weight() but for the last digit, and the largest of them and `most`. n is a multiple of four.
+// The weights of n priorities, equal to power_weight() except for the last digit; returns the largest of them and `most`. n is a multiple
+// of four.
 ECHO_SAMPLERS_WIDE inline float power_weights(const double *priorities, float *weights, size_t n, float eps, float alpha, float most) {
     using namespace wide;
     constexpr double kLeast = FLT_MIN, kMost = FLT_MAX;
@@ -76,7 +77,7 @@ public:
     }
     size_t count() const override { return count_; }
     bool held(Row key) const override { return held_[key / 64] >> (key % 64) & 1; }
-    // Only the weight is kept, so this is what has that weight: to about seven digits, and 1 for all when alpha is 0.
+    // Only the weight is kept, so this is the priority that has that weight, to about seven digits. With an alpha of 0 it is 1 for all.
     double priority(Row key) const override { return unweigh(tree_.weight(key), alpha_, eps_); }
 
     std::string members() const override { return "keys weights numbers"; }
@@ -93,10 +94,10 @@ public:
     std::string check(const State &state) const override {
         if (state.weights.size() != state.keys.size()) return "'weights' has another length than 'keys'";
         for (double weight : state.weights)
-            if (!(weight >= 0 && weight <= FLT_MAX)) return "'weights' holds one that is negative or not finite";
+            if (!(weight >= 0 && weight <= FLT_MAX)) return "'weights' holds a weight that is negative or not finite";
         if (state.numbers.size() != 3) return "'numbers' must be the largest priority so far, alpha and eps";
         for (double number : state.numbers)
-            if (!(number >= 0 && number <= FLT_MAX)) return "'numbers' holds one that is negative or not finite";
+            if (!(number >= 0 && number <= FLT_MAX)) return "'numbers' holds a number that is negative or not finite";
         return {};
     }
     void load(const State &state) override {
@@ -109,7 +110,7 @@ public:
         weights.reserve(count_);
         for (double saved : state.weights) {
             auto weight = static_cast<float>(saved);
-            // Saved with other options: the weights are made anew, from the priorities they stood for.
+            // The state was saved with other options, so the weights are computed anew from the priorities that they represent.
             if (alpha != alpha_ || eps != eps_) weight = weight_of(narrow(unweigh(weight, alpha, eps)));
             weights.push_back(weight);
         }
@@ -132,7 +133,7 @@ private:
             const size_t size = std::min(kChunk, n - begin), whole = (size + 3) & ~size_t{3};
             if (!priorities) {
                 if (begin == 0) std::fill(weights, weights + size, weight_of(maximum_));
-            } else if (alpha_ == 1 || alpha_ == 0.5f) {  // exact, and one instruction
+            } else if (alpha_ == 1 || alpha_ == 0.5f) {  // this is exact and takes one instruction
                 for (size_t i = 0; i < size; ++i) weights[i] = narrow(priorities[begin + i]);
                 for (size_t i = 0; i < size; ++i) maximum_ = std::max(maximum_, weights[i]);
                 for (size_t i = 0; i < size; ++i) weights[i] = power_weight(weights[i], eps_, alpha_);
@@ -145,7 +146,7 @@ private:
         }
     }
 
-    // Of one priority, as set() has it.
+    // The weight of one priority, in the form of set().
     float weight_of(float priority) const {
         if (alpha_ == 1 || alpha_ == 0.5f) return power_weight(priority, eps_, alpha_);
         const double priorities[4] = {priority};
@@ -155,11 +156,11 @@ private:
     }
 
     SumTree tree_;
-    PageArray<uint64_t> held_;  // one bit per row: a weight of 0 does not tell a sample that may not be drawn from none
+    PageArray<uint64_t> held_;  // one bit per row, because a weight of 0 does not show whether a row holds a sample
     const float alpha_;
     const float eps_;
     const bool stratified_;
-    float maximum_ = 1.0f;  // the largest priority so far, as given: transformed when used, and only then
+    float maximum_ = 1.0f;  // the largest priority so far, unchanged; it is transformed only when it is used
     size_t count_ = 0;
 };
 

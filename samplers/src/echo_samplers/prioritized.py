@@ -13,23 +13,24 @@ __all__ = ["Prioritized"]
 
 
 class Prioritized(NativeSampler):
-    """A key of priority p is drawn with probability (p + eps)**alpha / sum of all (p + eps)**alpha.
+    """Draws a key of priority p with probability (p + eps)**alpha / sum of all (p + eps)**alpha.
 
-    The importance weights of a batch, (N * probability)**-beta, are the table's. A new sample
-    without a priority gets the largest priority given so far, at first 1: as given, and transformed
-    like any other. A priority of 0 is drawn by virtue of `eps` alone; with `eps` of 0 it never would be,
-    and a table refuses it by key.
-    When nothing that is held may be drawn, `sample` is a ValueError.
+    The table computes the importance weights of a batch, (N * probability)**-beta. A new sample
+    without a priority gets the largest priority given so far, initially 1, which is then transformed
+    like any other. A sample with priority 0 is drawn only because of `eps`. If `eps` is 0 it would
+    never be drawn, so a table refuses that priority with the key.
+    `sample` raises ValueError if no held sample may be drawn.
 
-    Weights are kept as float32, and what is drawn and what is told about it both come from those: the
-    probabilities are exact. `priorities()` gives back what a weight stands for, to about seven digits
-    (with alpha of 0, 1). Priorities above 3.4e38 count as that, and positive ones below 1.2e-38 as that.
+    Weights are kept as float32. Both the draws and the reported probabilities come from these weights,
+    so the probabilities are exact. `priorities()` returns the priority that a weight represents, to
+    about seven digits (always 1 with an alpha of 0). A priority above 3.4e38 counts as 3.4e38, and a
+    positive one below 1.2e-38 counts as 1.2e-38.
 
-    Sums never need rebuilding: after each update every sum above it is added up anew from its 16
-    children in float64, and no difference is ever applied to one. They are the same after 10**9 updates
-    as in a fresh table with the same priorities, which is what a restored checkpoint is.
+    Sums never need rebuilding: after each update, every sum above it is added up anew from its 16
+    children in float64; sums are never changed by a difference. After 10**9 updates they are the same
+    as in a fresh table with the same priorities, such as a restored checkpoint.
 
-    A 16-ary tree: all costs are O(n log N); 4.7 bytes per sample.
+    It is a 16-ary tree. All operations cost O(n log N), and it takes 4.7 bytes per sample.
     """
 
     @dataclass(frozen=True)
@@ -38,11 +39,11 @@ class Prioritized(NativeSampler):
 
         Attributes:
             capacity: how many samples the table holds.
-            alpha: how much priorities matter: 0 not at all, 1 in proportion.
-            eps: added to every priority before the power, so that none is forgotten for good.
-            stratified: draw the i-th of n keys from the i-th of n equal parts of all weight. A key is
-                drawn as often on average, but batches differ less. They come in the order of their
-                rows, then.
+            alpha: how much priorities matter: with 0 they have no effect, with 1 draws are proportional.
+            eps: added to every priority before the power, so that every sample can be drawn.
+            stratified: draw the i-th of n keys from the i-th of n equal parts of the total weight. On
+                average each key is drawn as often as without it, but batches differ less. The keys of
+                a batch are then in the order of their rows.
         """
 
         capacity: int

@@ -1,4 +1,4 @@
-// What every native sampler here has in common: the rows of a replay table as keys, memory, randomness, and the native door.
+// The common parts of all native samplers: rows of a replay table as keys, memory, random numbers, and the native interface.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include "echo_pages.h"
 #include "echo_sampler.h"
 
-// Hot loops exist once for AVX2 and once for whatever else; the loader picks. The same operations in the same order in both, and no
-// fused multiply-add (-ffp-contract=off), so a seed draws the same rows on every machine. Sanitizers cannot start with such functions.
+// Hot loops exist once for AVX2 and once for all other machines, and the loader selects one. Both do the same operations in the same order
+// without fused multiply-add (-ffp-contract=off), so a seed draws the same rows on every machine. Sanitizers cannot start with such functions.
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
 #define ECHO_SAMPLERS_WIDE __attribute__((target_clones("avx2", "default")))
@@ -23,11 +23,11 @@ namespace echo_samplers {
 
 using Row = uint32_t;
 
-inline constexpr uint64_t kMaxRows = (uint64_t{1} << 32) - 3;  // two numbers are left for marks
+inline constexpr uint64_t kMaxRows = (uint64_t{1} << 32) - 3;  // two more numbers are reserved as marks
 
 using echo::PageArray;
 
-// A whole number below `bound`, each equally likely (Lemire 2019, "Fast Random Integer Generation in an Interval").
+// A whole number below `bound`, drawn uniformly (Lemire 2019, "Fast Random Integer Generation in an Interval").
 inline uint32_t below(bitgen_t *random, uint32_t bound) {
     uint64_t product = uint64_t{random->next_uint32(random->state)} * bound;
     if (static_cast<uint32_t>(product) < bound) {
@@ -37,17 +37,17 @@ inline uint32_t below(bitgen_t *random, uint32_t bound) {
     return static_cast<uint32_t>(product >> 32);
 }
 
-// What a checkpoint holds; a sampler uses the members that `members()` names and leaves the others empty.
+// The contents of a checkpoint. A sampler uses the members that `members()` names, and leaves the others empty.
 struct State {
-    std::vector<Row> keys;           // in the order in which inserting them again gives the same sampler
-    std::vector<double> priorities;  // of `keys`
-    std::vector<double> weights;     // prioritized: of `keys`, what its priorities became
-    std::vector<double> numbers;     // whatever else is not an option
-    std::vector<Row> hot;            // hot_cold: the hot keys, in the order in which they became hot
-    std::vector<double> entered;     // of `hot`: at which insert that was
+    std::vector<Row> keys;           // in an order such that inserting them again gives the same sampler.
+    std::vector<double> priorities;  // the priorities of `keys`.
+    std::vector<double> weights;     // prioritized: the weights of `keys`.
+    std::vector<double> numbers;     // all further state that is not an option.
+    std::vector<Row> hot;            // hot_cold: the hot keys, in the order in which they became hot.
+    std::vector<double> entered;     // hot_cold: the number of the insert at which each key of `hot` became hot.
 };
 
-// Base of the native samplers. Arguments are checked by whoever calls: the table at the native door, _native.pyx at Python's.
+// The base of the native samplers. Callers check the arguments: the table at the native interface, _native.pyx at the Python interface.
 class RowSampler {
 public:
     explicit RowSampler(uint64_t capacity) : capacity_(capacity) {}
@@ -64,15 +64,15 @@ public:
     virtual bool held(Row key) const = 0;
     virtual double priority(Row) const { return 1.0; }
 
-    virtual std::string members() const = 0;  // of State, separated by spaces
+    virtual std::string members() const = 0;  // the names of the members of State, separated by spaces
     virtual void save(State &state) const = 0;
-    // The problem with a state whose keys are known to be rows, once each, and whose priorities are good; empty when there is none.
+    // The problem of a state, or "" if it is valid. The caller has checked that its keys are rows without repetition and its priorities valid.
     virtual std::string check(const State &) const { return {}; }
-    virtual void load(const State &state) = 0;  // of a state that passed check()
+    virtual void load(const State &state) = 0;  // loads a state that passed check()
 
     uint64_t capacity() const { return capacity_; }
 
-    // The native door to this sampler; `evicts`: whether it has victims.
+    // The native interface of this sampler; `evicts` says whether it has victims.
     echo_sampler door(bool evicts) {
         echo_sampler out{};
         out.version = ECHO_SAMPLER_VERSION;

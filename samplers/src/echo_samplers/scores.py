@@ -1,7 +1,7 @@
-"""What makes a sample worth replaying: functions from a batch to the priorities of its samples.
+"""Functions that compute the priorities of a batch's samples, so that valuable samples are replayed.
 
-Each is called with arrays whose first axis is the batch and returns float64 of shape (n,), finite and
-not negative: what `update_priorities` takes, and the scores of `hot_cold`.
+Each function takes arrays whose first axis is the batch and returns float64 of shape (n,), finite and
+not negative. `update_priorities` takes the result, also as scores for `hot_cold`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ Scores = npt.NDArray[np.float64]
 
 
 def plain_priority(priorities: npt.ArrayLike) -> Scores:
-    """The priorities as they are: a column of numbers, shape (n,) or (n, 1).
+    """Return given priorities of shape (n,) or (n, 1) unchanged.
 
     Raises:
-        ValueError: another shape, or a number that is negative or not finite; names the first sample.
+        ValueError: the shape is another one, or a number is negative or not finite; the message names the first such sample.
     """
     return _checked(_column(priorities, "priorities"), "priority")
 
 
 def td_error(errors: npt.ArrayLike) -> Scores:
-    """|error| of the temporal-difference errors (Schaul et al. 2016); of sequences, shape (n, T),
-    0.9 * max + 0.1 * mean over the steps (R2D2, Kapturowski et al. 2019).
+    """The absolute temporal-difference errors |error| (Schaul et al. 2016). For sequences, shape (n, T),
+    it is 0.9 * max + 0.1 * mean over the steps (R2D2, Kapturowski et al. 2019).
 
     Raises:
-        ValueError: another shape, or a sample with an error that is not finite.
+        ValueError: the shape is another one, or an error is not finite.
     """
     array = np.abs(np.asarray(errors, np.float64))
     if array.ndim == 2 and array.shape[1] > 1:
@@ -40,18 +40,18 @@ def td_error(errors: npt.ArrayLike) -> Scores:
 
 
 class TrajectoryScore:
-    """‖τ − τ̄‖² + α·|r|: far from what is usual, or rewarded.
+    """The score ‖τ − τ̄‖² + α·|r|, which is high for unusual or rewarded trajectories.
 
-    τ is a sample's trajectory as one vector, τ̄ an exponential moving average of all seen so far,
-    r the reward. The first batch becomes τ̄ as it is (its mean); starting from zeros would make
-    everything look unusual for 1 / (1 − decay) batches.
+    τ is a sample's trajectory as one vector, τ̄ is an exponential moving average of all trajectories so
+    far, and r is the reward. The mean of the first batch becomes the first τ̄; if it started from zeros,
+    all trajectories would look unusual for 1 / (1 − decay) batches.
 
-    These scores are squared distances and span orders of magnitude: draw by `rank` or `robust`, as
-    a softmax over them has an effective sample size of about 1.
+    These scores are squared distances that span orders of magnitude. Use the weighting `rank` or
+    `robust` with them, because a softmax over them has an effective sample size of about 1.
 
     Args:
         alpha: weight of the reward, not negative.
-        decay: of the average, per batch: τ̄ ← decay·τ̄ + (1 − decay)·mean of the batch.
+        decay: decay of the average per batch: τ̄ ← decay·τ̄ + (1 − decay)·mean of the batch.
     """
 
     def __init__(self, alpha: float = 1.0, decay: float = 0.99) -> None:
@@ -65,30 +65,30 @@ class TrajectoryScore:
         """τ̄, flat; None before the first batch."""
 
     def __call__(self, trajectories: npt.ArrayLike, rewards: npt.ArrayLike, update: bool = True) -> Scores:
-        """The scores of one batch, by the average as it is after this batch.
+        """The scores of one batch, computed with the average after this batch.
 
         Args:
             trajectories: shape (n, ...), of any numeric dtype.
-            rewards: shape (n,), or (n, ...) with the absolute rewards of a trajectory added up.
-            update: False scores without moving the average: samples that are scored again.
+            rewards: shape (n,), or (n, ...), whose absolute values are added up per trajectory.
+            update: False leaves the average unchanged; use it to score samples again.
 
         Raises:
-            ValueError: shapes that do not fit, or a sample that is not finite. The average has not
-                moved then.
+            ValueError: the shapes do not fit, or a sample is not finite. The average is then
+                unchanged.
         """
         flat = np.asarray(trajectories, np.float64)
         if flat.ndim == 0 or not len(flat):
-            raise ValueError(f"trajectories must be a batch of at least one, not of shape {flat.shape}")
+            raise ValueError(f"trajectories must be a batch with at least one sample, not of shape {flat.shape}")
         flat = flat.reshape(len(flat), -1)
         reward = np.abs(np.asarray(rewards, np.float64))
         if reward.ndim == 0 or len(reward) != len(flat):
-            raise ValueError(f"{len(flat)} trajectories need as many rewards, not shape {reward.shape}")
+            raise ValueError(f"{len(flat)} trajectories need {len(flat)} rewards, not shape {reward.shape}")
         if self.average is not None and self.average.shape != flat.shape[1:]:
-            raise ValueError(f"trajectories have {flat.shape[1]} numbers, those before had {self.average.size}")
+            raise ValueError(f"trajectories have {flat.shape[1]} numbers, but earlier ones had {self.average.size}")
         average = flat.mean(axis=0) if self.average is None else self.average
         if update and self.average is not None:
             average = self.decay * self.average + (1 - self.decay) * flat.mean(axis=0)
-        with np.errstate(invalid="ignore", over="ignore"):  # told by `_checked`, with the sample it is in
+        with np.errstate(invalid="ignore", over="ignore"):  # `_checked` reports it together with the sample
             distance = np.square(flat - average).sum(axis=1)
             scores: npt.NDArray[np.float64] = distance + self.alpha * reward.reshape(len(flat), -1).sum(axis=1)
         _checked(scores, "score")
@@ -97,30 +97,31 @@ class TrajectoryScore:
         return scores
 
     def state(self) -> dict[str, npt.NDArray[np.float64]]:
-        """The average as plain arrays, for a checkpoint; empty before the first batch."""
+        """The average as plain arrays, for a checkpoint. The dict is empty before the first batch."""
         return {} if self.average is None else {"average": self.average.copy()}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take the average from what `state` returned. Raises ValueError where it is none."""
+        """Load the average from a result of `state`. Raises ValueError if the state is invalid."""
         if not set(state) <= {"average"}:
             raise ValueError(f"the state of a TrajectoryScore is one array 'average', not {sorted(state)}")
         average = None if not state else np.array(state["average"], np.float64)
         if average is not None and (average.ndim != 1 or not np.isfinite(average).all()):
-            raise ValueError("array 'average' must be finite and have one dimension; this is no state of a TrajectoryScore")
+            raise ValueError("array 'average' must be finite and have one dimension; this is not a state of a TrajectoryScore")
         self.average = average
 
 
 def effective_sample_size(weights: npt.ArrayLike) -> float:
-    """(Σ w)² / Σ w² (Kish 1965): as how many equally weighted samples these count.
+    """(Σ w)² / Σ w² (Kish 1965): the number of equally weighted samples that would have the same effect.
 
-    Of the probabilities of all samples: over how many the draws are spread, N when they are uniform and
-    1 when all draws are one sample. Of the importance weights of a batch: how many of its samples count.
+    For the probabilities of all samples, it says over how many samples the draws are spread: N if they
+    are uniform, 1 if all draws give one sample. For the importance weights of a batch, it says how many
+    of its samples count.
 
     Args:
-        weights: any shape, finite and not negative, not all 0; they need not sum to 1.
+        weights: an array of any shape, finite and not negative, not all 0; they need not sum to 1.
 
     Raises:
-        ValueError: they are not; says which.
+        ValueError: the weights do not meet these conditions.
     """
     array = np.asarray(weights, np.float64).ravel()
     if not (array.size and np.isfinite(array).all() and (array >= 0).all() and array.max() > 0):

@@ -1,17 +1,18 @@
-// A 16-ary tree of sums over the rows: draws a row in proportion to its weight. 4.6 bytes per row.
+// A 16-ary tree of sums over the rows, which draws a row in proportion to its weight. 4.6 bytes per row.
 //
 //   leaves       float, one weight per row; a node of 16 is one cache line
 //   level 0..    double, one sum for each node below; a node of 16 is two cache lines
 //   last level   one node
-//   starts       of the small levels' nodes, the sum of what comes before each child; those of the large ones are added up on the way down:
-//                that costs less than fetching them, and an update has half as much to write
+//   starts       for nodes of the small levels, the sum of the weights before each child. For the large levels these are added up on the
+//                way down, which costs less than fetching them. An update then has half as much to write.
 //
-// * A sum is never changed by a difference: whenever a weight changes, every sum above it is added up anew from its 16 children. So
-//   the sums are a function of the weights alone: they do not drift however many updates there are, nothing has to be rebuilt, and a
-//   tree loaded from a checkpoint draws what the saved one would have drawn.
-// * A batch is walked level by level, the levels some draws apart: what a draw needs of the next level is fetched while others are worked on.
-// * Children come in the order 0, 4, 8, 12, 1, 5, ...: four lanes of a vector add up their columns at once. Any order will do, as long
-//   as it is always the same; the lanes are four doubles whatever the machine has, so that rounding is the same everywhere.
+// * A sum is never changed by a difference: whenever a weight changes, every sum above it is added up anew from its 16 children. The sums
+//   are therefore a function of the weights alone. They do not drift after any number of updates, and never have to be rebuilt. A tree
+//   loaded from a checkpoint makes the same draws as the saved one.
+// * A batch is walked level by level, with some draws between the levels: the data that a draw needs on the next level is fetched while
+//   other draws are worked on.
+// * Children are in the order 0, 4, 8, 12, 1, 5, ..., so that four lanes of a vector add up their columns at once. Any fixed order would
+//   do. The lanes are four doubles on every machine, so that rounding is the same everywhere.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +25,7 @@ namespace echo_samplers {
 
 namespace wide {
 
-// The running sums of 16 weights before each of them: down the four columns, then across.
+// For each of 16 weights, the sum of the weights before it: first down the four columns, then across.
 struct Starts {
     Lanes column[4];
     double total;
@@ -38,7 +39,7 @@ ECHO_SAMPLERS_INLINE Starts starts(const T *weights) {
     return {{before, a + before, b + before, c + before}, three + d[3]};
 }
 
-// The child that starts last, of those that start at or before `at`.
+// Among the children that start at or before `at`, the one that starts last.
 ECHO_SAMPLERS_INLINE uint32_t child_at(const Lanes &a, const Lanes &b, const Lanes &c, const Lanes &d, double at) {
     const Lanes point = {at, at, at, at};
     Masks passed = ((a <= point) + (b <= point)) + ((c <= point) + (d <= point));
@@ -52,13 +53,13 @@ struct alignas(128) Sums {
     double of[16];
 };
 
-// Where each child of a node starts. What weighs nothing and has nothing after it starts nowhere, so that no rounding can lead there;
-// before others, such a child is passed over, as the next one starts at the same point.
+// The point where each child of a node starts. A child of weight 0 with no weight after it gets no start, so that no rounding can lead to
+// it. A child of weight 0 before others is skipped, because the next child starts at the same point.
 struct alignas(128) Begins {
     double of[16];
 };
 
-// What a node begins with, from its sums; returns the sum of the sums.
+// Computes the starts of a node's children from the node's sums; returns the sum of these sums.
 ECHO_SAMPLERS_INLINE double begin(const Sums &sums, Begins &begins) {
     const Starts found = starts(sums.of);
     const double infinite = std::numeric_limits<double>::infinity();
@@ -71,10 +72,10 @@ ECHO_SAMPLERS_INLINE double begin(const Sums &sums, Begins &begins) {
 }
 
 constexpr size_t kLevels = 8;  // 16**8 rows
-constexpr size_t kBare = 2;    // levels from the bottom whose nodes have no starts of their own
-constexpr size_t kApart = 12;  // draws between two levels of a walk: about as many lines as a core fetches at once
+constexpr size_t kBare = 2;    // levels from the bottom whose nodes store no starts
+constexpr size_t kApart = 12;  // draws between two levels of a walk: about the number of cache lines that a core fetches at once
 
-// The memory of a tree, for the loops below.
+// The memory of a tree, in the form that the loops below use.
 struct View {
     float *leaves;
     Sums *sums[kLevels];
@@ -82,14 +83,14 @@ struct View {
     size_t levels;
 };
 
-// Rounding on the way down must not lead past the last child that weighs anything.
+// Rounding on the way down must not lead past the last child with a positive weight.
 ECHO_SAMPLERS_INLINE double inside(double point, double total) {
     constexpr double kInside = 1.0 - 2 * std::numeric_limits<double>::epsilon();
     const double end = total * kInside;
     return point < end ? point : end;
 }
 
-// The child of a node without starts at *point, which from then on counts from where that child starts.
+// The child that contains *point, in a node without starts. *point then becomes relative to the start of that child.
 ECHO_SAMPLERS_INLINE uint32_t step(const Sums &node, double *point) {
     const Starts found = starts(node.of);
     const double at = inside(*point, found.total);
@@ -102,7 +103,7 @@ ECHO_SAMPLERS_INLINE uint32_t last_step(const float *leaves, double point) {
     return child_at(found.column[0], found.column[1], found.column[2], found.column[3], inside(point, found.total));
 }
 
-// points[i], from 0 to the total, becomes rows[i].
+// Finds rows[i] for each points[i], which is from 0 to the total.
 ECHO_SAMPLERS_WIDE inline void descend(const View &tree, Row *rows, double *points, size_t n) {
     const bool two = tree.levels > 1;
     for (size_t i = 0; i < n + 3 * kApart; ++i) {
@@ -118,7 +119,7 @@ ECHO_SAMPLERS_WIDE inline void descend(const View &tree, Row *rows, double *poin
             rows[i] = node, points[i] = point;
             if (two) __builtin_prefetch(tree.sums[1][node].of), __builtin_prefetch(tree.sums[1][node].of + 8);
         }
-        if (const size_t j = i - kApart; j < n) {  // wraps around where i is less
+        if (const size_t j = i - kApart; j < n) {  // wraps around if i is less than kApart
             if (two) rows[j] = rows[j] * 16 + step(tree.sums[1][rows[j]], &points[j]);
             __builtin_prefetch(tree.sums[0][rows[j]].of), __builtin_prefetch(tree.sums[0][rows[j]].of + 8);
         }
@@ -130,8 +131,8 @@ ECHO_SAMPLERS_WIDE inline void descend(const View &tree, Row *rows, double *poin
     }
 }
 
-// Weights into their rows, and sums of the nodes they are in. Every sum is taken after the weight that changed it, so that of a row that
-// occurs twice the last weight counts.
+// Writes weights into their rows, and the sums of the nodes that contain them. Every sum is computed after the weights are written, so that
+// the last weight counts for a row that occurs twice.
 ECHO_SAMPLERS_WIDE inline void set_leaves(const View &tree, const Row *rows, const float *weights, size_t n) {
     for (size_t i = 0; i < n + 2 * kApart; ++i) {
         if (i < n) __builtin_prefetch(tree.leaves + rows[i], 1), __builtin_prefetch(&tree.sums[0][rows[i] / 256].of[rows[i] / 16 % 16], 1);
@@ -143,7 +144,7 @@ ECHO_SAMPLERS_WIDE inline void set_leaves(const View &tree, const Row *rows, con
 ECHO_SAMPLERS_WIDE inline void sum_leaves(const View &tree, const Row *entries, size_t n) {
     for (size_t i = 0; i < n; ++i) tree.sums[0][entries[i] / 16].of[entries[i] % 16] = starts(tree.leaves + size_t{entries[i]} * 16).total;
 }
-// The sums at level `at`, of the nodes below it.
+// Computes the sums at level `at` from the nodes below it.
 ECHO_SAMPLERS_WIDE inline void sum_nodes(const View &tree, size_t at, const Row *entries, size_t n) {
     const Sums *nodes = tree.sums[at - 1];
     Sums *parents = tree.sums[at];
@@ -175,13 +176,13 @@ public:
     float weight(Row row) const { return leaves_[row]; }
     double total() const { return total_; }
 
-    // Give n rows new weights, none negative; of a row that occurs twice the last one counts.
+    // Gives n rows new weights, none of them negative. If a row occurs twice, its last weight counts.
     void set(const Row *rows, const float *weights, size_t n) {
         for (size_t begin = 0; begin < n; begin += kChunk) set_chunk(rows + begin, weights + begin, std::min(kChunk, n - begin));
     }
 
-    // Draw n rows, each with probability weight / total(). total() must be positive. With `strata`, the i-th of n equal parts of the
-    // total gives the i-th row: every row is drawn as often on average, but more evenly.
+    // Draws n rows, each with probability weight / total(). total() must be positive. With `strata`, the i-th row comes from the i-th of n
+    // equal parts of the total: on average every row is drawn as often as without it, but more evenly.
     void draw(bitgen_t *random, bool strata, size_t n, Row *rows, double *probabilities) const {
         double points[kChunk];
         const double part = total_ / (strata ? static_cast<double>(n) : 1.0);
@@ -194,7 +195,7 @@ public:
         }
     }
 
-    // All weights anew: weight(row) for the rows below `extent`, 0 for the others.
+    // Sets all weights anew: weight(row) for the rows below `extent`, 0 for the others.
     template <class Weight>
     void rebuild(size_t extent, Weight weight) {
         for (size_t row = 0; row < extent; ++row) leaves_[row] = weight(static_cast<Row>(row));
@@ -220,7 +221,7 @@ public:
 private:
     static constexpr size_t kChunk = 256;
 
-    // Where each level of nodes begins; returns how many there are in all.
+    // Computes where each level of nodes begins; returns the number of all nodes.
     size_t place_levels(uint64_t capacity) {
         size_t all = 0;
         for (uint64_t entries = capacity; entries > 16 || levels_ == 0;) {
@@ -235,17 +236,17 @@ private:
 
     void set_chunk(const Row *rows, const float *weights, size_t n) {
         wide::set_leaves(view_, rows, weights, n);
-        Row entries[2 * kChunk];  // of a small level, all
+        Row entries[2 * kChunk];  // all entries, for a small level
         size_t count = 0, extent = extent_;
         for (size_t i = 0; i < n; ++i) {
             extent = std::max(extent, size_t{rows[i]} + 1);
             entries[count] = rows[i] / 256;
-            count += count == 0 || entries[count] != entries[count - 1];  // rows that arrive one after the other share their nodes
+            count += count == 0 || entries[count] != entries[count - 1];  // rows that arrive in sequence share their nodes
         }
         extent_ = extent;
         for (size_t at = 1; at < levels_; ++at) {
             const size_t all = entries_[at];
-            if (count * 2 >= all)  // an upper level, most of which a batch meets, and some of it often: each sum once
+            if (count * 2 >= all)  // a batch meets most sums of an upper level, some of them often, so each sum is computed once
                 for (count = 0; count < all; ++count) entries[count] = static_cast<Row>(count);
             wide::sum_nodes(view_, at, entries, count);
             size_t kept = 0;
@@ -259,10 +260,10 @@ private:
     }
 
     size_t levels_ = 0;
-    size_t entries_[wide::kLevels] = {};  // of each level: how many sums
-    size_t start_[wide::kLevels] = {};    // and where its nodes begin
+    size_t entries_[wide::kLevels] = {};  // the number of sums of each level
+    size_t start_[wide::kLevels] = {};    // where the nodes of each level begin
     size_t begins_count_ = 0;
-    size_t extent_ = 0;  // no row from here on weighs anything
+    size_t extent_ = 0;  // all rows from here on have weight 0
     double total_ = 0;
     PageArray<float> leaves_;
     PageArray<wide::Sums> sums_;

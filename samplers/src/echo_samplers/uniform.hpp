@@ -1,4 +1,4 @@
-// Every key equally likely, with or without replacement; insert and remove in constant time. 8 bytes per row.
+// Draws every key with equal probability, with or without replacement. Insert and remove take constant time. 8 bytes per row.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ public:
         if (held == 0 || (!replacement_ && n > held)) return 0;
         if (replacement_) {
             for (size_t i = 0; i < n; ++i) keys[i] = below(random, held);
-            if (held == capacity_) return chances(held, n, probabilities);  // all: a number is as good a key as the one in its place
+            if (held == capacity_) return chances(held, n, probabilities);  // all rows are held, so a row number itself is a uniform draw
             for (size_t i = 0; i < n; ++i) __builtin_prefetch(&keys_[keys[i]]);
             for (size_t i = 0; i < n; ++i) keys[i] = keys_[keys[i]];
         } else {
@@ -59,7 +59,7 @@ private:
         return n;
     }
 
-    // The first n steps of a Fisher-Yates shuffle, and back again: a draw must leave the contents as they were.
+    // Does the first n steps of a Fisher-Yates shuffle and undoes them, because a draw must leave the contents unchanged.
     void shuffle(bitgen_t *random, size_t n, Row *keys) {
         swapped_.resize(n);
         for (size_t i = 0; i < n; ++i) {
@@ -71,7 +71,7 @@ private:
     }
 
     PageArray<Row> keys_;   // the held keys are the first count_
-    PageArray<Row> place_;  // of each key in keys_, plus one; 0: not held
+    PageArray<Row> place_;  // the index of each key in keys_, plus one; 0: not held
     std::vector<Row> swapped_;
     size_t count_ = 0;
     const bool replacement_;

@@ -1,4 +1,4 @@
-"""Uniform replay (Lin 1992; Mnih et al. 2015): every sample equally likely."""
+"""Uniform replay (Lin 1992; Mnih et al. 2015): every sample is equally likely."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Uniform"]
 
 
 class Uniform(NativeSampler):
-    """Each of the n keys of a batch is any of the N held, with probability 1/N.
+    """Draws each of the n keys of a batch from the N held keys, each with probability 1/N.
 
-    Inserting and deleting cost O(1) per key, drawing O(1) per key; 8 bytes per sample. Priorities
-    are checked and ignored. As a remover it removes any sample, all equally likely.
+    Inserting, deleting and drawing cost O(1) per key. It takes 8 bytes per sample. Priorities are
+    checked and ignored. As a remover it removes a random sample; all are equally likely.
     """
 
     @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Uniform(NativeSampler):
 
         Attributes:
             capacity: how many samples the table holds.
-            replacement: whether a sample may come twice in one batch. False draws n different
-                ones, so n is at most the number held.
+            replacement: whether a sample may occur twice in one batch. False draws n different
+                samples, so n is at most the number of held samples.
         """
 
         capacity: int

@@ -41,7 +41,7 @@ static void measure(const char *name, size_t rows, Options... options) {
     for (auto &batch : some)
         for (Row &row : batch) row = static_cast<Row>(random_(rows / kBatch * kBatch));
     double draw = 1e18, update = 1e18;
-    for (int turn = 0; turn < 9; ++turn) {  // the best of several: others use the machine too
+    for (int turn = 0; turn < 9; ++turn) {  // the best of several turns counts, because others use the machine too
         begin = now();
         for (size_t i = 0; i < kBatches; ++i) sampler.sample(&random_.door, kBatch, out.data(), probabilities.data());
         draw = std::min(draw, (now() - begin) / (kBatch * kBatches));

@@ -1,6 +1,10 @@
-// Long random histories of every native sampler, with capacities around the sizes of the tree's nodes; built with sanitizers by
-// test_native.py. Forbidden: a drawn row that is not held or had weight 0, a probability outside (0, 1], a count that is not the number
-// of held rows, a row twice where none may come twice, a sampler restored from a saved state that draws something else.
+// Runs long random histories of every native sampler, with capacities around the sizes of the tree's nodes. test_native.py builds it with
+// sanitizers. Forbidden outcomes:
+// * A drawn row is not held or had weight 0.
+// * A probability is outside (0, 1].
+// * The count is not the number of held rows.
+// * A row is drawn twice without replacement.
+// * A restored sampler makes other draws than the saved one.
 //
 //   rows_stress [seconds]
 #include <chrono>
@@ -83,7 +87,7 @@ static void history(const Subject &subject, uint64_t capacity, int steps) {
         if (random_(16) == 0) {
             State state;
             sampler->save(state);
-            if (!sampler->check(state).empty()) fail("a state that is none", subject.name, capacity);
+            if (!sampler->check(state).empty()) fail("an invalid state", subject.name, capacity);
             std::unique_ptr<RowSampler> again = subject.make(capacity);
             again->load(state);
             Random same;

@@ -202,7 +202,7 @@ def test_a_sample_that_does_not_fit_is_refused_and_nothing_of_it_is_sent() -> No
 
 @pytest.mark.parametrize("size", [48, 600_000])
 def test_a_learner_that_closes_leaves_nothing_to_be_sent_twice(size: int) -> None:
-    """What it has stored it acknowledges before it says goodbye, and behind that it stores nothing: the next learner gets the rest."""
+    """The learner acknowledges all stored samples before its BYE and stores none after it, so the next learner gets the rest."""
     spec, tally, stop, sent = Spec.from_example(example(size)), Tally(), threading.Event(), [0]
 
     def drain(server: Server) -> None:

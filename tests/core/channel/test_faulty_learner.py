@@ -62,8 +62,8 @@ ACK = frame(Kind.ACK)
     [
         ([ACK, frame(Kind.ACK, seq=1)], "acknowledged 1 samples, after 0 and with 0 sent"),
         ([ACK, bytes(24)], "unknown kind 0"),
-        ([ACK, frame(Kind.SUBSCRIBE)], "cannot travel this way"),
-        ([ACK, frame(Kind.WEIGHTS, b"x", seq=1, flags=LAST)], "without its beginning"),
+        ([ACK, frame(Kind.SUBSCRIBE)], "may travel only in the other direction"),
+        ([ACK, frame(Kind.WEIGHTS, b"x", seq=1, flags=LAST)], "without the first one"),
         ([ACK, frame(Kind.WEIGHTS, b"x", seq=1, flags=FIRST | LAST)], "whole description"),
         ([ACK, frame(Kind.WEIGHTS, b"\2\0\0\0{}payload", seq=1, flags=FIRST | LAST)], "malformed"),
     ],

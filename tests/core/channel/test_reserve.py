@@ -17,7 +17,7 @@ from echo_core.wire.channel import link as link_module
 from echo_core.wire.channel.connection import ChannelConnection
 from echo_core.wire.gather import Row
 
-pytestmark = pytest.mark.needs("echo-samplers")
+pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]
 
 
 def reserved(connection: ChannelConnection, maker: int, number: int, **options: Any) -> Row:

@@ -23,7 +23,7 @@ from echo_core.wire.channel.connection import ChannelConnection
 from echo_core.wire.channel.link import wait_until
 from echo_core.wire.protocol import Kind, frame, pack_header
 
-pytestmark = pytest.mark.needs("echo-samplers")
+pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]
 
 
 def fill(connection: ChannelConnection) -> int:

@@ -14,7 +14,7 @@ from echo_core.testing.processes import until
 from echo_core.testing.samples import Pair, assert_same
 from echo_core.wire.protocol import LAST, TO_WORKER, Kind, frame, parse_header
 
-pytestmark = pytest.mark.needs("echo-samplers")
+pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]
 
 
 def test_weights_come_whole_with_a_receipt_and_the_newest_wins() -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 
+import pytest
+
 from echo_core.base.address import Address
 from echo_core.config import config as configuration
 from echo_core.config.config import Config, load
 from echo_core.plugins.discovery import OBSERVERS
+
+pytestmark = pytest.mark.every_python
 
 Install = Callable[..., None]
 

@@ -14,6 +14,8 @@ from config_errors import fails
 from echo_core.base.errors import ConfigError
 from echo_core.config.config import Text, build_options
 
+pytestmark = pytest.mark.every_python
+
 
 @dataclasses.dataclass(frozen=True)
 class Everything:

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from config_errors import fails
 
 from echo_core.base.errors import ConfigError
 from echo_core.config.config import load
+
+pytestmark = pytest.mark.every_python
 
 
 def test_who_wins_and_where_it_came_from(write: Callable[[str, str], str]) -> None:
@@ -101,7 +104,7 @@ def test_several_transports() -> None:
     assert changed[0].options["port"] == "9"
     assert fails(ConfigError, lambda: load(both, env={"ECHO_SERVER__TRANSPORT__PORT": "9"})) == (
         "environment variable ECHO_SERVER__TRANSPORT__PORT: server.transport.port: "
-        "transport is a list; say which one is meant: server.transport.0.port"
+        "transport is a list; name the entry you mean: server.transport.0.port"
     )
     (one,) = load(both, {"server": {"transport": {"type": "way"}}}, env={}).server.transports
     assert one.type == "way"

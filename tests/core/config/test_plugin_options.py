@@ -14,6 +14,8 @@ from echo_core.base.errors import ConfigError, PluginNotFound, PluginVersionErro
 from echo_core.config.config import load
 from echo_core.plugins import discovery
 
+pytestmark = pytest.mark.every_python
+
 
 def test_plugins_section(fakes: None) -> None:
     config = load({"server": {"transport": "way"}}, env={"ECHO_PLUGINS__DISABLE": "way, other"})
@@ -122,7 +124,7 @@ def test_client_options(fakes: None) -> None:
         ({"windw": 1}, "mapping 1: client.windw: unknown key; did you mean 'window'?"),
         ({"timout": 1}, "mapping 1: client.timout: unknown key; did you mean 'timeout'?"),
         ({"window": "x"}, "mapping 1: client.window: must be a whole number, not 'x'"),
-        ({"token": "secret"}, "a token belongs into [security]"),
+        ({"token": "secret"}, "a token belongs in [security]"),
     ]:
         wrong = load({"client": client | extra}, env={})
         text = fails(ConfigError, wrong.connect_options)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from config_errors import fails
 
 from echo_core.base.address import Address
@@ -13,6 +14,8 @@ from echo_core.base.errors import ConfigError, SecurityError
 from echo_core.config.config import load, server_arguments
 from echo_core.plugins.discovery import transport_class
 from echo_core.security.tokens import EVERYTHING, TokenSource, find_tokens
+
+pytestmark = pytest.mark.every_python
 
 
 def test_a_token_in_a_file_is_private_and_never_shows(write: Callable[[str, str], str]) -> None:

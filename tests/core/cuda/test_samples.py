@@ -103,6 +103,7 @@ class TestWithinOneProcess:
             server.submit(sample)
             assert_same(batch_of(server), stacked(host(2), host(1)))
 
+    @pytest.mark.needs("echo-tcp")
     def test_weights_are_published_from_there(self, gpu: Gpu) -> None:
         with Server(example(), 2, "tcp://127.0.0.1:0", token=TOKEN) as server, Client(server.address, example(), token=TOKEN) as client:
             server.publish({"layer": OnDevice(gpu, host(7)["obs"]), "bias": np.ones(3)})
@@ -233,7 +234,7 @@ class TestRefusals:
     def test_what_is_not_contiguous(self, gpu: Gpu) -> None:
         value = np.zeros((3, 4), np.float32)
         for lent in (OnDevice(gpu, value, strides=(1, 3)), ByInterface(gpu, value, strides=(4, 12))):
-            with pytest.raises(SpecError, match=r"'obs': .*not contiguous; value\.contiguous\(\)"):
+            with pytest.raises(SpecError, match=r"'obs': .*not contiguous; use value\.contiguous\(\)"):
                 self.SPEC.check({"obs": lent})
         for lent in (OnDevice(gpu, value, strides=(4, 1)), ByInterface(gpu, value, strides=(16, 4))):
             self.SPEC.check({"obs": lent})

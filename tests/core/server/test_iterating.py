@@ -17,7 +17,7 @@ from echo_core.server.sink import ServerSink
 from echo_core.testing.processes import tasks
 from echo_core.testing.samples import Tally, example, sample, stacked
 
-pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
+pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]  # a server needs one
 
 
 def test_iterating_ends_with_the_server() -> None:

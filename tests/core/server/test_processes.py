@@ -14,7 +14,7 @@ from echo_core import ForkError
 from echo_core.testing.processes import forked, interrupted, returns
 from echo_core.testing.samples import sample, stacked
 
-pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
+pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]  # a server needs one
 
 
 def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:

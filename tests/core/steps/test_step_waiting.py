@@ -72,6 +72,7 @@ def test_every_item_of_a_queue_exactly_once() -> None:
     assert sorted(seen) == [1 + 3 * i for i in range(2 * total)]
 
 
+@pytest.mark.soak
 def test_no_batch_is_torn_while_writers_overwrite(soak_seconds: float) -> None:
     """Steps that check themselves, in a table that is overwritten again and again."""
     size = 3000

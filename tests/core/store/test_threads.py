@@ -14,7 +14,7 @@ from echo_core import EchoTimeoutError, Server, SpecError
 from echo_core.testing.samples import Tally, example, sample, stacked
 from echo_core.testing.threads import ended, in_thread
 
-pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
+pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]  # a server needs one
 
 
 @pytest.mark.parametrize(("batch_size", "num_buffers"), [(1, 3), (7, 4), (32, 7)])

@@ -11,7 +11,7 @@ from echo_core import ClosedError, EchoTimeoutError, Server
 from echo_core.testing.samples import Tally, example, sample, stacked
 from echo_core.testing.threads import ended, in_thread
 
-pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
+pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.every_python]  # a server needs one
 
 
 def test_a_full_store_says_who_waits_for_whom() -> None:

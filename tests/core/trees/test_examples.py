@@ -16,6 +16,8 @@ from echo_core.base.errors import SpecError
 from echo_core.spec.spec import MAX_LEAVES, MAX_NDIM, Spec
 from echo_core.spec.structure import MAX_DEPTH, segment
 
+pytestmark = pytest.mark.every_python
+
 ATARI = {
     "obs": {"pixels": np.zeros((8, 8, 4), np.uint8), "ram": np.zeros(128, np.uint8)},
     "action": np.zeros((), np.int64),

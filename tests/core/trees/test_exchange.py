@@ -18,6 +18,8 @@ from echo_core.spec.dtypes import dtype_from_json, dtype_to_json
 from echo_core.spec.leaf import LeafSpec
 from echo_core.spec.spec import Spec
 
+pytestmark = pytest.mark.every_python
+
 DIFFERENT = [
     ({"obs": np.zeros(4, np.float64)}, "leaf 'obs' is float32 (4,) by us but float64 (4,) by them"),
     ({"obs": np.zeros(5, np.float32)}, "leaf 'obs' is float32 (4,) by us but float32 (5,) by them"),

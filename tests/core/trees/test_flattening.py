@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from echo_core.base.errors import SpecError
 from echo_core.testing.samples import assert_same
 
+pytestmark = pytest.mark.every_python
+
 
 def expected_bytes(tree: Any, dtypes: list[np.dtype], namespace: str = "") -> bytes:
     leaves = optree.tree_leaves(tree, namespace=namespace)

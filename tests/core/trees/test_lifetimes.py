@@ -13,6 +13,8 @@ from containers import Step, flattener
 
 from echo_core.base.errors import SpecError
 
+pytestmark = pytest.mark.every_python
+
 BAD_SAMPLES = [
     {"obs": np.zeros(4, np.int32), "reward": 1.0, "r": np.zeros(1, [("a", "i4")])},
     {"obs": np.zeros(4, np.float32), "reward": 1e40, "r": np.zeros(1, [("a", "i4")])},

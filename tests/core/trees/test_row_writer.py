@@ -9,6 +9,8 @@ from containers import flattener
 from echo_core.base.errors import SpecError
 from echo_core.spec.row_writer import RowWriter
 
+pytestmark = pytest.mark.every_python
+
 
 def test_row_writer() -> None:
     flat = flattener({"x": np.zeros(2, np.int16), "y": np.zeros((), np.float32)})

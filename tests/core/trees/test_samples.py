@@ -13,6 +13,8 @@ from containers import refusal
 from echo_core.base.errors import SpecError
 from echo_core.spec.spec import Spec
 
+pytestmark = pytest.mark.every_python
+
 WRONG = [
     ({"obs": np.zeros(4, np.int32)}, "leaf 'obs' must be float32, got int32; convert"),
     ({"obs": np.zeros(4, np.float64)}, "leaf 'obs' must be float32, got float64; convert"),

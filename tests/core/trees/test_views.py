@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from containers import Step, flattener
 
+pytestmark = pytest.mark.every_python
+
 
 def test_views_are_views_of_the_buffer() -> None:
     flat = flattener(Step(np.zeros(2, np.uint16), {"x": np.zeros((), np.uint8)}))

@@ -1,1 +1,1 @@
-"""What everything else rests on: errors, addresses, readers of options, memory of this machine."""
+"""The modules that all others build on: errors, addresses, readers of options, and memory of this machine."""

@@ -1,7 +1,7 @@
 """Addresses: where a learner listens and a worker connects, written as one line of text.
 
 `tcp://learner:5555?window=64`, `tcp://[::1]:5555`, `shm://name`, `unix:///run/echo.sock`.
-The scheme is the name of a transport; everything else is the transport's to interpret.
+The scheme is the name of a transport; that transport interprets everything else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Address", "is_ip", "is_loopback_host"]
 _SCHEME = re.compile(r"[a-z][a-z0-9+._-]*")
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_.])?")
 _HOST_AND_PORT = re.compile(r"(\[[^\]/]*\]|[A-Za-z0-9_.-]+):\d+([/?].*)?")
-# No colon in a path: unquoted it would read as the start of a port.
+# A path keeps no plain colon: an unquoted one would be read as the start of a port.
 _PATH_SAFE = "/!$'()*+,;=@~"
 _OPTION_SAFE = "/:@,[]"
 _EXAMPLES = 'addresses look like "tcp://127.0.0.1:5555" or "shm://name"'
@@ -28,9 +28,9 @@ _EXAMPLES = 'addresses look like "tcp://127.0.0.1:5555" or "shm://name"'
 class Address:
     """One address, immutable; equal addresses print the same and hash the same.
 
-    Either `host` and `port` are both given (something on a network), or neither is and `path`
-    alone names a place on this machine. A host without a port is always a mistake, so it is
-    refused here once instead of in every transport.
+    Either `host` and `port` are both given (the address is on a network), or both are missing and
+    `path` alone names a place on this machine. A host without a port is always a mistake, so this
+    class refuses it, and the transports need not.
 
     Attributes:
         scheme: lower case; the name of a transport.
@@ -85,7 +85,7 @@ class Address:
         if isinstance(text, Address):
             return text
         if not isinstance(text, str):
-            raise AddressError(f"an address is text, not {type(text).__name__}; {_EXAMPLES}")
+            raise AddressError(f"an address must be text, not {type(text).__name__}; {_EXAMPLES}")
         try:
             return cls._read(text.strip())
         except AddressError as error:
@@ -101,7 +101,7 @@ class Address:
         options = _parse_options(text, query)
         if not authority or not (authority.startswith("[") or ":" in authority):
             if not rest:
-                raise AddressError(f'"{text}" names no place; {_EXAMPLES}')
+                raise AddressError(f'"{text}" has nothing after the scheme; {_EXAMPLES}')
             return cls(scheme, path=_unquote(rest), options=options)
         host, port = _split_authority(text, scheme, authority)
         return cls(scheme, host, port, slash + _unquote(path), options)
@@ -125,7 +125,7 @@ class Address:
         """`(host, port)`, for transports that need a network address.
 
         Raises:
-            AddressError: the address has no host and port (`tcp://learner`); shows how to add one.
+            AddressError: the address has no port (`tcp://learner`); the message shows how to add one.
         """
         if self.port is None:
             name = self.path.strip("/") or "127.0.0.1"
@@ -147,7 +147,7 @@ def is_ip(host: str) -> bool:
 def is_loopback_host(host: str) -> bool:
     """True for 127/8, ::1 (and 127/8 mapped into IPv6) and localhost.
 
-    Anything else is False, `""` included: sockets bind it to every interface. Nothing is resolved.
+    It is False for anything else. That includes `""`, which sockets bind to every interface. Names are not resolved.
     """
     if host.lower().rstrip(".") == "localhost":
         return True
@@ -160,7 +160,7 @@ def is_loopback_host(host: str) -> bool:
 
 
 def _without_secrets(text: str) -> str:
-    """An error's text without the tokens and passwords of the address that it shows: neither belongs there, but people try."""
+    """Remove tokens and passwords from the address that an error's text shows. An address should hold neither, but people write them."""
     return re.sub(r"(token=)[^&\s\"']+|[^/@\s\"']+:[^/@\s\"']*(@)", r"\1...\2", text)
 
 
@@ -182,12 +182,12 @@ def _check_host(scheme: str, host: str, port: int) -> None:
         )
     if host == "*":
         raise AddressError(
-            f'"*" is not a host; every interface is written "{scheme}://0.0.0.0:{port}"'
+            f'"*" is not a host; write "{scheme}://0.0.0.0:{port}" for every interface'
         )
     if not (is_ip(host) or _HOST.fullmatch(host)):
         raise AddressError(f"{host!r} is not a host name or IP address; {_EXAMPLES}")
     if any(character in host for character in "/?#]"):  # in the zone of an IPv6 literal
-        raise AddressError(f"{host!r} is not an IP address that an address can hold")
+        raise AddressError(f"{host!r} cannot stand in an address: its zone holds one of / ? # ]")
 
 
 def _refuse_host_as_path(scheme: str, path: str) -> None:
@@ -221,15 +221,15 @@ def _split_authority(text: str, scheme: str, authority: str) -> tuple[str, int]:
         if not port:
             raise AddressError(f'"{text}" has no port; write "{scheme}://[{host}]:5555"')
         if not port.startswith(":"):
-            raise AddressError(f'"{text}": after "]" comes ":" and a port, not {port!r}')
+            raise AddressError(f'"{text}": "]" must be followed by ":" and a port, not by {port!r}')
         port = port[1:]
         if not (is_ip(host) and ":" in host):
-            raise AddressError(f'"{text}": brackets hold an IPv6 address, {host!r} is none')
+            raise AddressError(f'"{text}": brackets must hold an IPv6 address, and {host!r} is not one')
     else:
         host, _, port = authority.rpartition(":")
         if "@" in authority:
             raise AddressError(
-                f'"{text}": an address carries no user or password; give a token in ECHO_TOKEN'
+                f'"{text}": an address must not hold a user or password; give a token in ECHO_TOKEN'
             )
         if ":" in host:
             guess = ", as in [::1]:5555"
@@ -237,10 +237,10 @@ def _split_authority(text: str, scheme: str, authority: str) -> tuple[str, int]:
                 guess = f'; did you mean "{scheme}://[{host}]:{port}"?'
             elif is_ip(authority):
                 guess = f'; did you mean "{scheme}://[{authority}]:5555"?'
-            raise AddressError(f'"{text}": IPv6 addresses stand in brackets{guess}')
+            raise AddressError(f'"{text}": an IPv6 address must stand in brackets{guess}')
     if not (port.isascii() and port.isdigit()):
         shown = repr(port) if port else "nothing"
-        raise AddressError(f'"{text}": a port is a number from 0 to 65535, not {shown}')
+        raise AddressError(f'"{text}": a port must be a number from 0 to 65535, not {shown}')
     return host, int(port)
 
 

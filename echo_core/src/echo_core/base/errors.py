@@ -1,8 +1,8 @@
-"""Every error Echo raises, in one place.
+"""Every error that Echo raises, in one place.
 
-All of them derive from `EchoError` *and* from the built-in exception a caller would already be
-catching (`TimeoutError`, `ConnectionError`, ...), so that code written without knowledge of Echo
-does the right thing. Messages name what is wrong (leaf, key, plugin, address) and end in the fix.
+All of them derive from `EchoError` *and* from the built-in exception that a caller would already
+catch (`TimeoutError`, `ConnectionError`, ...), so that code written without knowledge of Echo
+does the right thing. A message names what is wrong (leaf, key, plugin, address) and ends in the fix.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SpecError(EchoError, ValueError):
 
 
 class ConfigError(EchoError, ValueError):
-    """A configuration value is unknown, missing or of the wrong type; names the file and key."""
+    """A configuration value is unknown, missing or of the wrong type; the message names the file and the key."""
 
 
 class AddressError(EchoError, ValueError):
@@ -59,11 +59,11 @@ class UnknownKeyError(EchoError, KeyError):
 
 
 class CheckpointError(EchoError, ValueError):
-    """A checkpoint is missing, damaged or of another table; the message names the file or what differs."""
+    """A checkpoint is missing, damaged or belongs to another table; the message names the file or the difference."""
 
 
 class UnknownTableError(EchoError, KeyError):
-    """A table was named that the server does not have; the message lists those it has."""
+    """The server has no table of the given name; the message lists the tables it has."""
 
     __str__ = Exception.__str__
 
@@ -77,7 +77,7 @@ class PluginError(EchoError, ImportError):
 
 
 class PluginNotFound(PluginError):
-    """No installed plugin has this name; the message has the near miss or the install command."""
+    """No installed plugin has this name; the message gives the closest name or the install command."""
 
 
 class PluginConflict(PluginError):
@@ -85,11 +85,11 @@ class PluginConflict(PluginError):
 
 
 class PluginVersionError(PluginError):
-    """A plugin speaks another plugin API, or its version is not the one that is required."""
+    """A plugin was written for another plugin API, or its version is not the required one."""
 
 
 class SecurityError(EchoError, PermissionError):
-    """A token is missing, wrong or readable by others, or an address would expose the learner."""
+    """A token is missing, wrong or readable by other users, or an address would expose the learner."""
 
 
 class ConnectionClosedError(EchoError, ConnectionError):
@@ -99,8 +99,8 @@ class ConnectionClosedError(EchoError, ConnectionError):
 class HandshakeRefused(ConnectionClosedError):
     """The server answered the handshake with a refusal.
 
-    `code` is the machine-readable reason: "version", "role", "table", "busy" or "shutdown"; refused
-    tokens and specs are a SecurityError and a SpecError.
+    `code` is the machine-readable reason: "version", "role", "table", "busy" or "shutdown". A refused
+    token raises SecurityError and a refused spec raises SpecError instead.
     """
 
     def __init__(self, message: str = "", code: str = "") -> None:
@@ -108,8 +108,8 @@ class HandshakeRefused(ConnectionClosedError):
         self.code = code
 
     def __reduce__(self) -> tuple[type[HandshakeRefused], tuple[str, str]]:
-        # ConnectionError pickles only what its own __init__ saw; without this the code is lost
-        # on the way out of a worker process.
+        # ConnectionError pickles only the arguments of its own __init__; without this method the
+        # code would be lost on the way out of a worker process.
         return type(self), (str(self), self.code)
 
 
@@ -120,7 +120,7 @@ class ProtocolError(EchoError, ConnectionError):
 class EchoTimeoutError(EchoError, TimeoutError):
     """A blocking call ran past its timeout; the message says who waited for whom.
 
-    `inserted`: of a call that inserts several samples, how many of them were, from the front.
+    `inserted`: how many samples, from the front, a call that inserts several had inserted by then.
     """
 
     inserted: int = 0
@@ -136,7 +136,8 @@ class LeaseError(EchoTimeoutError):
 class ClosedError(ConnectionClosedError, RuntimeError):
     """The object was used after its `close()`.
 
-    A ConnectionClosedError too: code that sends does not care which end closed. `inserted` as in EchoTimeoutError.
+    It is also a ConnectionClosedError, because code that sends does not care which end closed. `inserted` means the same as in
+    EchoTimeoutError.
     """
 
     inserted: int = 0
@@ -147,13 +148,13 @@ class ForkError(EchoError, RuntimeError):
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that `word` was probably meant to be, ignoring case; None when none is near."""
+    """The candidate that `word` was probably meant to be, ignoring case; None when no candidate is close."""
     by_folded = {candidate.casefold(): candidate for candidate in candidates}
     near = get_close_matches(word.casefold(), by_folded, n=1, cutoff=0.6)
     return by_folded[near[0]] if near else None
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """The end of an error message: `"; did you mean 'tcp'?"`, or `""` when nothing is near."""
+    """The end of an error message: `"; did you mean 'tcp'?"`, or `""` when no candidate is close."""
     near = nearest(word, candidates)
     return "" if near is None else f"; did you mean {near!r}?"

@@ -1,4 +1,4 @@
-"""Turning a table of a configuration into a dataclass, with every key and type checked.
+"""Turns a table of a configuration into a dataclass and checks every key and type.
 
 This is the second phase of reading a configuration: the plugin that a `type` selected describes
 its options as a plain standard-library dataclass, and `build_options` does the rest.
@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union
 
 from .errors import ConfigError, did_you_mean
 
-__all__ = ["Text", "build_options", "read_toml_value"]
+__all__ = ["Text", "build_options", "is_dataclass", "is_required", "kind_of", "option_fields", "read_toml_value"]
 
 _T = TypeVar("_T")
 
@@ -29,7 +29,7 @@ _FALSE = ("false", "no", "off", "0")
 class Text(str):
     """A value that could only be given as text (environment, command line, address).
 
-    It is read as whatever type the field has; a plain `str` is never taken for a number.
+    It is converted to the type of the field. A plain `str` is never converted to a number.
     """
 
     __slots__ = ()
@@ -45,25 +45,25 @@ def build_options(
 
     Field types may be str, int, float, bool, None, bytes, Path, Literal, unions and Optional,
     tuple, list, dict with str keys, another dataclass (from a nested table), and Any. An int
-    becomes a float where a float is asked for; nothing else is converted, except that `Text` is
-    read as the field's type. Values that already are of a field's class are taken as they are.
-    What a field with `repr=False` holds is a secret and never part of a message.
+    becomes a float where the field is a float. Nothing else is converted, except that `Text` is
+    read as the field's type. A value that already has the field's class is taken as it is.
+    The value of a field with `repr=False` is a secret and never part of a message.
 
     Args:
         cls: a dataclass; its `__post_init__` may raise ValueError or TypeError for values that
             are out of range.
         mapping: key to value, as TOML or any other mapping gives them.
-        where: what the keys belong to, for error messages: `"server.transport"`.
-        origins: where each value was given, by full dotted key: `"server.transport.port"`.
+        where: the table that the keys belong to, for error messages: `"server.transport"`.
+        origins: maps full dotted keys (`"server.transport.port"`) to where each value was given.
 
     Raises:
-        ConfigError: a key is unknown or missing, or a value does not fit; names origin and key.
+        ConfigError: a key is unknown or missing, or a value does not fit; the message names origin and key.
     """
     return _Reader(origins or {}).table(cls, mapping, where)
 
 
 def read_toml_value(value: Any) -> Any:
-    """`Text` read as a TOML value, or as plain text when it is none; others as they are."""
+    """Read `Text` as a TOML value, or as plain text if it is not valid TOML; other values are returned unchanged."""
     if not isinstance(value, Text):
         return value
     try:
@@ -78,17 +78,17 @@ class _Reader:
     origins: Mapping[str, str]
 
     def table(self, cls: type[_T], mapping: Mapping[str, Any], where: str) -> _T:
-        fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
-        hints = typing.get_type_hints(cls)
+        fields = option_fields(cls)
         values: dict[str, Any] = {}
         for key, value in mapping.items():
             path = _join(where, key)
             if key not in fields:
                 raise self.error(path, f"unknown key{_suggest(str(key), fields)}")
-            values[key] = self.value(hints[key], value, path, secret=not fields[key].repr)
-        for name, field in fields.items():
-            if name not in values and _is_required(field):
-                kind = _describe(hints[name])
+            field, hint = fields[key]
+            values[key] = self.value(hint, value, path, secret=not field.repr)
+        for name, (field, hint) in fields.items():
+            if name not in values and is_required(field):
+                kind = _describe(hint)
                 place = f" to [{where}]" if where else ""
                 raise self.error(_join(where, name), f"missing; add {name} = ... ({kind}){place}")
         try:
@@ -112,9 +112,8 @@ class _Reader:
             raise self.error(path, f"must be {_describe(hint)}, not {shown}{advice}") from None
 
     def convert(self, hint: Any, value: Any, path: str) -> Any:
-        kind = typing.get_origin(hint) or hint
-        members = typing.get_args(hint)
-        if kind in (Union, types.UnionType):
+        kind, members = kind_of(hint)
+        if kind is Union:
             return self.union(members, value, path)
         if kind is Literal:
             return _literal(members, value)
@@ -122,7 +121,7 @@ class _Reader:
             return self.sequence(kind, members, value, path)
         if kind in (dict, Mapping):
             return self.mapping(members, value, path)
-        if _is_dataclass(kind) and not isinstance(value, kind):
+        if is_dataclass(kind) and not isinstance(value, kind):
             table = read_toml_value(value)
             if not isinstance(table, Mapping):
                 raise _Mismatch
@@ -130,7 +129,7 @@ class _Reader:
         return _scalar(kind, value)
 
     def union(self, members: tuple[Any, ...], value: Any, path: str) -> Any:
-        # Text fits `str` whatever it says, so every other member is tried first.
+        # Any text fits `str`, so every other member is tried first.
         ordered = sorted(members, key=lambda member: member is str)
         for member in ordered if isinstance(value, Text) else members:
             try:
@@ -159,7 +158,7 @@ class _Reader:
         return {str(k): self.value(member, v, _join(path, k)) for k, v in value.items()}
 
     def advice(self, hint: Any, value: Any) -> str:
-        """How to mend the most common mismatch, a number or a boolean in quotes."""
+        """How to correct the most common mismatch, a number or a boolean in quotes."""
         if isinstance(value, str) and not isinstance(value, Text):
             try:
                 unquoted = self.convert(hint, Text(value), "")
@@ -174,7 +173,7 @@ class _Reader:
 
 
 class _Mismatch(Exception):
-    """The value is not of this type; another member of a union may still take it."""
+    """The value does not have this type; another member of a union may still accept it."""
 
 
 def _scalar(kind: Any, value: Any) -> Any:
@@ -225,7 +224,7 @@ def _literal(choices: tuple[Any, ...], value: Any) -> Any:
 
 
 def _items(value: Any) -> Any:
-    """`Text` as a list: a TOML array, or items separated by commas."""
+    """Read `Text` as a list: a TOML array, or items separated by commas."""
     if not isinstance(value, Text):
         return value
     if value.lstrip().startswith("["):
@@ -233,11 +232,23 @@ def _items(value: Any) -> Any:
     return [Text(item.strip()) for item in value.split(",") if item.strip()]
 
 
-def _is_dataclass(kind: Any) -> bool:
+def option_fields(cls: type[Any]) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+    """The fields of a dataclass of options that a configuration may give, each with its type."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: (field, hints[field.name]) for field in dataclasses.fields(cls) if field.init}
+
+
+def kind_of(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type and what is between its brackets; `Union` for `int | str` too."""
+    kind = typing.get_origin(hint) or hint
+    return Union if kind is types.UnionType else kind, typing.get_args(hint)
+
+
+def is_dataclass(kind: Any) -> bool:
     return isinstance(kind, type) and dataclasses.is_dataclass(kind)
 
 
-def _is_required(field: dataclasses.Field[Any]) -> bool:
+def is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
@@ -264,9 +275,9 @@ _WORDS = {
 
 
 def _describe(hint: Any) -> str:
-    """A type in the words of someone who writes a configuration."""
-    kind, members = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if kind in (Union, types.UnionType):
+    """Describe a type in the words of a person who writes a configuration."""
+    kind, members = kind_of(hint)
+    if kind is Union:
         shown = [_describe(member) for member in members if member is not type(None)]
         return " or ".join(shown + ["none"] * (type(None) in members))
     if kind is Literal:
@@ -275,6 +286,6 @@ def _describe(hint: Any) -> str:
         return f"a list of {len(members)} ({', '.join(map(_describe, members))})"
     if kind in (tuple, list):
         return f"a list ({_describe(members[0])} each)" if members else "a list"
-    if kind in (dict, Mapping) or _is_dataclass(kind):
+    if kind in (dict, Mapping) or is_dataclass(kind):
         return "a table"
     return _WORDS.get(kind, getattr(kind, "__name__", "a value"))

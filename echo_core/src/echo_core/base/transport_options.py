@@ -1,6 +1,6 @@
 """Options that every listener and every connection understands.
 
-A transport declares its own as frozen dataclasses that derive from these two.
+A transport declares its own options as frozen dataclasses that derive from these two.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ["ConnectOptions", "ListenOptions"]
 class ListenOptions:
     """Options every listener understands; a transport's own `Options` derive from this."""
 
-    timeout: float = 30.0  # seconds: default of waits
-    auth: bool = True  # False: serve anybody who can connect, whatever `sink.tokens` says
+    timeout: float = 30.0  # seconds: the default timeout of every wait
+    auth: bool = True  # False: serve every client that can connect, whatever `sink.tokens` says
     max_connections: int = 4096  # further clients are refused with code "busy"
-    max_pending: int = 256  # clients in their handshake at the same time
-    handshake_timeout: float = 10.0  # seconds a client has to prove itself
+    max_pending: int = 256  # clients that may be in their handshake at the same time
+    handshake_timeout: float = 10.0  # seconds in which a client has to finish its handshake
 
     def __post_init__(self) -> None:
         if not self.timeout >= 0:
@@ -35,16 +35,16 @@ class ListenOptions:
 class ConnectOptions:
     """Options every connection understands; a transport's own `ConnectOptions` derive from this."""
 
-    timeout: float = 30.0  # seconds: default of every wait, and for how long to try to reconnect
-    token: bytes | None = field(default=None, repr=False)  # None: the learner must not ask for one
-    allow_unauthenticated: bool = False  # holding a token, still accept a learner asking for none
-    client_id: str = ""  # 32 hex digits that outlive reconnects; "" draws a random one
+    timeout: float = 30.0  # seconds: the default timeout of every wait, and how long the client tries to reconnect
+    token: bytes | None = field(default=None, repr=False)  # None works only with a learner that asks for no token
+    allow_unauthenticated: bool = False  # True: a client with a token also accepts a learner that asks for none
+    client_id: str = ""  # 32 hex digits that stay the same over reconnects; "" draws a random one
     name: str = ""  # shown to people; "" is host:pid
-    role: str = "worker"  # "observer": sends no experience, and needs no token for it
-    table: str = ""  # the learner's replay table that the samples are for; "" is its first, or its stream
-    window_bytes: int = 64 << 20  # samples are kept until acknowledged: at most so many bytes ...
-    max_inflight_msgs: int = 65536  # ... and so many samples; at either bound `send` waits
-    max_coalesced_bytes: int = 256 << 10  # of samples gathered into one frame on a busy link
+    role: str = "worker"  # an "observer" sends no experience and needs no right to send any
+    table: str = ""  # the learner's replay table that gets the samples; "" is its first table, or its stream
+    window_bytes: int = 64 << 20  # samples are kept until they are acknowledged: at most this many bytes ...
+    max_inflight_msgs: int = 65536  # ... and this many samples; `send` waits when either limit is reached
+    max_coalesced_bytes: int = 256 << 10  # bytes of samples that are gathered into one frame on a busy link
     reconnect: bool = True  # False: a lost connection is final
 
     def __post_init__(self) -> None:

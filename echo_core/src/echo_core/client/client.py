@@ -1,4 +1,4 @@
-"""The worker's side: samples up, weights down, whatever the transport."""
+"""The worker's side: it sends samples to the learner and receives weights from it, over any transport."""
 
 from __future__ import annotations
 
@@ -33,27 +33,26 @@ class Client:
 
     Args:
         address: where the learner listens, such as `"tcp://learner:5555"` (or an `Address`); the scheme selects the transport.
-        example: a pytree like the server's: one sample. Of a table of steps `Steps(example)`.
-        name: how people see this worker; None is host:pid. To the server the second one of a name is `name#2`.
-        timeout: default of every wait in seconds, and for how long an unreachable learner is tried again.
+        example: a pytree that shows one sample, like the server's; for a table of steps, `Steps(example)`.
+        name: this worker's name in logs and statistics; None is host:pid. The server calls a second worker of the same name `name#2`.
+        timeout: seconds: the default timeout of every wait, and how long the client tries to reach the learner.
         token: the shared secret; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file. It is not pickled.
-        auth: False connects without a token, to a server that asks for none.
-        table: the server's replay table that `example` is of, and where `send` puts samples; None is its first, or its stream.
-        tables: `{name: example}` of further tables that `send(..., table=name)` may name; each has a connection of its own, made when
-            it is first used.
-        **options: the transport's own, such as `window_bytes`.
+        auth: False connects without a token to a server that asks for none.
+        table: the server's replay table that `example` describes and that gets the samples of `send`; None is its first table, or its stream.
+        tables: `{name: example}` of further tables for `send(..., table=name)`. Each has its own connection, which is made at its first use.
+        **options: options of the transport, such as `window_bytes`.
 
     Raises:
-        SpecError: the example does not match the server's, naming the leaf.
-        SecurityError: token missing or refused. PluginError: the transport is not installed.
+        SpecError: the example does not match the server's; the message names the leaf.
+        SecurityError: the token is missing or refused. PluginError: the transport is not installed.
         EchoTimeoutError: the learner could not be reached in time.
 
     Attributes:
-        policy_version: of the policy that makes the samples sent from now on, for tables that keep versions. `weights()` sets it to the
-            version it returns; set it yourself where the policy changes later than that. None: the version published last.
+        policy_version: the version of the policy that makes the samples sent from now on, for tables that keep versions. `weights()` sets
+            it to the version that it returns; set it yourself if the policy changes later. None means the version published last.
 
-    All calls are thread-safe, take `timeout=` and can be interrupted by Ctrl-C. A client can be pickled: the copy connects anew. After a
-    fork the child must make its own.
+    All calls are thread-safe, take `timeout=` and can be interrupted by Ctrl-C. A client can be pickled, and the copy makes its own
+    connection. After a fork, the child must make its own client.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Client:
             self._pickled[3]["tables"] = dict(tables)
         transport = discovery.transport_class(self.address.scheme)
 
-        # Not over self, which keeps it: a dropped client would live on until the garbage collector came by.
+        # It must not refer to self, which keeps it: a dropped client would stay alive until the garbage collector runs.
         def connect(spec: Spec, *, address: Address = self.address, **more: Any) -> Connection:
             secret = tokens.find_token(token) if auth else None
             return transport.connect(address, spec, name=name or "", timeout=timeout, token=secret, **options | more)
@@ -93,22 +92,22 @@ class Client:
         else:
             self._connection, labelled_from_start = _connection(connect, self.spec)
         self._others = OtherTables(connect, tables or {})
-        self._labelled: dict[str | None, LabelledConnection] = {}  # by table, made when labels are first sent
+        self._labelled: dict[str | None, LabelledConnection] = {}  # by table; each is made when labels are first sent
         self._labelling = threading.Lock()
         self._connect = connect
         if labelled_from_start:
             self._labelled[None] = LabelledConnection(self._connection, self.spec, self._held)
         elif not tables and (table is None or self._streams is not None):
-            # Bound once: one more Python call per sample would cost a third of a send.
+            # The methods are bound once, because one more Python call per sample would cost a third of a send.
             sender = PlainSender(self, self._streams or self._connection, self._streams is not None)
             self.send, self.send_batch = sender.send, sender.send_batch  # type: ignore[method-assign,assignment]
 
     @classmethod
     def from_config(cls, source: Any, example: Any = None, /, **overrides: Any) -> Client:
-        """A client as a configuration says; see `Server.from_config`.
+        """Make a client from a configuration; see `Server.from_config`.
 
         Raises:
-            ConfigError: unknown or ill-typed keys, with file, key and suggestion.
+            ConfigError: a key is unknown or has the wrong type; the message has the file, the key and a suggestion.
         """
         from ..config.config import client_arguments
 
@@ -129,31 +128,31 @@ class Client:
         policy_version: int | None = None,
         **step: Any,
     ) -> None:
-        """Take over one sample; its arrays may be changed at once. It is sent now if the link is idle, with others if it is busy.
+        """Copy one sample for sending; its arrays may be changed as soon as this returns. An idle link sends it now, a busy one with others.
 
-        Other threads run while a large one is copied: they may write to its arrays, and some of what they write is sent; taking the memory
-        away (`ndarray.resize(refcheck=False)`, closing what is mapped) is as fatal there as anywhere in numpy.
+        Other threads run while a large sample is copied. If they write to its arrays, some of these writes are sent too. If they free its
+        memory (`ndarray.resize(refcheck=False)`, closing a mapped file), the process crashes, as anywhere in numpy.
 
         Args:
             sample: a pytree like the example.
-            timeout: seconds to wait while too much is unacknowledged; None is the client's default.
-            table: one of `tables`; None is the client's own.
-            priority: of the new item, finite and not negative; None lets the table's sampler choose.
-            policy_version: of the policy that made it; None is the attribute `policy_version`.
-            **step: `end` and `stream`, to a table of steps: see `StepStreams.send`.
+            timeout: seconds to wait while the window of unacknowledged samples is full; None is the client's default.
+            table: one of `tables`; None is the client's own table.
+            priority: priority of the new item, finite and not negative; None lets the table's sampler choose.
+            policy_version: version of the policy that made the sample; None takes the attribute `policy_version`.
+            **step: `end` and `stream`, for a table of steps: see `StepStreams.send`.
 
         Raises:
-            ValueError: the priority is negative, NaN or infinite, or no version can be; nothing was taken.
-            SpecError: it does not match, naming the leaf; nothing was taken.
-            EchoTimeoutError: the window of unacknowledged samples stayed full, saying who waits for whom.
+            ValueError: the priority is negative, NaN or infinite, or the version is invalid; nothing was sent.
+            SpecError: the sample does not match; the message names the leaf, and nothing was sent.
+            EchoTimeoutError: the window of unacknowledged samples stayed full; the message says who waits for whom.
             ConnectionClosedError: the learner is gone for longer than `timeout`, or the client is closed.
-            UnknownTableError: `table` is none of `tables`.
+            UnknownTableError: `table` is not one of `tables`.
         """
         if table is None and priority is None and policy_version is None and not step and self._streams is None and not self._labelled:
-            return self._connection.send(sample, timeout)  # what most do, at the least cost
+            return self._connection.send(sample, timeout)  # the most common case, at the least cost
         if (streams := self._steps(table)) is not None:
             if priority is not None or policy_version is not None:
-                raise ConfigError("steps have neither priority nor policy version; items get priorities by update_priorities()")
+                raise ConfigError("steps have no priority and no policy version; items get priorities by update_priorities()")
             return streams.send(sample, timeout, **step)
         if step:
             raise ConfigError(f"{', '.join(step)} belong to tables of steps: give the client Steps(example) as the table's example")
@@ -173,11 +172,11 @@ class Client:
         policy_version: int | None = None,
         **steps: Any,
     ) -> None:
-        """Take over N samples at once: the same pytree with leaves of shape `(N, *leaf.shape)`, priorities of shape (N,), one version for
-        all of them. Raises as `send`, naming the sample whose priority is bad."""
+        """Copy N samples at once for sending: the same pytree with leaves of shape `(N, *leaf.shape)`, priorities of shape (N,), and one
+        version for all of them. Raises the same errors as `send`; the message names a sample whose priority is invalid."""
         if (streams := self._steps(table)) is not None:
             if priorities is not None or policy_version is not None:
-                raise ConfigError("steps have neither priorities nor policy versions; items get priorities by update_priorities()")
+                raise ConfigError("steps have no priorities and no policy versions; items get priorities by update_priorities()")
             return streams.send_batch(samples, timeout, **steps)
         if steps:
             raise ConfigError(f"{', '.join(steps)} belong to tables of steps: give the client Steps(example) as the table's example")
@@ -190,10 +189,10 @@ class Client:
     def end_episode(
         self, end: str = "truncated", timeout: float | None = None, *, table: str | None = None, stream: int = 0
     ) -> None:
-        """The episode of a table of steps ended with the step that was sent last: see `StepStreams.end_episode`.
+        """Mark the step that was sent last to a table of steps as the end of its episode: see `StepStreams.end_episode`.
 
         Raises:
-            ConfigError: the table is none of steps. ValueError: no such end. As `send`.
+            ConfigError: the table does not store steps. ValueError: `end` is invalid. It also raises the errors of `send`.
         """
         streams = self._steps(table)
         if streams is None:
@@ -201,7 +200,7 @@ class Client:
         streams.end_episode(end, timeout, stream=stream)
 
     def _steps(self, table: str | None) -> StepStreams | None:
-        """What sends to this table, where it is one of steps."""
+        """The object that sends to this table; None if the table does not store steps."""
         return self._streams if table is None or table == self._table else self._others.streams(table)
 
     @property
@@ -213,7 +212,7 @@ class Client:
         self._held.version = version
 
     def _labels(self, table: str | None, wanted: bool) -> LabelledConnection | None:
-        """What sends samples with labels to this table; None while it was sent none and does not ask for them."""
+        """The object that sends labelled samples to this table; None while no label was sent and the table does not need labels."""
         name = None if table == self._table else table
         sender = self._labelled.get(name)
         if sender is not None or (not wanted and name is None):
@@ -223,12 +222,12 @@ class Client:
             if sender is not None:
                 return sender
             plain, spec = (self._connection, self.spec) if name is None else (self._others.connection(name), self._others.spec(name))
-            if name is not None and self._others.labelled(name):  # the table asks for them
+            if name is not None and self._others.labelled(name):  # the table needs labels
                 sender = LabelledConnection(plain, spec, self._held)
             elif not wanted:
                 return None
             else:
-                plain.wait()  # what went without labels comes first
+                plain.wait()  # samples that were sent without labels come first
                 other = self._connect(labelled(spec), table=(table or self._table or "") + SUFFIX, client_id="")
                 self._others.add((table or self._table or "") + SUFFIX, other)
                 sender = LabelledConnection(other, spec, self._held)
@@ -236,41 +235,41 @@ class Client:
             return sender
 
     def reserve(self, timeout: float | None = None) -> Reservation:
-        """Memory for one sample, to be filled in place: without any copy on this side, where the transport has memory to lend.
+        """Memory for one sample, to be filled in place. If the transport has memory to lend, this side makes no copy.
 
             with client.reserve() as slot:
                 slot.sample["obs"][...] = ...    # the example's pytree of arrays
                 slot.commit()                    # leaving the block without it gives the slot back
 
-        Over shared memory it is the learner's store itself, over gRPC the message. Reserved slots have no order among the samples of `send`.
-        Commit, or abort, after dropping every array of the slot.
+        Over shared memory it is memory of the learner's store, over gRPC memory of the message. Reserved slots have no order relative to
+        the samples of `send`. Drop every array of the slot before you commit or abort it.
 
         Raises:
             EchoError: too many slots are reserved.
-            EchoTimeoutError: the store, or the window, stayed full. ConnectionClosedError, ClosedError: as `send`.
+            EchoTimeoutError: the store or the window stayed full. ConnectionClosedError, ClosedError: the same as in `send`.
         """
         if self._streams is not None:
             raise ConfigError("reserved slots have no order, and steps need one: use send()")
-        slot = None if self._labelled else self._connection.reserve(timeout)  # whose rows would have labels as well
+        slot = None if self._labelled else self._connection.reserve(timeout)  # with labels, the reserved row would need labels too
         return CopiedReservation(self.spec, self.send, timeout) if slot is None else slot
 
     def flush(self, timeout: float | None = None) -> None:
-        """Hand everything taken over to the network now."""
+        """Pass all samples of `send` to the network now."""
         for connection in (self._connection, *self._others.open()):
             connection.flush(timeout)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return when everything taken over is committed in the learner's store."""
+        """Return when all samples of `send` are committed in the learner's store."""
         for connection in (self._connection, *self._others.open()):
             connection.wait(timeout)
 
     # ---- the server's replay tables -----------------------------------------------------------------------------------------
 
     def table(self, name: str | None = None) -> RemoteTable:
-        """A replay table of the server, to sample from and to change; None is that of `example`.
+        """A replay table of the server, to sample from it and to change it; None is the table of `example`.
 
         Raises:
-            UnknownTableError: neither this client's table nor one of its `tables`.
+            UnknownTableError: the name is neither this client's table nor one of its `tables`.
         """
         if name is None or name == self._table:
             step = None if self._streams is None else self._streams.step
@@ -286,7 +285,7 @@ class Client:
     def sample_mixture(
         self, shares: Mapping[str, float], n: int, timeout: float | None = None, *, beta: float | None = None
     ) -> mixture.MixedSample:
-        """One batch of n out of several replay tables of the same spec; see `Server.sample_mixture`. The client needs their examples."""
+        """Draw one batch of n from several replay tables of the same spec; see `Server.sample_mixture`. The client needs their examples."""
         counts = mixture.shares_of(shares, n)
         mixed = mixture.draw({name: self.table(name) for name in counts}, counts, timeout, beta)
         assert mixed is not None  # a closed server raises
@@ -295,36 +294,36 @@ class Client:
     def dataset_iter(
         self, n: int, *, timeout: float | None = None, table: str | None = None, beta: float | None = None, prefetch: int = 2
     ) -> Iterator[RemoteSample]:
-        """Batches of n, `prefetch` of them on the way while one is worked on; ends when the server is closed.
+        """Yield batches of n items until the server is closed. While the caller works on one, `prefetch` further batches are on the way.
 
-        A batch on the way is drawn: where items are drawn once (queues), those that nobody reads any more are lost, unless the table has
-        a lease (`lease_timeout`). `prefetch=0` draws none ahead.
+        A batch on the way is already drawn. If items can be drawn only once (queues), the items of batches that nobody reads any more are
+        lost, unless the table has a lease (`lease_timeout`). `prefetch=0` draws no batch ahead.
         """
         return self.table(table).batches(n, timeout, beta, prefetch)
 
     def ack(self, keys: Any, timeout: float | None = None, *, table: str | None = None) -> int:
-        """Say that items of a table with `lease_timeout` were worked on; how many were on loan. See `ReplayTable.ack`."""
+        """Confirm that the work on items of a table with `lease_timeout` is done; returns how many were leased. See `ReplayTable.ack`."""
         return self.table(table).ack(keys, timeout)
 
     def update_priorities(self, keys: Any, priorities: Any, timeout: float | None = None, *, table: str | None = None) -> int:
-        """Give items new priorities; how many of them were gone. See `ReplayTable.update_priorities`."""
+        """Give items new priorities; returns how many of them were gone. See `ReplayTable.update_priorities`."""
         return self.table(table).update_priorities(keys, priorities, timeout)
 
     # ---- weights down -----------------------------------------------------------------------------------------------------
 
     def weights(self, timeout: float | None = None, newer_than: int | None = None, like: Any = None) -> Weights:
-        """The newest whole version the learner published.
+        """The newest complete version of the weights that the learner published.
 
         Args:
-            timeout: seconds to wait for one; None is the client's default.
-            newer_than: wait for a version above this one; None takes any.
+            timeout: seconds to wait for a version; None is the client's default.
+            newer_than: wait for a version above this one; None takes any version.
             like: an example pytree, for structures with namedtuples or dataclasses.
 
         Returns:
             `Weights(params, version, digest)`; the arrays are read-only and shared with no later version.
 
         Raises:
-            EchoTimeoutError: none in time. SpecError: `like` does not match, naming the leaf.
+            EchoTimeoutError: there was no such version in time. SpecError: `like` does not match; the message names the leaf.
         """
         weights = self._connection.weights(timeout, newer_than, like)
         self.policy_version = weights.version
@@ -335,7 +334,7 @@ class Client:
     def request(
         self, op: str, body: dict[str, Any] | None = None, blob: bytes = b"", timeout: float | None = None
     ) -> tuple[dict[str, Any], bytes]:
-        """Ask the server for an operation by name, and wait for its answer `(body, blob)`. Raises EchoError with the server's words."""
+        """Request an operation of the server by name, and wait for its answer `(body, blob)`. Raises EchoError with the server's message."""
         return self._connection.request(op, body or {}, blob, timeout)
 
     def server_stats(self, timeout: float | None = None) -> dict[str, Any]:
@@ -343,14 +342,14 @@ class Client:
         return self.request("stats", timeout=timeout)[0]
 
     def stats(self) -> dict[str, Any]:
-        """What this connection counted, as a flat dict."""
+        """The counters of this connection, as a flat dict."""
         return self._connection.stats()
 
     def close(self, timeout: float | None = None) -> None:
-        """Deliver what was taken over, then end. Idempotent.
+        """Deliver all samples of `send`, then close. Idempotent.
 
         Raises:
-            EchoTimeoutError, ConnectionClosedError: saying how many samples were not acknowledged; the client is closed all the same.
+            EchoTimeoutError, ConnectionClosedError: the message says how many samples were not acknowledged. The client is closed anyway.
         """
         try:
             self._others.close(timeout)
@@ -364,7 +363,7 @@ class Client:
         if kind is None:
             self.close()
             return
-        try:  # the block's own error matters more than what could not be delivered
+        try:  # the block's own error is more important than undelivered samples
             self.close(0 if issubclass(kind, KeyboardInterrupt) else None)
         except (ConnectionError, TimeoutError):
             pass

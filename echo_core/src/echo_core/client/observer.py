@@ -1,4 +1,4 @@
-"""Looking at a running server from outside, without its example: what live views and checks connect with."""
+"""Connects to a running server without its example and reads its statistics; live views and checks use it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ..wire.blobs import split
 
 __all__ = ["Look", "Observer"]
 
-POLL = (0.01, 0.2)  # seconds between two questions while there is nothing to look at: at first, and at most
+POLL = (0.01, 0.2)  # seconds between two requests while there is no sample: at first, and at most
 
 
 class Look(NamedTuple):
     """Copies of samples of a running server.
 
     Attributes:
-        samples: one pytree of arrays each, the newest last. Its containers are plain dicts, lists and tuples: classes stay at home.
-        leaves: the same numbers as one array for each leaf of `spec`, of shape (n, *leaf.shape).
-        keys: of the items in their replay table; None in a stream.
-        spec: the server's, for paths, shapes and dtypes.
+        samples: one pytree of arrays for each sample, the newest last. Containers are plain dicts, lists and tuples, as classes are not sent.
+        leaves: the same values as one array of shape (n, *leaf.shape) for each leaf of `spec`.
+        keys: the keys of the items in their replay table; None in a stream.
+        spec: the server's spec, for paths, shapes and dtypes.
     """
 
     samples: list[Any]
@@ -38,18 +38,18 @@ class Look(NamedTuple):
 
 
 class Observer:
-    """A connection that sends no samples and counts as no worker; it asks a server for its figures.
+    """A connection that requests a server's statistics. It sends no samples and does not count as a worker.
 
     Args:
         address: where the server listens; the scheme selects the transport.
-        timeout: seconds: default of every wait, and for how long an unreachable server is tried again.
+        timeout: seconds: the default timeout of every wait, and how long the observer tries to reach the server.
         token: the shared secret; None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's token file.
-        auth: False connects without a token, to a server that asks for none.
-        name: how the server's log calls it.
+        auth: False connects without a token to a server that asks for none.
+        name: its name in the server's log.
 
     Raises:
-        EchoTimeoutError: nobody answers there. SecurityError: token missing or refused. PluginError: the transport is not installed.
-        HandshakeRefused: the server is older than observers.
+        EchoTimeoutError: no server answers. SecurityError: the token is missing or refused. PluginError: the transport is not installed.
+        HandshakeRefused: the server's version is too old to know observers.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Observer:
     ) -> None:
         self.address = Address.parse(address)
         self.timeout = timeout
-        # Some spec has to be there; the handshake of an observer compares none, and it is never used.
+        # A connection needs some spec. An observer's handshake does not compare it, and nothing else uses it.
         self._connection = discovery.transport_class(self.address.scheme).connect(
             self.address,
             Spec.from_example(np.zeros(1, np.uint8)),
@@ -74,7 +74,7 @@ class Observer:
         )
 
     def request(self, op: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> dict[str, Any]:
-        """Ask for an operation by name. Raises EchoError with the server's words, EchoTimeoutError."""
+        """Request an operation by name. Raises EchoError with the server's message, or EchoTimeoutError."""
         return self._connection.request(op, body or {}, b"", timeout)[0]
 
     def stats(self, timeout: float | None = None) -> dict[str, Any]:
@@ -82,19 +82,19 @@ class Observer:
         return self.request("stats", timeout=timeout)
 
     def tap(self, n: int = 4, *, table: str | None = None, timeout: float | None = None) -> Look:
-        """Copies of up to n of the newest samples, which stay where they are: nobody misses them, no limiter and no count sees it.
+        """Copy up to n of the newest samples. The samples stay in the store, and neither rate limiters nor counters are affected.
 
-        Of a stream these are samples committed and not yet taken or, where the learner takes all of them at once, the newest of its next
-        batch. The answer is at most 16 MiB: of large samples it has fewer.
+        In a stream, these are samples that are committed and not yet taken. If the learner takes all of them at once, they are the newest
+        samples of its next batch. The answer has at most 16 MiB, so it has fewer samples if they are large.
 
         Args:
             n: from 1 to 1024.
-            table: a replay table; None is the first, or the stream.
-            timeout: seconds to wait for a sample to look at.
+            table: a replay table; None is the first table, or the stream.
+            timeout: seconds to wait for a sample.
 
         Raises:
-            EchoTimeoutError: there was none, saying why. EchoError: no such table, or a sample is larger than 16 MiB. SecurityError: the
-                token does not permit to read.
+            EchoTimeoutError: there was no sample in time; the message says why. EchoError: there is no such table, or a sample is larger
+                than 16 MiB. SecurityError: the token does not permit reading.
         """
         if type(n) is not int or not 1 <= n <= MAX_LOOK_SAMPLES:
             raise ValueError(f"n must be a whole number from 1 to {MAX_LOOK_SAMPLES}, not {n!r}")
@@ -110,7 +110,7 @@ class Observer:
             pause = min(2 * pause, POLL[1])
         spec, count, size = Spec.from_json(body["spec"]), int(body["n"]), int(body["bytes"])
         if size > MAX_LOOK_BYTES or count * spec.sample_bytes != size:
-            raise ProtocolError(f"a look of {count} samples and {size} bytes makes no sense; install the same echo-core at both ends")
+            raise ProtocolError(f"the look has {count} samples and {size} bytes, which is not possible; install the same echo-core at both ends")
         while len(data) < size:
             part = self._connection.request("tap", {"tap": body["tap"], "at": len(data)}, b"", max(1.0, seconds))[1]
             if not part:
@@ -121,14 +121,14 @@ class Observer:
         return Look(samples, leaves, body.get("keys"), spec)
 
     def ping(self) -> tuple[float, float]:
-        """Seconds of one round trip, and by how many the server's clock is ahead of this one (to within half a round trip)."""
+        """The seconds of one round trip, and how many seconds the server's clock is ahead of this one (to within half a round trip)."""
         start, sent = time.monotonic(), time.time()
         theirs = float(self.request("ping")["time"])
         took = time.monotonic() - start
         return took, theirs - (sent + took / 2)
 
     def close(self) -> None:
-        """End the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         self._connection.close(1.0)
 
     def __enter__(self) -> Observer:

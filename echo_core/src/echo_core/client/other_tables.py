@@ -1,4 +1,4 @@
-"""The connections of one client to tables besides its own."""
+"""The connections of one client to tables other than its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["OtherTables"]
 
 
 class OtherTables:
-    """Made when first used. Thread-safe."""
+    """Each connection is made at its first use. Thread-safe."""
 
     def __init__(self, connect: Callable[..., Connection], examples: Mapping[str, Any]) -> None:
         self._connect = connect
@@ -33,9 +33,9 @@ class OtherTables:
 
     def spec(self, name: str) -> Spec:
         if name not in self._specs:
-            have = ", ".join(map(repr, self._specs)) or "none besides its own"
+            have = ", ".join(map(repr, self._specs)) or "only its own"
             raise UnknownTableError(
-                f"this client was given no example for table {name!r} (it has {have}): Client(..., tables={{{name!r}: example}})"
+                f"this client was given no example for table {name!r} (it has {have}); use Client(..., tables={{{name!r}: example}})"
             )
         return self._specs[name]
 
@@ -61,14 +61,14 @@ class OtherTables:
         return connection
 
     def streams(self, name: str | None) -> StepStreams | None:
-        """What sends to this table, where it is one of steps."""
+        """The object that sends to this table; None if the table does not store steps."""
         if name is None or name not in self._steps:
             return None
         self.connection(name)
         return self._streams[name]
 
     def step(self, name: str) -> Spec | None:
-        """The spec of a step, where the table is one of steps."""
+        """The spec of one step; None if the table does not store steps."""
         return self._steps[name].step if name in self._steps else None
 
     def labelled(self, name: str) -> bool:
@@ -76,14 +76,14 @@ class OtherTables:
         return name in self._labelled
 
     def add(self, name: str, connection: Connection) -> None:
-        """One more to be flushed, waited for and closed with the others."""
+        """Add a connection that is flushed, waited for and closed together with the others."""
         self._connections[name] = connection
 
     def open(self) -> list[Connection]:
         return list(self._connections.values())
 
     def close(self, timeout: float | None) -> None:
-        """Close all of them, and then raise the first error."""
+        """Close all connections, and then raise the first error."""
         errors = []
         for connection in self.open():
             try:

@@ -1,4 +1,4 @@
-"""A learner's table of items over steps from another process or machine."""
+"""Accesses a learner's table of items over steps from another process or machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 from ..base.errors import ConfigError
 from ..base.memory.recycled import empty
 from ..spec.spec import Spec
+from ..store.replay.replay_info import importance_weights
 from ..store.sampler import Keys
 from ..store.steps.items import Slices
 from ..store.steps.step_layout import Layout, StepSample
 from ..wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, split
-from .remote_table import Drawing, RemoteInfo, RemoteTable, weights_of
+from .remote_table import Drawing, RemoteInfo, RemoteTable
 
 if TYPE_CHECKING:
     from ..spec.leaf import LeafSpec
@@ -24,7 +25,7 @@ __all__ = ["RemoteStepTable", "remote_table"]
 
 
 class RemoteStepTable(RemoteTable):
-    """As `RemoteTable`; batches are `StepSample`s. The server says once what its items are."""
+    """Like `RemoteTable`, but batches are `StepSample`s. The server describes its items once."""
 
     def __init__(self, send: Callable[..., Pending], spec: Spec, name: str | None, timeout: float, step: Spec) -> None:
         super().__init__(send, spec, name, timeout)
@@ -33,7 +34,7 @@ class RemoteStepTable(RemoteTable):
 
     @property
     def layout(self) -> Layout:
-        """What a batch looks like."""
+        """The layout of a batch."""
         if self._layout is None:
             self._layout = Layout.from_json(self._step, self._ask("layout", 1, b"", None)[0])
         return self._layout
@@ -63,12 +64,13 @@ class RemoteStepTable(RemoteTable):
     ) -> StepSample:
         draw = self._draw if drawing.wanted else self._draw_large
         (keys, probabilities, *leaves), info, figures = draw(drawing, timeout, answered)
-        return self.layout.from_leaves(leaves, info, keys, probabilities, weights_of(probabilities, figures["beta"]))
+        return self.layout.from_leaves(leaves, info, keys, probabilities, importance_weights(probabilities, figures["beta"]))
 
     def _draw_large(
         self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None
     ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
-        """As `_draw`, of items larger than a message: keys first, then each leaf in parts. One that goes meanwhile is drawn anew."""
+        """Like `_draw`, for items that are larger than a message: it draws the keys, then fetches each leaf in parts. If an item is removed
+        meanwhile, another one is drawn."""
         drawn, info, figures = self._draw(drawing, timeout, answered)
         leaves = [empty((drawing.n, *leaf.shape), leaf.dtype) for leaf in self.layout.leaves]
         for i in range(drawing.n):
@@ -78,7 +80,7 @@ class RemoteStepTable(RemoteTable):
         return [*drawn, *leaves], info, figures
 
     def _fetch(self, key: int, leaf: int, to: np.ndarray, timeout: float | None) -> bool:
-        """Fill `to` with a leaf of an item; False when the item is gone."""
+        """Fill `to` with one leaf of an item; False if the item is gone."""
         data = to.reshape(-1).view(np.uint8)
         for start in range(0, data.size, MAX_BYTES):
             part = data[start : start + MAX_BYTES]
@@ -89,14 +91,14 @@ class RemoteStepTable(RemoteTable):
         return True
 
     def insert(self, samples: Any, priorities: Any = None, timeout: float | None = None) -> Keys:
-        """Not of steps: they belong to an episode, and what gets a key is an item over several of them.
+        """Steps cannot be inserted: they belong to an episode, and keys belong to items over several steps.
 
         Raises:
             ConfigError: always.
         """
-        raise ConfigError("steps are sent in order, by send() and send_batch(); a table of steps has no insert()")
+        raise ConfigError("a table of steps has no insert(), because steps must come in order; use send() or send_batch()")
 
 
 def remote_table(send: Callable[..., Pending], spec: Spec, name: str | None, timeout: float, step: Spec | None) -> RemoteTable:
-    """A table of the server; `step` is given where it is one of steps."""
+    """A table of the server. `step` is the spec of a step if the table stores steps."""
     return RemoteTable(send, spec, name, timeout) if step is None else RemoteStepTable(send, spec, name, timeout, step)

@@ -1,9 +1,8 @@
-"""A learner's replay table from another process or machine: requests to the server that holds it, over any transport."""
+"""Accesses a learner's replay table from another process or machine, by requests to the server over any transport."""
 
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import time
 from collections import deque
@@ -16,7 +15,9 @@ import numpy as np
 
 from ..base.errors import ClosedError, EchoError, EchoTimeoutError, SpecError
 from ..base.memory.recycled import empty
+from ..base.waiting import Wait
 from ..spec.spec import Spec
+from ..store.replay.replay_info import importance_weights
 from ..store.sampler import Keys, check_keys, check_priorities
 from ..wire.blobs import MAX_KEYS, fill, join, max_rows, split
 
@@ -27,15 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Drawing", "RemoteInfo", "RemoteSample", "RemoteTable"]
 
-_log = logging.getLogger("echo")
-
-PATIENCE = 5.0  # seconds, then a wait is logged
-POLL = (0.001, 0.05)  # seconds between two questions while there is nothing to sample: at first, and at most
-AHEAD = 2  # messages of one batch under way: more, and what a processor keeps of them in its caches is overwritten before it is read
+POLL = (0.001, 0.05)  # seconds between two requests while no batch can be drawn: at first, and at most
+AHEAD = 2  # messages of one batch under way; with more, data in the processor's caches would be overwritten before it is read
 
 
 class RemoteInfo(NamedTuple):
-    """Figures about the table when the batch was drawn; see `ReplayInfo`."""
+    """Information about the table at the time of the draw; see `ReplayInfo`."""
 
     table: str | None
     store_size: int
@@ -48,7 +46,7 @@ class RemoteInfo(NamedTuple):
 
 
 class RemoteSample(NamedTuple):
-    """A batch from another process: like `Sample`, the arrays are this process's own.
+    """A batch from another process. It is like `Sample`, but its arrays belong to this process.
 
     Attributes:
         batch: leaves of shape `(n, *leaf.shape)`.
@@ -63,32 +61,32 @@ class RemoteSample(NamedTuple):
     weights: np.ndarray
 
     def with_batch(self, batch: Any) -> RemoteSample:
-        """The same figures with another batch."""
+        """The same keys, weights and information with another batch."""
         return self._replace(batch=batch)
 
 
 @dataclass
 class Drawing:
-    """A batch of `n` items, `step` of them in a message, with the leaves `wanted`; `more` is what a message asks besides."""
+    """A batch of `n` items with the leaves `wanted`; each message has `step` items. `more` holds further arguments of each request."""
 
     n: int
     step: int
     wanted: Sequence[LeafSpec]
     more: dict[str, Any]
-    to_ask: int = 0  # the first item that was not asked for
-    asked: deque[Pending] = field(default_factory=deque)  # the messages under way
-    first: tuple[dict[str, Any], Buffer] | None = None  # of them, where its answer is here
-    number: int = field(default_factory=partial(next, itertools.count(1)))  # of no other batch that this process asks for
+    to_ask: int = 0  # the first item that was not requested yet
+    asked: deque[Pending] = field(default_factory=deque)  # the requests under way
+    first: tuple[dict[str, Any], Buffer] | None = None  # the first answer, once it has arrived
+    number: int = field(default_factory=partial(next, itertools.count(1)))  # unique among the batches of this process
 
     def body(self, start: int) -> dict[str, Any]:
-        """What the message asks for that brings the items from `start` on."""
+        """The body of the request for the items from `start` on."""
         if self.n <= self.step:
             return self.more
         return self.more | {"batch": self.number, "start": start, "rows": min(self.step, self.n - start)}
 
 
 class RemoteTable:
-    """One table of a server, through `send` (`Connection.ask`). Thread-safe."""
+    """One table of a server; `send` (`Connection.ask`) sends its requests. Thread-safe."""
 
     def __init__(self, send: Callable[..., Pending], spec: Spec, name: str | None, timeout: float) -> None:
         self._send_request = send
@@ -101,11 +99,11 @@ class RemoteTable:
         return self._spec
 
     def update_priorities(self, keys: Any, priorities: Any, timeout: float | None = None) -> int:
-        """As `ReplayTable.update_priorities`; applied when this returns, part by part where there are very many."""
+        """Like `ReplayTable.update_priorities`. The priorities are applied when this returns; very many are applied in several parts."""
         checked = check_keys(keys)
         values = check_priorities(priorities, checked)
         gone, zeros = 0, np.flatnonzero(values == 0)[:1]
-        if checked.size > MAX_KEYS and zeros.size:  # some tables refuse it: then before any other is applied
+        if checked.size > MAX_KEYS and zeros.size:  # some tables refuse 0, and must do so before any other priority is applied
             self._ask("update_priorities", 1, join(checked[zeros], values[zeros]), timeout)
         for start in range(0, checked.size, MAX_KEYS):
             part = slice(start, start + MAX_KEYS)
@@ -114,7 +112,7 @@ class RemoteTable:
         return gone
 
     def delete(self, keys: Any, timeout: float | None = None) -> int:
-        """As `ReplayTable.delete`."""
+        """Like `ReplayTable.delete`."""
         checked = check_keys(keys)
         deleted = 0
         for part in _parts(checked, MAX_KEYS):
@@ -122,7 +120,7 @@ class RemoteTable:
         return deleted
 
     def ack(self, keys: Any, timeout: float | None = None) -> int:
-        """As `ReplayTable.ack`."""
+        """Like `ReplayTable.ack`."""
         checked = check_keys(keys)
         ended = 0
         for part in _parts(checked, MAX_KEYS):
@@ -130,10 +128,10 @@ class RemoteTable:
         return ended
 
     def peek(self, keys: Any, timeout: float | None = None) -> tuple[Any, np.ndarray]:
-        """As `ReplayTable.peek`: items by key, and which of them were there. Those of different messages are not of one moment."""
+        """Like `ReplayTable.peek`: items by key, and which of them exist. Items that arrive in different messages may be from different moments."""
         checked = check_keys(keys)
         if checked.size == 0:
-            raise ValueError("peek() of no keys")
+            raise ValueError("peek() needs at least one key")
         parts = []
         for part in _parts(checked, max_rows(self._spec)):
             blob = self._ask("peek", len(part), join(part), timeout)[1]
@@ -142,13 +140,13 @@ class RemoteTable:
         return self._spec.flattener.unflatten(leaves), here
 
     def update_items(self, keys: Any, leaves: Mapping[str, Any], timeout: float | None = None) -> np.ndarray:
-        """As `ReplayTable.update_items`: overwrite leaves of items in place, from a worker that reanalyses; which of them were there."""
+        """Like `ReplayTable.update_items`: overwrite leaves of items in place (for a worker that reanalyses), and return which of them existed."""
         checked = check_keys(keys)
         known = {leaf.path: leaf for leaf in self._spec.leaves}
         arrays = {}
         for path, value in leaves.items():
             if path not in known:
-                raise SpecError(f"no leaf {path!r}; this table has {', '.join(map(repr, known))}")
+                raise SpecError(f"the table has no leaf {path!r}; it has {', '.join(map(repr, known))}")
             leaf, array = known[path], np.ascontiguousarray(value)
             if array.dtype != leaf.dtype or array.shape != (checked.size, *leaf.shape):
                 raise SpecError(
@@ -166,23 +164,24 @@ class RemoteTable:
         return np.concatenate(here)
 
     def top(self, k: int, timeout: float | None = None) -> tuple[Keys, np.ndarray]:
-        """As `ReplayTable.top`; k is at most 65 280."""
+        """Like `ReplayTable.top`; k is at most 65 280."""
         body, blob = self._ask("top", k, b"", timeout)
         keys, priorities = split(blob, (np.uint64, (body["n"],)), (np.float64, (body["n"],)))
         return keys, priorities
 
     def priority_histogram(self, bins: int = 32, timeout: float | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """As `ReplayTable.priority_histogram`, of `bins` equal ranges."""
+        """Like `ReplayTable.priority_histogram`, with `bins` equal ranges."""
         counts, edges = split(self._ask("priority_histogram", bins, b"", timeout)[1], (np.int64, (bins,)), (np.float64, (bins + 1,)))
         return counts, edges
 
     def insert(self, samples: Any, priorities: Any = None, timeout: float | None = None) -> Keys:
-        """Insert N samples and learn their keys; leaves have shape `(N, *leaf.shape)`. For streams of samples `send` is faster.
+        """Insert N samples and return their keys; leaves have shape `(N, *leaf.shape)`. For many samples in a row, `send` is faster.
 
         Raises:
-            SpecError, ValueError: nothing was inserted. EchoTimeoutError: the rate limiter let none in; those of earlier parts of a large
-                batch stay, the error's `inserted` attribute says how many. EchoError: the table refused some; the text says how many
-                were inserted before.
+            SpecError, ValueError: nothing was inserted.
+            EchoTimeoutError: the rate limiter allowed no insert in time. The samples of earlier parts of a large batch stay inserted; the
+                error's attribute `inserted` says how many.
+            EchoError: the table refused some samples; the message says how many were inserted before.
         """
         total, data = self._spec.flattener.batch_tobytes(samples)
         leaves = split(data, *((leaf.dtype, (total, *leaf.shape)) for leaf in self._spec.leaves))
@@ -200,34 +199,34 @@ class RemoteTable:
                 raise
             except EchoError as error:
                 if start:
-                    raise type(error)(f"{start} of {total} were inserted; of the others, counted from there: {error}") from error
+                    raise type(error)(f"{start} of {total} were inserted; among the others, counted from the first of them: {error}") from error
                 raise
             keys.append(split(answer[1], (np.uint64, (n,)))[0])
         return np.concatenate(keys)
 
     def sample(self, n: int, timeout: float | None = None, beta: float | None = None) -> RemoteSample:
-        """Draw n items, at most 1 GiB. More than fit into one message are drawn at once, and travel in several.
+        """Draw n items of at most 1 GiB. A batch that is larger than one message is drawn at once and travels in several messages.
 
         Raises:
-            ValueError: n is no whole number from 1.
-            EchoTimeoutError: the rate limiter let no such batch out in time. ClosedError: the server is closed.
+            ValueError: n is not a whole number of at least 1.
+            EchoTimeoutError: the rate limiter allowed no such batch in time. ClosedError: the server is closed.
         """
         return self._finish(self._begin(n, beta), timeout)
 
     def _plan(self) -> tuple[int, Sequence[LeafSpec], dict[str, Any]]:
-        """How a batch is asked for: items of a message, leaves, and what else to say."""
+        """How a batch is requested: the items per message, the leaves, and further arguments."""
         return max_rows(self._spec), self._spec.leaves, {}
 
     def _begin(self, n: int, beta: float | None) -> Drawing:
-        """A batch to be asked for; `_finish` does what is left of that, and waits for it."""
+        """Prepare a batch; `_finish` sends the remaining requests and waits for the answers."""
         if not hasattr(type(n), "__index__") or n < 1:
-            raise ValueError(f"n must be a whole number from 1, not {n!r}")
+            raise ValueError(f"n must be a whole number of at least 1, not {n!r}")
         step, wanted, more = self._plan()
         return Drawing(n, step, wanted, more | ({} if beta is None else {"beta": beta}))
 
     def _finish(self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None) -> RemoteSample:
         (keys, probabilities, *leaves), info, figures = self._draw(drawing, timeout, answered)
-        weights = weights_of(probabilities, figures["beta"])
+        weights = importance_weights(probabilities, figures["beta"])
         if info.policy_versions is not None and figures["lag_weight"] != 1:
             lags = np.maximum(info.policy_version - info.policy_versions.astype(np.int64), 0)
             weights *= (float(figures["lag_weight"]) ** lags).astype(np.float32)
@@ -236,9 +235,9 @@ class RemoteTable:
     def _draw(
         self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None
     ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
-        """Keys, probabilities and leaves of a batch; figures, of the table and of the draw. `answered`: called after each message."""
+        """The keys, probabilities and leaves of a batch, and information about the table and the draw. `answered` is called after each answer."""
         n, step, wanted = drawing.n, drawing.step, drawing.wanted
-        ends = time.monotonic() + (self._timeout if timeout is None else timeout)  # of all messages together
+        ends = time.monotonic() + (self._timeout if timeout is None else timeout)  # for all messages together
         arrays: list[np.ndarray] = []
         shapes: list[tuple[Any, tuple[int, ...]]] = [(np.uint64, ()), (np.float64, ()), *((leaf.dtype, leaf.shape) for leaf in wanted)]
         for start in range(0, n, step):
@@ -254,7 +253,7 @@ class RemoteTable:
                 answered()
             else:
                 self._ask_ahead((drawing,), AHEAD)
-            if not arrays:  # of the whole batch, into which every message goes at once
+            if not arrays:  # arrays of the whole batch, into which every message is copied
                 versions = [(np.uint64, ())] if body.get("versions") else []
                 arrays = [empty((n, *shape), dtype) for dtype, shape in [*shapes, *versions]]
             fill(blob, [array[start : start + k] for array in arrays])
@@ -274,20 +273,20 @@ class RemoteTable:
         return arrays, info, figures
 
     def _part(self, drawing: Drawing, start: int, left: float) -> tuple[dict[str, Any], Buffer]:
-        """The message of a batch that was drawn which brings its items from `start` on."""
+        """The answer with the items from `start` on, of a batch that is already drawn."""
         if left == 0:
-            raise EchoTimeoutError(f"sample() had {start} of {drawing.n} items in time; draw fewer, or wait longer (timeout=)")
+            raise EchoTimeoutError(f"sample() received only {start} of {drawing.n} items in time; draw fewer, or wait longer (timeout=)")
         self._ask_ahead((drawing,), 1)
         answer = drawing.asked.popleft()(_patience(left))
-        if answer[0].get("gone"):  # asked for before it was drawn
+        if answer[0].get("gone"):  # this part was requested before the batch was drawn
             answer = self._ask("sample", drawing.n, b"", left, **drawing.body(start))
         if answer[0].get("gone"):
-            raise EchoError(f"the server no longer has the batch of {drawing.n} that this is a part of; draw such large batches in fewer threads")
+            raise EchoError(f"the server has dropped the rest of this batch of {drawing.n}; draw such large batches in fewer threads")
         return answer
 
     def batches(self, n: int, timeout: float | None, beta: float | None, prefetch: int) -> Iterator[RemoteSample]:
-        """Batches of n in the order in which they were drawn, `prefetch` of them on the way while one is worked on; ends when the server
-        is closed. Of large ones, as many messages as `AHEAD` says."""
+        """Yield batches of n items in the order of their draws until the server is closed, with `prefetch` of them on the way. At most
+        `AHEAD` messages of large batches are on the way."""
         drawings: deque[Drawing] = deque()
 
         def answered() -> None:
@@ -298,7 +297,7 @@ class RemoteTable:
         try:
             while True:
                 answered()
-                # Those that were not there when they were asked for come after the one that was drawn next, and are asked for again with it.
+                # A batch that could not be drawn when it was requested comes after the next drawn one, and is requested again with it.
                 for _ in range(len(drawings)):
                     if (drawing := drawings[0]).asked:
                         drawing.first = drawing.asked.popleft()(_patience(timeout))
@@ -314,7 +313,7 @@ class RemoteTable:
             return
 
     def _ask_ahead(self, drawings: Iterable[Drawing], most: int) -> None:
-        """Have up to `most` messages of these batches under way, in order."""
+        """Send requests until `most` messages of these batches are under way, in order."""
         under_way = sum(len(drawing.asked) for drawing in drawings)
         for drawing in drawings:
             while drawing.to_ask < drawing.n and under_way < most:
@@ -323,21 +322,15 @@ class RemoteTable:
                 under_way += 1
 
     def _until_there(self, op: str, n: int, blob: bytes, timeout: float | None, more: dict[str, Any]) -> tuple[dict[str, Any], Buffer]:
-        """Ask until the answer is not "wait"."""
-        seconds = self._timeout if timeout is None else timeout
-        began, pause, told = time.monotonic(), POLL[0], False
+        """Repeat the request until the answer is not "wait"."""
+        wait, pause = Wait(self._timeout if timeout is None else timeout), POLL[0]
         while True:
             answer = self._ask(op, n, blob, timeout, **more)
             reason = answer[0].get("wait")
             if reason is None:
                 return answer
-            waited = time.monotonic() - began
-            if waited >= seconds:
-                raise EchoTimeoutError(f"{op}() waited {seconds:g} s: {reason}")
-            if waited > PATIENCE and not told:
-                told = True
-                _log.warning("%s() has waited 5 s: %s", op, reason)
-            time.sleep(min(pause, max(0.0, seconds - waited)))
+            left = wait.look(f"{op}()", reason)
+            time.sleep(min(pause, left))
             pause = min(pause * 2, POLL[1])
 
     def _ask(self, op: str, n: int, blob: bytes, timeout: float | None, **body: Any) -> tuple[dict[str, Any], Buffer]:
@@ -350,16 +343,10 @@ class RemoteTable:
 
 
 def _patience(timeout: float | None) -> float | None:
-    """Seconds for an answer: "is there a batch now" still needs one; None is the connection's own time."""
+    """Seconds to wait for an answer: a request with timeout 0 still needs time for its answer. None is the connection's default."""
     return None if timeout is None or timeout == math.inf else max(1.0, timeout)
 
 
 def _parts(keys: Keys, most: int) -> Iterator[Keys]:
-    """`keys` in runs of at most `most`."""
+    """Split `keys` into runs of at most `most`."""
     return (keys[start : start + most] for start in range(0, keys.size, most))
-
-
-def weights_of(probabilities: np.ndarray, beta: float) -> np.ndarray:
-    """As `ReplayTable` weighs a batch: (1 / (N p))^beta, the largest 1."""
-    weights: np.ndarray = ((probabilities.min() / probabilities) ** beta).astype(np.float32)
-    return weights

@@ -1,4 +1,4 @@
-"""Collecting what a worker sees step by step into the one sample its learner wants.
+"""Collects a worker's steps into one sample for its learner.
 
     example = {"step": {"obs": np.zeros((64, 4), np.float32)},       # 64 calls of add("step", ...)
                "episode": {"return": np.zeros((), np.float32)}}      # one of add("episode", ...)
@@ -6,7 +6,7 @@
     ...
     client.send(trajectory.build())
 
-The arrays are allocated once; a row is checked whole before any of it is copied.
+The arrays are allocated once. A whole row is checked before any of it is copied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TrajectoryAccumulator:
     * **buffered**: all leaves have the same leading dimension N > 1. N calls of `add` fill it,
       each with a tree of rows: leaves of shape `leaf.shape[1:]`, or `(1, *leaf.shape[1:])`.
     * **single-item**: a leaf is 0-d, or all leaves have leading dimension 1. One call of `add`
-      fills it; leaves of the example's shape, without or with a leading 1.
+      fills it; the leaves have the example's shape, without or with a leading 1.
 
     Dtypes must be the example's (a Python scalar is accepted where a row is 0-d); nothing is
     broadcast or cast. One accumulator belongs to one thread.
@@ -43,8 +43,8 @@ class TrajectoryAccumulator:
         namespace: optree namespace of the example's classes.
 
     Raises:
-        TypeError: `example` is no dict.
-        SpecError: a timescale is empty or its leaves' leading dimensions differ, naming the leaf.
+        TypeError: `example` is not a dict.
+        SpecError: a timescale is empty, or its leaves' leading dimensions differ; the message names the leaf.
     """
 
     def __init__(self, example: Mapping[str, Any], *, namespace: str = "") -> None:
@@ -62,13 +62,13 @@ class TrajectoryAccumulator:
     def add(self, name: str, data: Any) -> None:
         """Copy `data` into the next row of timescale `name`.
 
-        Raises SpecError naming timescale and leaf, IndexError when the timescale is full, KeyError
-        when there is none of that name. An `add` that raises has changed nothing.
+        Raises SpecError with the names of timescale and leaf if the data does not fit, IndexError if the
+        timescale is full, and KeyError if there is no such timescale. An `add` that raises changes nothing.
         """
         scale = self._scales.get(name)
         if scale is None:
             hint = did_you_mean(str(name), map(str, self._scales))
-            raise KeyError(f"no timescale {name!r}; there are {list(self._scales)}{hint}")
+            raise KeyError(f"no timescale {name!r}; the timescales are {list(self._scales)}{hint}")
         filled = scale.filled
         if filled >= scale.capacity:
             raise IndexError(
@@ -82,11 +82,11 @@ class TrajectoryAccumulator:
         scale.filled = filled + 1
 
     def build(self, *, copy: bool = False) -> dict[str, Any]:
-        """The finished sample; the counters start again at zero.
+        """Return the finished sample; the counters start again at zero.
 
-        Its arrays are the accumulator's own and are overwritten from the next `add()` on, which is
-        what `client.send(trajectory.build())` needs and costs nothing. With `copy=True` they are
-        the caller's to keep. Raises SpecError while rows are missing, saying which.
+        Its arrays are the accumulator's own. The next `add()` overwrites them, which is safe and free
+        of cost for `client.send(trajectory.build())`. With `copy=True` the caller gets copies to keep.
+        Raises SpecError if rows are missing; the message says which.
         """
         missing = [
             f"{scale.capacity - scale.filled} of {scale.capacity} rows of {name!r}"
@@ -96,13 +96,13 @@ class TrajectoryAccumulator:
         if missing:
             raise SpecError(
                 f"the trajectory is incomplete, missing {', '.join(missing)}; add() them, or "
-                "reset() to drop what was added"
+                "reset() to drop the rows that were added"
             )
         self.reset()
         return {name: scale.tree(copy) for name, scale in self._scales.items()}
 
     def reset(self) -> None:
-        """Drop what was added since the last `build()`, as when an episode is abandoned."""
+        """Drop all rows that were added since the last `build()`, for example when an episode is abandoned."""
         for scale in self._scales.values():
             scale.filled = 0
 
@@ -113,12 +113,12 @@ class TrajectoryAccumulator:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows added so far, per timescale."""
+        """The number of rows added so far to each timescale."""
         return {name: scale.filled for name, scale in self._scales.items()}
 
     @property
     def capacities(self) -> dict[str, int]:
-        """Rows that make a timescale full, per timescale."""
+        """The number of rows that fill each timescale."""
         return {name: scale.capacity for name, scale in self._scales.items()}
 
     def __repr__(self) -> str:

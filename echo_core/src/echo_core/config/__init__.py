@@ -1,1 +1,1 @@
-"""Configuration: files, environment, command line and arguments, merged and checked."""
+"""Reads the configuration: it merges and checks files, environment, command line and arguments."""

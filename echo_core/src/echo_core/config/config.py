@@ -1,8 +1,8 @@
-"""Configuration: defaults < files < environment < command line < arguments, checked twice.
+"""Configuration: defaults < files < environment < command line < arguments, checked in two steps.
 
-First core reads its own keys and finds the plugin that a `type` names; then the plugin's own
-dataclass of options checks the rest, when that plugin is needed and not before: a worker reads
-the same file as its learner without having the learner's plugins installed.
+First core reads its own keys and finds the plugin that a `type` names. Later, when that plugin is
+needed, the plugin's own dataclass of options checks the rest. A worker can therefore read the same
+file as its learner without having the learner's plugins installed.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ Source = str | os.PathLike[str] | Mapping[str, Any]
 
 
 class Config:
-    """A whole configuration, checked as far as core knows it. Made by `load`.
+    """A whole configuration, made by `load`. Only the keys that core knows are checked.
 
     Attributes:
         server, client, security, plugins: the sections.
-        example: the pytree that the tables of `[example]` describe; None without them.
-        host: the installed plugins under the settings of `[plugins]`.
+        example: the pytree that the tables of `[example]` describe; None if there are no such tables.
+        host: the installed plugins, with the settings of `[plugins]` applied.
     """
 
     server: ServerConfig
@@ -79,7 +79,7 @@ class Config:
     def origin(self, key: str) -> str:
         """Where the value of a dotted key came from: a file's path, "environment variable X", ...
 
-        Keys that nobody gave have the origin "default".
+        A key that no source gave has the origin "default".
 
         Raises:
             ConfigError: there is no such key.
@@ -93,7 +93,7 @@ class Config:
         """The value of a core key such as "server.batch_size".
 
         Raises:
-            ConfigError: it is not given; shows the two ways to give it.
+            ConfigError: it is not given; the message shows the two ways to give it.
         """
         self.origin(key)
         section, _, name = key.partition(".")
@@ -117,23 +117,23 @@ class Config:
         return [(key, lines[key], self.origin(key)) for key in sorted(lines)]
 
     def check(self) -> None:
-        """Load every plugin that is mentioned and check its options too.
+        """Also load every plugin that the configuration names, and check its options.
 
         Raises:
-            ConfigError, PluginError: the first thing that is wrong.
+            ConfigError, PluginError: for the first fault.
         """
         self.host.check_required()
         self.server.sampler.create()
         for table in self.server.tables:
-            table.check()
+            table.check_plugins()
         for transport in self.server.transports:
             transport.create()
         if self.client.address is not None or self.client.options:
             self.connect_options()
 
     def connect_options(self) -> dict[str, Any]:
-        """What to connect with besides the address: the options of `[client]` and those behind
-        the `?` of its address, checked and converted; only those that were given.
+        """The options of the connection: those of `[client]` and those behind the `?` of its address,
+        checked and converted. Options that were not given are left out.
 
         Raises:
             PluginError: the transport is missing or broken.
@@ -151,8 +151,8 @@ class Config:
         given |= self.client.options
         if "token" in given:
             raise ConfigError(
-                f"{self.origin('client.address')}: client.token: a token belongs into [security], "
-                "where it does not show"
+                f"{self.origin('client.address')}: client.token: a token belongs in [security], "
+                "where it is kept out of sight"
             )
         try:
             plugin = self.host.transport_class(address.scheme)
@@ -163,7 +163,7 @@ class Config:
         return {key: getattr(checked, key) for key in given}
 
     def replace(self, overrides: Mapping[str, Any]) -> Config:
-        """This configuration with arguments over it, as `load(..., overrides=...)` takes them."""
+        """This configuration with `overrides` on top, which have the form that `load(..., overrides=...)` takes."""
         layer = Layer()
         layer.merge(self._layer)
         layer.merge(from_mapping(overrides, "arguments"))
@@ -197,8 +197,8 @@ class Config:
         if tables is not None:
             if "server.sampler" in self._origins:
                 raise ConfigError(
-                    f"{self.origin('server.sampler')}: server.sampler: each of [[server.tables]] has a sampler of its own; "
-                    "keep one or the other"
+                    f"{self.origin('server.sampler')}: server.sampler: each of [[server.tables]] has its own sampler; "
+                    "keep server.sampler or server.tables"
                 )
             if not isinstance(tables, Mapping):
                 raise ConfigError(f"{self.origin('server.tables')}: server.tables: must be a list of tables: [[server.tables]]")
@@ -209,7 +209,7 @@ class Config:
         origin = self.origin(f"server.transport.{key}")
         raise ConfigError(
             f"{origin}: server.transport.{key}: transport is a list; "
-            f"say which one is meant: server.transport.0.{key}"
+            f"name the entry you mean: server.transport.0.{key}"
         )
 
     def _choice(
@@ -220,7 +220,7 @@ class Config:
         if not isinstance(name, str) or not name:
             origin = self._origins.get(f"{where}.type") or self._origins.get(where)
             example = "tcp" if kind == "transport" else "fifo"
-            raise ConfigError(f'{origin}: {where}: has no type; add type = "{example}"')
+            raise ConfigError(f'{origin}: {where}: the key "type" is missing; add type = "{example}"')
         return PluginChoice(kind, str(name), options, where, self._origins, self.host)
 
     def _client(self, table: dict[str, Any]) -> ClientConfig:
@@ -242,11 +242,11 @@ class Config:
     def _check_key(self, path: tuple[str, ...], origin: str) -> None:
         said = f"{origin}: " if origin else ""
         section = path[0]
-        if section == "example" and len(path) > 1:  # names of leaves are free
+        if section == "example" and len(path) > 1:  # any name of a leaf is allowed
             return
         if section not in KEYS:
             sections = [*KEYS, "example"]
-            hint = did_you_mean(section, sections) or f"; there are {', '.join(sections)}"
+            hint = did_you_mean(section, sections) or f"; the sections are {', '.join(sections)}"
             raise ConfigError(f"{said}{'.'.join(path)}: no section {section!r}{hint}")
         if len(path) == 1:
             if origin:
@@ -263,17 +263,17 @@ def load(
     command_line: Iterable[str] = (),
     overrides: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Read a configuration; of two sources the later one wins, key by key.
+    """Read a configuration. For each key, a later source wins over an earlier one.
 
     Args:
         sources: paths of TOML files, or mappings of sections (from Hydra, pydantic, ...).
         env: variables such as ECHO_SERVER__TRANSPORT__PORT win over the sources.
         command_line: items such as `"server.batch_size=64"` win over the environment.
-        overrides: a mapping, or dotted keys, given by the program; wins over everything.
+        overrides: a mapping of sections or of dotted keys, given by the program; it wins over everything.
 
     Raises:
-        ConfigError: a key is unknown or a value does not fit; names origin, key and suggestion.
-        SecurityError: a file with a token in it can be read by other users.
+        ConfigError: a key is unknown or a value does not fit; the message has origin, key and a suggestion.
+        SecurityError: other users can read a file that holds a token.
         PluginError: `[plugins] require` is not met.
     """
     layer = Layer()
@@ -293,13 +293,13 @@ def load(
 def server_arguments(
     source: Source | Config | Iterable[Source], overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments for `Server`, with its sampler and transports made; `tables` still have to be given their examples, by
-    `table_config.with_tables`.
+    """Keyword arguments for `Server`. Its sampler and transports are already made; `table_config.with_tables` still has to give
+    the `tables` their examples.
 
-    `overrides` are keyword arguments of `Server`: those that are keys of `[server]` win over the
-    sources, the others (and objects, such as a `Transport`) are passed on as they are.
+    `overrides` are keyword arguments of `Server`. Those that are keys of `[server]` win over the
+    sources; the others (and objects, such as a `Transport`) are passed on unchanged.
 
-    Raises what `load` and `PluginChoice.create` raise; ConfigError without a batch size.
+    Raises the errors of `load` and `PluginChoice.create`, and ConfigError if there is no batch size.
     """
     config, passed = _with_arguments(source, "server", overrides or {})
     security = config.security
@@ -328,11 +328,11 @@ def server_arguments(
 def client_arguments(
     source: Source | Config | Iterable[Source], overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments for `Client`, its address (without options) among them.
+    """Keyword arguments for `Client`, including its address without options.
 
     `overrides` are keyword arguments of `Client`; they win over the sources.
 
-    Raises what `load` and `Config.connect_options` raise; ConfigError without an address.
+    Raises the errors of `load` and `Config.connect_options`, and ConfigError if there is no address.
     """
     config, passed = _with_arguments(source, "client", overrides or {})
     security = config.security
@@ -351,7 +351,7 @@ def _with_arguments(
     if not isinstance(source, Config):
         one = isinstance(source, (str, os.PathLike, Mapping))
         if not one and not isinstance(source, Iterable):
-            raise ConfigError(f"a configuration is the path of a TOML file, a mapping, or several in a list, not {source!r}")
+            raise ConfigError(f"a configuration must be the path of a TOML file, a mapping, or a list of these, not {source!r}")
         source = load(*([source] if one else source))
     passed = {key: value for key, value in overrides.items() if _is_passed(section, key, value)}
     given = {key: value for key, value in overrides.items() if key not in passed}
@@ -359,7 +359,7 @@ def _with_arguments(
 
 
 def _is_passed(section: str, key: str, value: Any) -> bool:
-    """Whether a keyword argument is none of the configuration's business."""
+    """Whether a keyword argument is passed on unchanged because it is not part of the configuration."""
     if section == "client":
         return key in ("token", "auth", "tables")
     members = value if isinstance(value, (list, tuple)) else [value]

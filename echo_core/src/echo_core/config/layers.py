@@ -1,9 +1,9 @@
-"""Layers of a configuration: several sources merged key by key, each value knowing its origin.
+"""Layers of a configuration: several sources are merged key by key, and each value keeps its origin.
 
-A layer is flat: a path such as `("server", "transport", "port")` leads to a value. Tables merge
-key by key. Two things replace instead: a transport or sampler written as one string (an address, a
-name) or as a list replaces the whole one before it, and so does a table with another `type`,
-because the options of one plugin mean nothing to another.
+A layer is flat: it maps a path such as `("server", "transport", "port")` to a value. Tables merge
+key by key. Two things replace the earlier value as a whole instead: a transport or sampler that is
+written as one string (an address, a name) or as a list, and a table with another `type`. The options
+of one plugin mean nothing to another.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["CHOICES", "Layer", "from_command_line", "from_environment", "from_fi
 
 Key = tuple[str, ...]
 
-# Where a plugin is chosen by `type`: these values may be a string, a table or (transport) a list.
+# Paths where a `type` chooses a plugin. Their values may be a string, a table or (for transport) a list.
 CHOICES: tuple[Key, ...] = (("server", "transport"), ("server", "sampler"))
 
-# A list of tables, in which these keys may be a name instead of a table with a `type`.
+# A list of tables. In each table, these keys may hold a name instead of a table with a `type`.
 TABLES: Key = ("server", "tables")
 _NAMED = ("sampler", "remover", "rate_limiter", "items")
 
@@ -35,7 +35,7 @@ _EITHER = {_TOKEN: ("security", "token_file"), ("security", "token_file"): _TOKE
 
 
 class Layer:
-    """Values by path, each with its origin: one source, or several merged."""
+    """The values of one source, or of several merged sources, by path; each value has its origin."""
 
     def __init__(self) -> None:
         self.values: dict[Key, Any] = {}
@@ -43,7 +43,7 @@ class Layer:
         self._replaced: set[Key] = set()
 
     def put(self, path: Key, value: Any, origin: str) -> None:
-        """Set `path` to a value or a whole table, over what was put before."""
+        """Set `path` to a value or a whole table; it overrides values that were put earlier."""
         if path in CHOICES:
             value = _expand(path, value, origin)
             if not isinstance(value, Mapping) or isinstance(value, _Whole):
@@ -65,12 +65,12 @@ class Layer:
             for key, item in value.items():
                 self.put((*path, str(key)), item, origin)
             return
-        if path[-1] == "token":  # [security] has one, and a transport may have one of its own
+        if path[-1] == "token":  # [security] has a token, and a transport may have its own
             value = _token(path, value, origin)
         self._set(path, value, origin)
 
     def merge(self, later: Layer) -> None:
-        """Lay `later` over this one."""
+        """Merge `later` into this layer; its values win."""
         for path in later._replaced:
             self.drop(path)
         for path in later.values:
@@ -82,12 +82,12 @@ class Layer:
             self._set(path, value, later.origins[path])
 
     def drop(self, path: Key) -> None:
-        """Forget the value at `path` and everything below it."""
+        """Remove the value at `path` and everything below it."""
         for other in [other for other in self.values if other[: len(path)] == path]:
             del self.values[other], self.origins[other]
 
     def nested(self) -> dict[str, Any]:
-        """The values as tables within tables."""
+        """The values as nested tables."""
         root: dict[str, Any] = {}
         for path, value in self.values.items():
             table = root
@@ -116,26 +116,26 @@ class Layer:
     def _set(self, path: Key, value: Any, origin: str) -> None:
         self.drop(path)
         for length in range(1, len(path)):
-            if path[:length] in self.values:  # a table takes the place of a plain value
+            if path[:length] in self.values:  # a table replaces a plain value
                 self.drop(path[:length])
         self.values[path] = value
         self.origins[path] = origin
 
 
 class _Whole(dict[str, Any]):
-    """A table made from a string or a list: it replaces instead of merging."""
+    """A table that was made from a string or a list: it replaces the earlier table instead of merging with it."""
 
 
 def from_file(path: str | os.PathLike[str]) -> Layer:
     """Read a TOML file.
 
     Raises:
-        ConfigError: it cannot be read or is not TOML, with the line.
-        SecurityError: it holds a token and other users can read it.
+        ConfigError: the file cannot be read, or is not TOML; the message names the line.
+        SecurityError: the file holds a token and other users can read it.
     """
     file = Path(path).expanduser()
     if file.suffix in (".yaml", ".yml", ".json"):
-        raise ConfigError(f"{path}: is not TOML; read it and pass the mapping instead of the path")
+        raise ConfigError(f"{path}: this file is not TOML; read it and pass the mapping instead of the path")
     try:
         with open(file, "rb") as stream:
             values = tomllib.load(stream)
@@ -151,7 +151,7 @@ def from_file(path: str | os.PathLike[str]) -> Layer:
 
 
 def from_mapping(mapping: Mapping[str, Any], origin: str) -> Layer:
-    """Any mapping of sections; a key may also be dotted: `{"server.batch_size": 64}`."""
+    """The layer of a mapping of sections. A key may also be dotted: `{"server.batch_size": 64}`."""
     layer = Layer()
     for key, value in mapping.items():
         layer.put(tuple(str(key).split(".")), value, origin)
@@ -159,24 +159,24 @@ def from_mapping(mapping: Mapping[str, Any], origin: str) -> Layer:
 
 
 def from_environment(env: Mapping[str, str]) -> Layer:
-    """Variables such as ECHO_SERVER__TRANSPORT__PORT; those without `__` are not configuration."""
+    """The layer of variables such as ECHO_SERVER__TRANSPORT__PORT; variables without `__` are not configuration."""
     layer = Layer()
     found = [name for name in env if name.startswith("ECHO_") and "__" in name[len("ECHO_") :]]
-    # Shorter paths first: a whole transport, then single options of it.
+    # Shorter paths come first: a whole transport, then its single options.
     for name in sorted(found, key=lambda name: (name.count("__"), name)):
         path = tuple(name.removeprefix("ECHO_").lower().split("__"))
         origin = f"environment variable {name}"
         if not all(path):
-            raise ConfigError(f"{origin}: is written ECHO_SECTION__KEY")
+            raise ConfigError(f"{origin}: a variable of the configuration must be written ECHO_SECTION__KEY")
         layer.put(path, Text(env[name]), origin)
     return layer
 
 
 def from_command_line(items: Iterable[str]) -> Layer:
-    """Items such as `server.batch_size=64`; leading dashes are ignored.
+    """The layer of items such as `server.batch_size=64`; leading dashes are ignored.
 
     Raises:
-        ConfigError: an item has another form, or gives the token away.
+        ConfigError: an item has another form, or would show the token to other users.
     """
     layer = Layer()
     for item in items:
@@ -194,7 +194,7 @@ def from_command_line(items: Iterable[str]) -> Layer:
 
 
 def _expand(path: Key, value: Any, origin: str) -> Any:
-    """A chosen plugin as a table with a `type`: from an address, a name, a table or a list."""
+    """Turn the choice of a plugin (an address, a name, a table or a list) into a table with a `type`."""
     where = ".".join(path)
     if isinstance(value, Text) and value.strip()[:1] in ("{", "["):
         value = read_toml_value(value)
@@ -216,7 +216,7 @@ def _expand(path: Key, value: Any, origin: str) -> Any:
 
 
 def _numbered(value: Any) -> Any:
-    """A list of tables as a table of numbers; a table of numbers, which changes single keys, as it is."""
+    """Turn a list of tables into a table with numbers as keys. A table with numbers as keys, which changes single keys, stays unchanged."""
     value = read_toml_value(value)
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return _Whole({str(index): item for index, item in enumerate(value)})
@@ -244,4 +244,4 @@ def _token(path: Key, value: Any, origin: str) -> Token | None:
         return Token(value)
     if isinstance(value, str) and value.strip():
         return Token.from_text(value.strip())
-    raise ConfigError(f"{origin}: {'.'.join(path)}: must be text that is not empty")
+    raise ConfigError(f"{origin}: {'.'.join(path)}: must be non-empty text")

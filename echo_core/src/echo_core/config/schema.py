@@ -1,19 +1,18 @@
-"""A JSON Schema (2020-12) of Echo's configuration, put together from the option dataclasses of core and of the installed plugins."""
+"""Makes a JSON Schema (2020-12) of Echo's configuration from the option dataclasses of core and of the installed plugins."""
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union
 
 from ..base.errors import PluginError
+from ..base.option_reader import is_dataclass, is_required, kind_of, option_fields
 from ..plugins import discovery
 from ..plugins.discovery import PluginHost
 from .sections import PluginsConfig, SecurityConfig, ServerConfig
-from .table_config import ITEMS, LIMITERS, TableConfig
+from .table import Table
+from .table_config import ITEMS, LIMITERS
 
 __all__ = ["configuration_schema", "options_schema"]
 
@@ -21,24 +20,21 @@ _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", type(
 
 
 def options_schema(cls: type[Any]) -> dict[str, Any]:
-    """The schema of a table that `build_options(cls, ...)` takes. A field that only code can give (a class of its own) takes anything."""
-    hints = typing.get_type_hints(cls)
+    """The schema of a table that `build_options(cls, ...)` takes. A field that only code can give (its type is another class) takes any value."""
     properties, required = {}, []
-    for field in dataclasses.fields(cls):
-        if not field.init:
-            continue
-        described = _type(hints[field.name])
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            required.append(field.name)
+    for name, (field, hint) in option_fields(cls).items():
+        described = _type(hint)
+        if is_required(field):
+            required.append(name)
         elif isinstance(field.default, (str, int, float, bool)) and field.repr:
             described = {**described, "default": field.default}
-        properties[field.name] = described
+        properties[name] = described
     schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**schema, "required": required} if required else schema
 
 
 def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
-    """The schema of a whole configuration file. Plugins that cannot be loaded are left out, so their tables count as mistakes."""
+    """The schema of a whole configuration file. It leaves out plugins that cannot be loaded, so their tables count as mistakes."""
     host = host or discovery.default
     transports = _choices(host, discovery.TRANSPORTS)
     samplers = _choices(host, discovery.SAMPLERS)
@@ -49,8 +45,8 @@ def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
     one = {"anyOf": [address, *transports]}
     server["properties"]["transport"] = {"anyOf": [one, {"type": "array", "items": one}]}
     server["properties"]["sampler"] = {"anyOf": [{"type": "string"}, *samplers]}
-    table = options_schema(TableConfig)
-    del table["properties"]["where"], table["properties"]["origin"]
+    table = options_schema(Table)
+    del table["properties"]["example"]
     of_table = {"anyOf": [{"type": "string"}, *map(_without_capacity, samplers)]}
     table["properties"] |= {"sampler": of_table, "remover": of_table}
     table["properties"]["rate_limiter"] = {"anyOf": [_typed(name, options) for name, (options, _) in LIMITERS.items()]}
@@ -75,9 +71,9 @@ def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
 
 
 def _client(host: PluginHost) -> dict[str, Any]:
-    """The properties of [client]: its own, and of every transport those that connecting takes, each with the transports that know it.
+    """The properties of [client]: its own keys, and the connect options of every transport with the names of the transports that know them.
 
-    Which transport it will be is said by the address, so an editor is offered the options of all of them.
+    Only the address says which transport will be used, so an editor is offered the options of all of them.
     """
     own = {"address": {"type": "string"}, "timeout": {"type": "number", "default": 30.0}, "name": {"type": "string"}}
     forms: dict[str, list[dict[str, Any]]] = {}
@@ -90,7 +86,7 @@ def _client(host: PluginHost) -> dict[str, Any]:
         except PluginError:
             continue
         for key, described in options_schema(cls.ConnectOptions)["properties"].items():
-            if key not in own and key != "token":  # the token belongs into [security]
+            if key not in own and key != "token":  # the token belongs in [security]
                 users.setdefault(key, []).append(record.name)
                 if described not in forms.setdefault(key, []):
                     forms[key].append(described)
@@ -100,7 +96,7 @@ def _client(host: PluginHost) -> dict[str, Any]:
 
 
 def _choices(host: PluginHost, group: str) -> list[dict[str, Any]]:
-    """One schema for each installed plugin: its options, and a `type` that names it."""
+    """One schema for each installed plugin, with its options and a `type` that names it."""
     found = []
     for record in host.examine(group):
         if record.error is not None or record.disabled is not None:
@@ -118,29 +114,29 @@ def _choices(host: PluginHost, group: str) -> list[dict[str, Any]]:
 
 
 def _without_capacity(sampler: dict[str, Any]) -> dict[str, Any]:
-    """Of a sampler in a table, which gives it its own capacity."""
+    """The schema of a sampler without `capacity`, because the sampler's table gives it the table's capacity."""
     properties = {key: value for key, value in sampler["properties"].items() if key != "capacity"}
     return {**sampler, "properties": properties, "required": ["type", *(key for key in sampler["required"][1:] if key != "capacity")]}
 
 
 def _typed(name: str, options: type[Any]) -> dict[str, Any]:
-    """Of a table whose `type` says which options it has."""
+    """The schema of a table whose `type` determines its options."""
     schema = options_schema(options)
     properties = {"type": {"const": name}, **schema["properties"]}
     return {"title": name, **schema, "properties": properties, "required": ["type", *schema.get("required", [])]}
 
 
 def _type(hint: Any) -> dict[str, Any]:
-    kind, members = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if kind in (Union, types.UnionType):
+    kind, members = kind_of(hint)
+    if kind is Union:
         parts = [_type(member) for member in members if member is not type(None)]
-        return parts[0] if len(parts) == 1 else {"anyOf": parts}  # TOML has no null: None is said by leaving the key out
+        return parts[0] if len(parts) == 1 else {"anyOf": parts}  # TOML has no null; leaving the key out means None
     if kind is Literal:
         return {"enum": list(members)}
     if kind in (tuple, list):
         return {"type": "array", **({"items": _type(members[0])} if members else {})}
     if kind in (dict, Mapping):
         return {"type": "object"}
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+    if is_dataclass(kind):
         return options_schema(kind)
     return {"type": _NAMES[kind]} if kind in _NAMES else {}

@@ -1,4 +1,4 @@
-"""What a configuration consists of: its sections, and the choice of a plugin, as dataclasses."""
+"""The dataclasses of a configuration: its sections, and the choice of a plugin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
     "ServerConfig",
 ]
 
-# The keys people may write in each section; [client] takes options of its transport as well.
+# The keys that users may write in each section. [client] also takes options of its transport.
 KEYS: dict[str, tuple[str, ...]] = {
     "server": ("batch_size", "sampler", "transport", "tables", "num_buffers", "lease_timeout", "pinned"),
     "client": ("address", "timeout", "name"),
@@ -37,10 +37,10 @@ PluginClass = type[Any]  # inside PluginChoice, `type` is a field
 
 @dataclass(frozen=True)
 class PluginChoice:
-    """A plugin chosen by `type`, with options that nobody has checked yet.
+    """A plugin that `type` chooses, with options that have not been checked yet.
 
     Attributes:
-        kind: what is chosen.
+        kind: the kind of plugin.
         type: the plugin's name.
         options: the other keys of the table.
         where: the table's dotted key.
@@ -54,7 +54,7 @@ class PluginChoice:
     host: PluginHost = field(repr=False, compare=False)
 
     def load(self) -> PluginClass:
-        """The plugin's class. Raises PluginError, naming the key and where it was given."""
+        """The plugin's class. Raises PluginError with the key and its origin."""
         find = self.host.transport_class if self.kind == "transport" else self.host.sampler_class
         try:
             return find(self.type)
@@ -68,7 +68,7 @@ class PluginChoice:
         """Check the options and make the transport or sampler.
 
         Args:
-            fallbacks: values for options that are not given, where the plugin has such options.
+            fallbacks: values for options that are not given; those that the plugin does not have are ignored.
 
         Raises:
             PluginError: the plugin is missing or broken.
@@ -77,7 +77,7 @@ class PluginChoice:
         return self.load()(**self.checked(**fallbacks))
 
     def checked(self, **fallbacks: Any) -> dict[str, Any]:
-        """The options that are given, checked and converted, with those `fallbacks` that the plugin has. Raises as `create`."""
+        """The given options, checked and converted, and the `fallbacks` that the plugin has. Raises the same errors as `create`."""
         plugin = self.load()
         known = {field.name for field in dataclasses.fields(plugin.Options)}
         given = {key: value for key, value in fallbacks.items() if key in known}
@@ -89,11 +89,11 @@ class PluginChoice:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """`[server]`. A learner needs `batch_size`; the other keys have defaults."""
+    """The section `[server]`. A learner needs `batch_size`; the other keys have defaults."""
 
     sampler: PluginChoice
     transports: tuple[PluginChoice, ...] = ()
-    tables: tuple[Any, ...] = ()  # of table_config.TableConfig
+    tables: tuple[Any, ...] = ()  # each is a table.Table without its example
     batch_size: int | None = None
     num_buffers: int = 3
     lease_timeout: float = 10.0
@@ -110,7 +110,7 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """`[client]`. All keys but these are options of the transport that `address` selects."""
+    """The section `[client]`. All other keys are options of the transport that `address` selects."""
 
     address: Address | None = None
     timeout: float = 30.0
@@ -124,7 +124,7 @@ class ClientConfig:
 
 @dataclass(frozen=True)
 class SecurityConfig:
-    """`[security]`, for both ends."""
+    """The section `[security]`, which both ends read."""
 
     token_file: Path | None = None
     token: Token | None = None
@@ -133,22 +133,22 @@ class SecurityConfig:
 
     def __post_init__(self) -> None:
         if self.token is not None and self.token_file is not None:
-            raise ValueError("both a token and a file with a token are given; keep one")
+            raise ValueError("token and token_file are both given; keep one")
 
     @property
     def names_token(self) -> bool:
-        """Whether these settings, and not only the environment, say where the token is."""
+        """Whether these settings say where the token is, so that the environment need not."""
         return self.auth and (self.token is not None or self.token_file is not None)
 
     def find_token(self) -> Token | None:
-        """The token these settings lead to; None without authentication. Raises SecurityError."""
+        """The token that these settings select; None without authentication. Raises SecurityError."""
         tokens = self._tokens() if self.auth else None
         return tokens[0] if tokens else None
 
     def accepted(self) -> Path | list[Token] | None:
-        """What a server takes as `token=`: a file as such, so that it is read again when it changes.
+        """The server's argument `token=`. A file is passed as its path, so that it is read again when it changes.
 
-        None without authentication. Raises SecurityError.
+        It is None without authentication. Raises SecurityError.
         """
         tokens = self._tokens() if self.auth else None
         return self.token_file if tokens and self.token_file is not None else tokens
@@ -161,7 +161,7 @@ class SecurityConfig:
 
 @dataclass(frozen=True)
 class PluginsConfig:
-    """`[plugins]`: what to ignore, and which versions must be there."""
+    """The section `[plugins]`: plugins to ignore, and versions that must be installed."""
 
     disable: tuple[str, ...] = ()
     require: tuple[str, ...] = ()

@@ -1,12 +1,15 @@
-"""What a replay table is made of: storage, sampler, remover, rate limiter."""
+"""The description of a replay table: its storage, sampler, remover and rate limiter."""
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from ..base.errors import ConfigError
@@ -20,174 +23,202 @@ from ..store.steps.items import FrameStack, Items, Slices
 from ..store.steps.step_layout import Layout
 from ..store.steps.step_table import StepTable
 from ..store.steps.steps import Steps
+from .sections import PluginChoice
 
-__all__ = ["Table", "make_sampler"]
+__all__ = ["Table", "make_sampler", "placed"]
 
 MAX_CAPACITY = (1 << 31) - 1
 MAX_SEED = (1 << 128) - 1
 NAME_LIMIT = 64
-EVENLY = "uniform"  # the sampler whose draws `Slices(by="steps")` makes for it: it has no preferences of its own
-_serving: dict[int, tuple[weakref.ref[Sampler], weakref.ref[ReplayTable]]] = {}  # samplers by id, as they need not be hashable, and their tables
+EVENLY = "uniform"  # the sampler for `Slices(by="steps")`, which makes its draws: this sampler prefers no row
+_serving: dict[int, tuple[weakref.ref[Sampler], weakref.ref[ReplayTable]]] = {}  # by the sampler's id, as samplers need not be hashable
 A_SAMPLER = "a name such as 'uniform', a mapping {'type': name, ...}, or a Sampler"
-OLDEST = "fifo"  # the remover that tables have themselves: the oldest goes, and no sampler needs to be installed for it
+OLDEST = "fifo"  # the built-in remover: it removes the oldest item and needs no installed sampler
 
 
+@dataclass(eq=False)
 class Table:
     """A description of a table, for `Server(tables=[...])`; `server.tables[name]` then is the table itself, a `ReplayTable`.
 
     Args:
-        name: what workers call it in `send(sample, table=name)`.
-        example: a pytree of numpy arrays: one sample of this table.
-        capacity: items it holds at most; with `items`, steps.
-        sampler: which items make the next batch: a sampler's name, `{"type": name, ...}`, or a `Sampler` of the same capacity.
-        remover: which item goes when it is full: "fifo" (the oldest), or a sampler whose next draw goes. The name of a
-            sampler that `evicts` itself, such as "hot_cold" for both: that one decides.
-        rate_limiter: when inserts and samples wait; None is `MinSize(1)`.
-        max_times_sampled: an item goes after so many samples; 0 keeps it. None takes 1 with `Queue` and `Stack`, otherwise 0.
-        max_bytes: of the items, beside `capacity`: whichever is reached first.
+        name: the name that workers use in `send(sample, table=name)`.
+        example: a pytree of numpy arrays that shows one sample of this table.
+        capacity: the most items that the table holds; with `items`, the most steps.
+        sampler: selects the items of the next batch: a sampler's name, `{"type": name, ...}`, or a `Sampler` of the same capacity.
+        remover: selects the item to remove when the table is full: "fifo" removes the oldest; a sampler removes the one it draws next.
+            If the sampler removes items itself (it has `evicts`, like "hot_cold"), give its name here too, and it decides.
+        rate_limiter: decides when inserts and samples wait; None means `MinSize(1)`.
+        max_times_sampled: an item is removed after this many samples; 0 keeps it. None means 1 with `Queue` and `Stack`, otherwise 0.
+        max_bytes: the most bytes of all items. It holds in addition to `capacity`; the limit that is reached first counts.
         beta: exponent of importance weights, from 0 to 1; None takes the sampler's `beta` option, or 0.4.
-        seed: of the table's generator of random numbers; None draws one.
-        storage: path of a new file to keep the items in, for tables larger than memory; it is unlinked when made, and its space reserved.
-        policy_versions: keep with every item the version of the policy that made it; `Sample.info.policy_versions` tells them, `stats()`
-            has a histogram of the lags. The next two imply it.
-        max_policy_lag: items that lag further behind the version published last go at once, and later arrivals of that age with them.
-        lag_weight: multiplies an item's importance weight for each version it lags behind; above 0, at most 1.
-        lease_timeout: seconds in which a learner has to `ack` the keys it was given; what it has not is given out again. Of tables whose
-            items are sampled once (`Queue`, `max_times_sampled=1`); None gives them away for good.
-        items: None, or what items are where `example` is one step of an episode and workers send `Steps`: `Sequences(...)`, `NStep(...)`
-            or `Slices(...)`. Such a table keeps no policy versions.
+        seed: seed of the table's random number generator; None draws one.
+        storage: path of a new file that holds the items, for tables larger than memory. The file is unlinked as soon as it is made, and
+            its space is reserved.
+        policy_versions: keep the policy version that made each item. `Sample.info.policy_versions` has the versions, and `stats()` has a
+            histogram of the lags. `max_policy_lag` and `lag_weight` imply it.
+        max_policy_lag: items that lag further behind the last published version are removed at once, and later arrivals that are as
+            old are removed too.
+        lag_weight: multiplies an item's importance weight once for each version that it lags behind; above 0, at most 1.
+        lease_timeout: seconds in which a learner has to `ack` the keys that it received; keys that it does not `ack` are given out
+            again. It is for tables whose items are sampled once (`Queue`, `max_times_sampled=1`); with None, no `ack` is needed.
+        items: None, or the kind of items (`Sequences(...)`, `NStep(...)` or `Slices(...)`) if `example` is one step of an episode and
+            workers send `Steps`. Such a table keeps no policy versions.
         stack: `FrameStack(4, leaf="obs")`, or several of them: leaves whose last values are stacked when they are sampled.
 
     Raises:
-        ConfigError: something does not fit together, naming the table.
+        ConfigError: some arguments do not fit together; the message names the table.
     """
 
-    def __init__(
-        self,
-        name: str,
-        example: Any,
-        *,
-        capacity: int,
-        sampler: Sampler | str | Mapping[str, Any],
-        remover: Sampler | str | Mapping[str, Any] = OLDEST,
-        rate_limiter: RateLimiter | None = None,
-        max_times_sampled: int | None = None,
-        max_bytes: int | None = None,
-        beta: float | None = None,
-        seed: int | None = None,
-        storage: str | os.PathLike[str] | None = None,
-        policy_versions: bool = False,
-        max_policy_lag: int | None = None,
-        lag_weight: float = 1.0,
-        lease_timeout: float | None = None,
-        items: Items | None = None,
-        stack: FrameStack | Sequence[FrameStack] | None = None,
-    ) -> None:
+    name: str
+    example: Any = field(default=None, repr=False)
+    _: KW_ONLY
+    capacity: int
+    sampler: Sampler | str | Mapping[str, Any] | PluginChoice
+    remover: Sampler | str | Mapping[str, Any] | PluginChoice = OLDEST
+    rate_limiter: RateLimiter | None = None
+    max_times_sampled: int | None = None
+    max_bytes: int | None = None
+    beta: float | None = None
+    seed: int | None = None
+    storage: Path | str | None = None
+    policy_versions: bool = False
+    max_policy_lag: int | None = None
+    lag_weight: float = 1.0
+    lease_timeout: float | None = None
+    items: Items | None = None
+    stack: FrameStack | tuple[FrameStack, ...] | list[FrameStack] | None = None
+
+    def __post_init__(self) -> None:
+        self.where = self.origin = ""
+        if self.example is not None:
+            self._check()
+
+    def _check(self) -> None:
+        """Check what fits together, and derive `spec`, `rows` (items held at most), `layout`, `steps`, `limiter` and `lags`."""
+        name, items, max_policy_lag = self.name, self.items, self.max_policy_lag
         if not isinstance(name, str) or not 1 <= len(name) <= NAME_LIMIT or not name.isprintable():
             raise ConfigError(f"a table's name must be printable text of 1 to {NAME_LIMIT} characters, not {name!r}")
-        self.name = name
-        self.spec = example.step if isinstance(example, Steps) else Spec.from_example(example)
-        self.capacity = _whole(name, "capacity", capacity, 1, MAX_CAPACITY)
-        if max_bytes is not None:
-            rows = _whole(name, "max_bytes", max_bytes, 1, 1 << 62) // max(1, self.spec.sample_bytes)
+        self.spec = self.example.step if isinstance(self.example, Steps) else Spec.from_example(self.example)
+        self.rows = _whole(name, "capacity", self.capacity, 1, MAX_CAPACITY)
+        if self.max_bytes is not None:
+            rows = _whole(name, "max_bytes", self.max_bytes, 1, 1 << 62) // max(1, self.spec.sample_bytes)
             if rows < 1:
-                raise ConfigError(f"table {name!r}: max_bytes {max_bytes} is less than one item of {self.spec.sample_bytes} bytes")
-            self.capacity = min(self.capacity, rows)
+                raise ConfigError(f"table {name!r}: max_bytes={self.max_bytes} is too small for one item of {self.spec.sample_bytes} bytes; raise it")
+            self.rows = min(self.rows, rows)
         self.layout: Layout | None = None
         self.steps = 0
         if items is not None:
-            self.layout, self.steps = _layout(name, self.spec, items, stack), self.capacity
+            self.layout, self.steps = _layout(name, self.spec, items, self.stack), self.rows
             needed = self.layout.lookback + self.layout.forward
             if self.steps < needed:
-                raise ConfigError(f"table {name!r}: capacity={self.steps} steps are fewer than the {needed} of one item; raise capacity")
-            self.capacity = min(items.most(self.steps), MAX_CAPACITY)
-        elif stack is not None:
-            raise ConfigError(f"table {name!r}: stack={stack!r} needs steps that follow each other; give the table items=NStep(...)")
-        self.limiter = MinSize(1) if rate_limiter is None else rate_limiter
+                raise ConfigError(f"table {name!r}: one item has {needed} steps, more than capacity={self.steps}; raise capacity")
+            self.rows = min(items.most(self.steps), MAX_CAPACITY)
+        elif self.stack is not None:
+            raise ConfigError(f"table {name!r}: stack={self.stack!r} needs consecutive steps; give the table items=NStep(...)")
+        self.limiter = MinSize(1) if self.rate_limiter is None else self.rate_limiter
         if not isinstance(self.limiter, RateLimiter):
-            raise ConfigError(f"table {name!r}: rate_limiter must be a RateLimiter such as MinSize(1), not {rate_limiter!r}")
-        if max_times_sampled is None:
-            max_times_sampled = 1 if self.limiter.once else 0
-        self.max_times_sampled = _whole(name, "max_times_sampled", max_times_sampled, 0, (1 << 31) - 1)
-        if isinstance(items, Slices) and items.by == "steps" and (self.max_times_sampled or _name_of(sampler) != EVENLY):
+            raise ConfigError(f"table {name!r}: rate_limiter must be a RateLimiter such as MinSize(1), not {self.rate_limiter!r}")
+        uses = (1 if self.limiter.once else 0) if self.max_times_sampled is None else self.max_times_sampled
+        self.uses = _whole(name, "max_times_sampled", uses, 0, (1 << 31) - 1)
+        if isinstance(items, Slices) and items.by == "steps" and (self.uses or _name_of(self.sampler) != EVENLY):
             raise ConfigError(
-                f"table {name!r}: Slices(by='steps') makes every slice equally likely, which needs sampler={EVENLY!r} and no "
-                f"max_times_sampled; or take Slices(by='episodes')"
+                f"table {name!r}: Slices(by='steps') makes every slice equally likely, so it needs sampler={EVENLY!r} and no "
+                f"max_times_sampled; use these, or Slices(by='episodes')"
             )
-        if beta is not None and (isinstance(beta, bool) or not isinstance(beta, Real) or not 0 <= beta <= 1):
-            raise ConfigError(f"table {name!r}: beta must be from 0 to 1, not {beta!r}")
+        if self.beta is not None and (isinstance(self.beta, bool) or not isinstance(self.beta, Real) or not 0 <= self.beta <= 1):
+            raise ConfigError(f"table {name!r}: beta must be from 0 to 1, not {self.beta!r}")
         self.lags: Lags | None = None
         if max_policy_lag is not None:
             max_policy_lag = _whole(name, "max_policy_lag", max_policy_lag, 0, (1 << 63) - 1)
-        if isinstance(lag_weight, bool) or not isinstance(lag_weight, (int, float)) or not 0 < lag_weight <= 1:
-            raise ConfigError(f"table {name!r}: lag_weight must be above 0 and at most 1, not {lag_weight!r}")
-        if policy_versions or max_policy_lag is not None or lag_weight != 1:
-            self.lags = Lags(max_policy_lag, float(lag_weight))
+        if isinstance(self.lag_weight, bool) or not isinstance(self.lag_weight, (int, float)) or not 0 < self.lag_weight <= 1:
+            raise ConfigError(f"table {name!r}: lag_weight must be above 0 and at most 1, not {self.lag_weight!r}")
+        if self.policy_versions or max_policy_lag is not None or self.lag_weight != 1:
+            self.lags = Lags(max_policy_lag, float(self.lag_weight))
             if items is not None:
                 raise ConfigError(
-                    f"table {name!r}: items over steps keep no policy versions; make the version a leaf of the step, and leave out "
+                    f"table {name!r}: a table with items=... keeps no policy versions; make the version a leaf of the step, and leave out "
                     f"policy_versions, max_policy_lag and lag_weight"
                 )
-        if lease_timeout is not None:
-            if isinstance(lease_timeout, bool) or not isinstance(lease_timeout, (int, float)) or not 1e-3 <= lease_timeout <= 1e9:
-                raise ConfigError(f"table {name!r}: lease_timeout must be a number of seconds from 0.001 to 1e9, not {lease_timeout!r}")
-            if self.max_times_sampled != 1:
+        if self.lease_timeout is not None:
+            if isinstance(self.lease_timeout, bool) or not isinstance(self.lease_timeout, (int, float)) or not 1e-3 <= self.lease_timeout <= 1e9:
+                raise ConfigError(f"table {name!r}: lease_timeout must be a number of seconds from 0.001 to 1e9, not {self.lease_timeout!r}")
+            if self.uses != 1:
                 raise ConfigError(
-                    f"table {name!r}: lease_timeout is for items that are sampled once: rate_limiter=Queue(...) or max_times_sampled=1"
+                    f"table {name!r}: lease_timeout works only if items are sampled once; give the table rate_limiter=Queue(...) or max_times_sampled=1"
                 )
-        self.lease_timeout = lease_timeout
-        if seed is not None:
-            seed = _whole(name, "seed", seed, 0, MAX_SEED)
-        if storage is not None and not isinstance(storage, (str, os.PathLike)):
-            raise ConfigError(f"table {name!r}: storage must be the path of a new file, not {storage!r}")
-        for what, choice in (("sampler", sampler), ("remover", remover)):
+        if self.seed is not None:
+            self.seed = _whole(name, "seed", self.seed, 0, MAX_SEED)
+        if self.storage is not None and not isinstance(self.storage, (str, os.PathLike)):
+            raise ConfigError(f"table {name!r}: storage must be the path of a new file, not {self.storage!r}")
+        for what, choice in (("sampler", self.sampler), ("remover", self.remover)):
             if not isinstance(choice, (Sampler, str, Mapping)):
                 raise ConfigError(f"table {name!r}: {what} must be {A_SAMPLER}, not {choice!r}")
-        self.sampler, self.remover, self.beta, self.seed, self.storage = sampler, remover, beta, seed, storage
+
+    def for_example(self, example: Any) -> Table:
+        """This table of a configuration, for samples like `example`.
+
+        Raises:
+            ConfigError: something does not fit together; the message names the file. PluginError: sampler or remover is not installed.
+        """
+        with placed(self.where, self.origin):
+            return replace(self, example=example, sampler=self._checked(self.sampler), remover=self._checked(self.remover))
+
+    def check_plugins(self) -> None:
+        """Load the sampler and the remover that a configuration names, and check their options. Raises as `for_example`."""
+        self._checked(self.sampler)
+        self._checked(self.remover)
+
+    def _checked(self, choice: Any) -> Any:
+        if not isinstance(choice, PluginChoice):
+            return choice
+        checked = choice.checked(capacity=self.capacity)  # the table may have fewer rows, by max_bytes: it gives their number itself
+        return {"type": choice.type, **{key: value for key, value in checked.items() if key in choice.options}}
 
     @property
     def sampler_name(self) -> str | None:
-        """The sampler's plugin, None where it was given as an object."""
+        """The name of the sampler's plugin; None if the sampler was given as an object."""
         return _name_of(self.sampler)
 
     def make(self, batch_size: int, host: discovery.PluginHost | None = None) -> ReplayTable:
         """The table itself, for batches of `batch_size`.
 
         Raises:
-            PluginError: sampler or remover is not installed. MemoryError: it does not fit into memory.
-            OSError: the storage does not fit onto the disk, or its path is taken.
+            PluginError: the sampler or remover is not installed. MemoryError: the table does not fit into memory.
+            OSError: the storage does not fit onto the disk, or a file of its path already exists.
             ConfigError: no batch could ever be drawn.
         """
+        if self.example is None:
+            raise ConfigError(f"table {self.name!r} has no example: Table({self.name!r}, example, ...)")
         host = host or discovery.default
-        sampler = make_sampler(self.sampler, host, self.capacity)
-        if sampler.storage != "replay" or sampler.capacity != self.capacity:
+        sampler = make_sampler(self.sampler, host, self.rows)
+        if sampler.storage != "replay" or sampler.capacity != self.rows:
             raise ConfigError(
                 f"table {self.name!r}: sampler {type(sampler).__name__} is for {sampler.capacity or 'a stream of'} samples, "
-                f"the table holds {self.capacity}; give them the same capacity"
+                f"but the table holds {self.rows}; give them the same capacity"
             )
         remover: Sampler | None = None
         if sampler.evicts and not isinstance(self.remover, Sampler) and self.remover in (self.sampler_name, {"type": self.sampler_name}, self.sampler):
             remover = sampler
         elif self.remover != OLDEST:
-            remover = make_sampler(self.remover, host, self.capacity)
+            remover = make_sampler(self.remover, host, self.rows)
         owned = {id(one): one for one in (sampler, remover) if one is not None}
         for own in owned.values():
             if len(own) or _serves(own):
                 raise ConfigError(
-                    f"table {self.name!r}: this {type(own).__name__} object serves a table already; make one for each table, or give a name and "
-                    f"options, such as {{'type': 'prioritized'}}, of which every table makes its own"
+                    f"table {self.name!r}: this {type(own).__name__} object already serves a table; make one for each table, or give a name and "
+                    f"options, such as {{'type': 'prioritized'}}, from which every table makes its own sampler"
                 )
         if remover is sampler and not sampler.evicts:
-            raise ConfigError(f"table {self.name!r}: sampler and remover are one {type(sampler).__name__}, which cannot be both; give it two of them")
-        reason = self.limiter.refusal(batch_size, self.capacity, sampler.replacement)
-        uses = self.max_times_sampled
+            raise ConfigError(f"table {self.name!r}: one {type(sampler).__name__} object cannot be both sampler and remover; give the table two objects")
+        reason = self.limiter.refusal(batch_size, self.rows, sampler.replacement)
+        uses = self.uses
         if reason is None and uses:
-            if uses * self.capacity < batch_size:
-                reason = f"{self.capacity} items of {uses} samples each are too few; raise capacity or max_times_sampled"
+            if uses * self.rows < batch_size:
+                reason = f"{self.rows} items of {uses} samples each are too few; raise capacity or max_times_sampled"
             elif self.limiter.samples_per_insert > uses and self.limiter.max_diff < float("inf"):
-                reason = f"{self.limiter} wants more samples of each item than max_times_sampled={uses} allows; raise it"
+                reason = f"{self.limiter} needs more samples of each item than max_times_sampled={uses} allows; raise it"
         if reason:
-            raise ConfigError(f"table {self.name!r} with batches of {batch_size} could never be satisfied: {reason}")
+            raise ConfigError(f"table {self.name!r} could never give a batch of {batch_size}: {reason}")
         beta = self.beta if self.beta is not None else getattr(sampler.options, "beta", None)
         descriptor = -1
         try:
@@ -198,12 +229,12 @@ class Table:
             make: Callable[..., ReplayTable]
             make = partial(ReplayTable, self.name, self.spec) if self.layout is None else partial(StepTable, self.name, self.layout, self.steps)
             table = make(
-                self.capacity,
+                self.rows,
                 batch_size,
                 sampler,
                 remover,
                 self.limiter,
-                self.max_times_sampled,
+                self.uses,
                 self.seed,
                 0.4 if beta is None else beta,
                 descriptor,
@@ -212,22 +243,19 @@ class Table:
             )
         finally:
             if descriptor >= 0:
-                os.close(descriptor)  # the mapping keeps the file
+                os.close(descriptor)  # the mapping keeps the file alive
         for key, own in owned.items():
             _serving[key] = weakref.ref(own, partial(_gone, key)), weakref.ref(table)
         return table
 
     def _reserve(self, descriptor: int, path: str | os.PathLike[str]) -> None:
-        """Here, as native code, which adds what alignment takes, knows neither the table's name nor the path."""
-        size = max(1, (self.steps or self.capacity) * self.spec.sample_bytes)
+        """Reserve the storage's space. Python does it, as the native code, which adds bytes for alignment, knows neither table name nor path."""
+        size = max(1, (self.steps or self.rows) * self.spec.sample_bytes)
         try:
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
-            text = f"table {self.name!r}: {size / 2**30:.3g} GiB of storage do not fit ({error.strerror}); free space there, or lower capacity or max_bytes"
+            text = f"table {self.name!r}: {size / 2**30:.3g} GiB of storage do not fit ({error.strerror}); free disk space, or lower capacity or max_bytes"
             raise OSError(error.errno, text, os.fspath(path)) from None
-
-    def __repr__(self) -> str:
-        return f"Table({self.name!r}, capacity={self.capacity}, sampler={self.sampler!r})"
 
 
 def _gone(key: int, _: object) -> None:
@@ -235,34 +263,34 @@ def _gone(key: int, _: object) -> None:
 
 
 def _serves(sampler: Sampler) -> bool:
-    """Whether a table of this process has it."""
+    """Whether a table of this process uses this sampler."""
     known, table = _serving.get(id(sampler), (None, None))
     return known is not None and table is not None and known() is sampler and table() is not None
 
 
-def make_sampler(choice: Sampler | str | Mapping[str, Any], host: discovery.PluginHost, capacity: int | None = None) -> Sampler:
-    """A sampler as a configuration names it; with a `capacity`, one for a replay table.
+def make_sampler(choice: object, host: discovery.PluginHost, capacity: int | None = None) -> Sampler:
+    """Make a sampler from its name or description; with a `capacity`, one for a replay table.
 
     Raises:
-        ConfigError: the options do not fit. PluginError: it is not installed.
+        ConfigError: the options do not fit. PluginError: the sampler is not installed.
     """
     if isinstance(choice, Sampler):
         return choice
     if not isinstance(choice, (str, Mapping)):
-        raise ConfigError(f"a sampler is {A_SAMPLER}, not {choice!r}")
+        raise ConfigError(f"a sampler must be {A_SAMPLER}, not {choice!r}")
     options: dict[str, Any] = {"type": choice} if isinstance(choice, str) else dict(choice)
     try:
         name = options.pop("type")
     except KeyError:
-        raise ConfigError("the sampler's table needs a key 'type', such as {type = 'fifo'}") from None
+        raise ConfigError("the mapping of a sampler needs a key 'type', such as {type = 'fifo'}") from None
     if capacity is not None:
         if options.get("capacity", capacity) != capacity:
-            raise ConfigError(f"sampler {name!r} is given capacity {options['capacity']}, its table {capacity}; leave the sampler's out")
+            raise ConfigError(f"sampler {name!r} has capacity {options['capacity']}, but its table has {capacity}; leave out the sampler's capacity")
         options["capacity"] = capacity
     return host.sampler_class(name)(**options)
 
 
-def _name_of(sampler: Sampler | str | Mapping[str, Any]) -> str | None:
+def _name_of(sampler: object) -> str | None:
     return sampler.get("type") if isinstance(sampler, Mapping) else sampler if isinstance(sampler, str) else None
 
 
@@ -277,3 +305,14 @@ def _whole(table: str, what: str, value: Any, least: int, most: int) -> int:
     if isinstance(value, bool) or not hasattr(type(value), "__index__") or not least <= value <= most:
         raise ConfigError(f"table {table!r}: {what} must be a whole number from {least} to {most}, not {value!r}")
     return int(value)
+
+
+@contextmanager
+def placed(where: str, origin: str) -> Iterator[None]:
+    """Add the place in the configuration to errors of code that does not know it. Errors that name a place already stay unchanged."""
+    try:
+        yield
+    except ConfigError as error:
+        if where.removesuffix(".stack") in str(error):
+            raise
+        raise ConfigError(": ".join(part for part in (origin, where, str(error)) if part)) from error

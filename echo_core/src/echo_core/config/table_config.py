@@ -1,25 +1,23 @@
-"""Replay tables in a configuration: the keys of `[[server.tables]]`, and the `Table`s they describe once an example is known."""
+"""Replay tables in a configuration: reads the keys of `[[server.tables]]`, and makes `Table`s of them once an example is known."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import ConfigError, did_you_mean
-from ..base.option_reader import build_options
+from ..base.option_reader import build_options, option_fields
 from ..store.replay import rate_limiters
-from ..store.steps.items import FrameStack, Items, NStep, Sequences, Slices
+from ..store.steps.items import Items, NStep, Sequences, Slices
 from .sections import PluginChoice
+from .table import Table, placed
 
 if TYPE_CHECKING:
     from ..plugins.discovery import PluginHost
-    from .table import Table
 
-__all__ = ["ITEMS", "LIMITERS", "TableConfig", "table_configs", "with_tables"]
+__all__ = ["ITEMS", "KEYS", "LIMITERS", "table_configs", "with_tables"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Queue:
     size: int
 
 
-# What `rate_limiter = { type = ... }` may name: its options, and what is made of them.
+# The types that `rate_limiter = { type = ... }` may name: their options, and the function that makes the limiter.
 LIMITERS: Mapping[str, tuple[type[Any], Callable[..., rate_limiters.RateLimiter]]] = {
     "MinSize": (MinSize, rate_limiters.MinSize),
     "SampleToInsertRatio": (SampleToInsertRatio, rate_limiters.SampleToInsertRatio),
@@ -48,67 +46,21 @@ LIMITERS: Mapping[str, tuple[type[Any], Callable[..., rate_limiters.RateLimiter]
     "Stack": (Queue, rate_limiters.Stack),
 }
 
-# What `items = { type = ... }` may name.
+# The types that `items = { type = ... }` may name.
 ITEMS: Mapping[str, type[Items]] = {kind.__name__: kind for kind in (Sequences, NStep, Slices)}
 
 
-@dataclass(frozen=True)
-class TableConfig:
-    """One of `[[server.tables]]`: the arguments of `Table`, without its example."""
-
-    name: str
-    capacity: int
-    sampler: PluginChoice
-    remover: PluginChoice | Literal["fifo"] = "fifo"
-    rate_limiter: rate_limiters.RateLimiter | None = None
-    max_times_sampled: int | None = None
-    max_bytes: int | None = None
-    beta: float | None = None
-    seed: int | None = None
-    storage: Path | None = None
-    policy_versions: bool = False
-    max_policy_lag: int | None = None
-    lag_weight: float = 1.0
-    lease_timeout: float | None = None
-    items: Items | None = None
-    stack: FrameStack | tuple[FrameStack, ...] | None = None
-    where: str = field(default="server.tables", repr=False, compare=False)
-    origin: str = field(default="", repr=False, compare=False)
-
-    def make(self, example: Any) -> Table:
-        """The table for samples like `example`.
-
-        Raises:
-            ConfigError: something does not fit together, naming the file. PluginError: sampler or remover is not installed.
-        """
-        from .table import Table
-
-        given = {key: getattr(self, key) for key in KEYS if key not in ("name", "sampler", "remover")}
-        with _placed(self.where, self.origin):
-            return Table(self.name, example, sampler=self._plugin(self.sampler), remover=self._plugin(self.remover), **given)
-
-    def check(self) -> None:
-        """Load sampler and remover and check their options. Raises as `make`."""
-        self._plugin(self.sampler)
-        self._plugin(self.remover)
-
-    def _plugin(self, choice: PluginChoice | str) -> str | dict[str, Any]:
-        if isinstance(choice, str):
-            return choice
-        checked = choice.checked(capacity=self.capacity)  # the table may have fewer rows, by max_bytes: it says how many itself
-        return {"type": choice.type, **{key: value for key, value in checked.items() if key in choice.options}}
+KEYS = tuple(name for name in option_fields(Table) if name != "example")
 
 
-KEYS = tuple(f.name for f in dataclasses.fields(TableConfig) if f.name not in ("where", "origin"))
-
-
-def table_configs(tables: Mapping[str, Any], origins: Mapping[str, str], host: PluginHost) -> tuple[TableConfig, ...]:
-    """The tables that a configuration describes, by their numbers.
+def table_configs(tables: Mapping[str, Any], origins: Mapping[str, str], host: PluginHost) -> tuple[Table, ...]:
+    """The tables that a configuration describes, in the order of their numbers.
 
     Raises:
-        ConfigError: a key is unknown or missing, a value does not fit, or two tables have one name; with origin, key and suggestion.
+        ConfigError: a key is unknown or missing, a value does not fit, or two tables have the same name; the message has origin, key and
+            a suggestion.
     """
-    made: dict[str, TableConfig] = {}
+    made: dict[str, Table] = {}
     for number in sorted(tables, key=lambda key: (len(key), key)):
         where = f"server.tables.{number}"
         origin = origins.get(where, "")
@@ -116,52 +68,52 @@ def table_configs(tables: Mapping[str, Any], origins: Mapping[str, str], host: P
         if not number.isdigit() or not isinstance(given, Mapping):
             raise ConfigError(f"{origin}: {where}: server.tables is a list of tables: write [[server.tables]] before each")
         keys = dict(given)
-        for key in ("where", "origin"):
-            if key in keys:
-                raise ConfigError(f"{origins.get(f'{where}.{key}', origin)}: {where}.{key}: unknown key; known here: {', '.join(KEYS)}")
+        if "example" in keys:
+            raise ConfigError(f"{origins.get(f'{where}.example', origin)}: {where}.example: unknown key; known here: {', '.join(KEYS)}")
         for key in ("sampler", "remover"):
             if key == "remover" and keys.get(key) == {"type": "fifo"}:
-                keys[key] = "fifo"  # the table's own, for which no plugin is needed
+                keys[key] = "fifo"  # the table's built-in remover needs no plugin
             elif key in keys:
                 keys[key] = _choice(keys[key], f"{where}.{key}", origins, host)
         if "rate_limiter" in keys:
             keys["rate_limiter"] = _limiter(keys["rate_limiter"], f"{where}.rate_limiter", origins)
         if "items" in keys:
             keys["items"] = _items(keys["items"], f"{where}.items", origins)
-        with _placed(f"{where}.stack", origins.get(f"{where}.stack", origin)):
-            table = build_options(TableConfig, {**keys, "where": where, "origin": origin}, where, origins)
+        with placed(f"{where}.stack", origins.get(f"{where}.stack", origin)):
+            table = build_options(Table, keys, where, origins)
+        table.where, table.origin = where, origin
         if table.name in made:
-            raise ConfigError(f"{origin}: {where}.name: {made[table.name].where} is called {table.name!r} already; give each its own name")
+            raise ConfigError(f"{origin}: {where}.name: {made[table.name].where} already has the name {table.name!r}; give each table its own name")
         made[table.name] = table
     return tuple(made.values())
 
 
 def with_tables(arguments: dict[str, Any], example: Any, examples: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-    """What `Server` takes, of `config.server_arguments`: the example, and arguments in which each `TableConfig` has become a `Table`.
+    """Turn the result of `config.server_arguments` into the example and the arguments of `Server`: each `Table` gets its example.
 
     Args:
-        example: of every table that is not in `examples`.
-        examples: by the tables' names.
+        example: the example of every table that is not in `examples`.
+        examples: examples by the tables' names.
 
     Raises:
-        ConfigError: a table has no example, or an example no table.
+        ConfigError: a table has no example, or an example belongs to no table.
     """
     tables = arguments.get("tables")
-    if tables is None or not any(isinstance(table, TableConfig) for table in tables):
+    if tables is None or not any(table.example is None for table in tables):
         return example, arguments
     examples = examples or {}
     names = [table.name for table in tables]
     for name in examples:
         if name not in names:
-            raise ConfigError(f"an example for a table {name!r}, which the configuration does not have{did_you_mean(name, names)}")
+            raise ConfigError(f"examples has a table {name!r} that is not in the configuration{did_you_mean(name, names)}")
     made = []
     for table in tables:
         one = examples.get(table.name, example)
         if one is None:
             raise ConfigError(
-                f"table {table.name!r} has no example: Server.from_config(config, example), or examples={{{table.name!r}: example}}"
+                f"table {table.name!r} has no example; use Server.from_config(config, example) or examples={{{table.name!r}: example}}"
             )
-        made.append(table.make(one))
+        made.append(table.for_example(one))
     return None, {**arguments, "tables": made}
 
 
@@ -169,45 +121,34 @@ def _choice(table: Any, where: str, origins: Mapping[str, str], host: PluginHost
     options = dict(table) if isinstance(table, Mapping) else {}
     name = options.pop("type", None)
     if not isinstance(name, str) or not name:
-        raise ConfigError(f'{origins.get(where, "")}: {where}: has no type; add type = "uniform"')
+        raise ConfigError(f'{origins.get(where, "")}: {where}: the key "type" is missing; add type = "uniform"')
     return PluginChoice("sampler", str(name), options, where, origins, host)
 
 
 def _limiter(table: Any, where: str, origins: Mapping[str, str]) -> rate_limiters.RateLimiter:
     origin, name, options = _typed(table, where, origins, "rate limiter", LIMITERS, '{ type = "MinSize", min_size_to_sample = 1000 }')
     kind, make = LIMITERS[name]
-    with _placed(where, origin):
+    with placed(where, origin):
         checked = build_options(kind, options, where, origins)
         return make(**{f.name: getattr(checked, f.name) for f in dataclasses.fields(kind)})
 
 
 def _items(table: Any, where: str, origins: Mapping[str, str]) -> Items:
     origin, name, options = _typed(table, where, origins, "kind of items", ITEMS, '{ type = "NStep", n = 3 }')
-    with _placed(where, origins.get(where, origin)):
+    with placed(where, origins.get(where, origin)):
         return build_options(ITEMS[name], options, where, origins)
 
 
 def _typed(
     table: Any, where: str, origins: Mapping[str, str], what: str, known: Mapping[str, Any], example: str
 ) -> tuple[str, str, dict[str, Any]]:
-    """Where a table with a `type` came from, which of those known it names, and its other keys."""
+    """The origin of a table with a `type`, the known type that it names, and its other keys."""
     origin = origins.get(f"{where}.type") or origins.get(where, "")
     options = dict(table) if isinstance(table, Mapping) else {}
     name = options.pop("type", None)
     if not isinstance(name, str):
         raise ConfigError(f"{origin}: {where}: must be a table such as {example}")
     if name not in known:
-        hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+        hint = did_you_mean(name, known) or f"; the types are {', '.join(known)}"
         raise ConfigError(f"{origin}: {where}.type: no {what} {str(name)!r}{hint}")
     return origin, str(name), options
-
-
-@contextmanager
-def _placed(where: str, origin: str) -> Iterator[None]:
-    """Errors of code that knows no configuration say where in it the mistake is; those that do already stay as they are."""
-    try:
-        yield
-    except ConfigError as error:
-        if where.removesuffix(".stack") in str(error):
-            raise
-        raise ConfigError(": ".join(part for part in (origin, where, str(error)) if part)) from error

@@ -1,11 +1,13 @@
-/* The native door into Echo's store: the only stable native surface of echo-core.
+/* The native interface to Echo's store: the only stable native surface of echo-core.
  *
  * Obtain the table with PyCapsule_Import("echo_core.capi._table", 0), check `version`, and keep the pointer: it lives as long as the process.
- * A store comes as a PyCapsule named "echo_core.store" (sink.native); call retain() before using it from a thread of your own and release() when done.
+ * A store comes as a PyCapsule named "echo_core.store" (sink.native). Call retain() before you use it from a thread of your own, and release()
+ * when that thread is done.
  *
  * Threading: every function may be called from any thread, without the GIL, concurrently.
- * Errors:    functions never throw; the int ones answer with an echo_status.
- * Evolution: fields are only ever appended, and `size` grows with them; a change of meaning raises ECHO_CAPI_VERSION, which plugins compare at import.
+ * Errors:    functions never throw; those that return an int return an echo_status.
+ * Evolution: fields are only ever appended, and `size` grows with them. A change of meaning raises ECHO_CAPI_VERSION, which plugins compare at
+ *            import.
  */
 #ifndef ECHO_CAPI_H
 #define ECHO_CAPI_H
@@ -20,17 +22,17 @@ extern "C" {
 #define ECHO_CAPI_NAME "echo_core.capi._table"
 #define ECHO_STORE_NAME "echo_core.store"
 
-typedef struct echo_store echo_store; /* opaque: its insides change freely */
+typedef struct echo_store echo_store; /* opaque: its members may change with any release */
 
 typedef enum echo_status {
     ECHO_OK = 0,
-    ECHO_FULL = 1,    /* no free slot at present */
-    ECHO_CLOSED = 2,  /* the store takes no more samples, for good */
+    ECHO_FULL = 1,    /* no slot is free at present */
+    ECHO_CLOSED = 2,  /* the store is closed and takes no more samples */
     ECHO_TIMEOUT = 3,
-    ECHO_READY = 4    /* arm_space: there is space already, nothing was armed */
+    ECHO_READY = 4    /* arm_space: there is space already, and nothing was armed */
 } echo_status;
 
-/* A run of consecutive slots of one batch buffer. Plain data: a run may be split, and its parts committed or aborted apart,
+/* A run of consecutive slots of one batch buffer. It is plain data: a run may be split, and its parts may be committed or aborted separately,
  * as long as every slot of it is committed or aborted exactly once. */
 typedef struct echo_run {
     uint32_t buffer;
@@ -40,11 +42,11 @@ typedef struct echo_run {
 } echo_run;
 
 typedef enum echo_gauge {
-    ECHO_GAUGE_QUEUED = 0 /* samples that arrived and wait for a slot, all connections together */
+    ECHO_GAUGE_QUEUED = 0 /* samples that arrived and wait for a slot, summed over all connections */
 } echo_gauge;
 
 typedef enum echo_histogram {
-    ECHO_HIST_COPY = 0,         /* nanoseconds to copy one sample into its slot */
+    ECHO_HIST_COPY = 0,         /* nanoseconds that copying one sample into its slot takes */
     ECHO_HIST_INGEST_ROUND = 1  /* nanoseconds a transport spends on one round of reading */
 } echo_histogram;
 
@@ -56,27 +58,29 @@ typedef struct echo_capi {
     void (*release)(echo_store *);
 
     uint32_t (*leaf_count)(const echo_store *);
-    uint64_t (*leaf_bytes)(const echo_store *, uint32_t leaf); /* of one sample */
-    uint64_t (*sample_bytes)(const echo_store *);              /* sum over leaves */
+    uint64_t (*leaf_bytes)(const echo_store *, uint32_t leaf); /* bytes of this leaf in one sample */
+    uint64_t (*sample_bytes)(const echo_store *);              /* the sum over all leaves */
     uint32_t (*batch_size)(const echo_store *);
 
-    /* Claim 1..wanted consecutive slots without waiting. ECHO_OK fills *out (out->count may be less than wanted). */
+    /* Claims 1..wanted consecutive slots without waiting. ECHO_OK fills *out (out->count may be less than wanted). */
     int (*claim)(echo_store *, uint32_t wanted, echo_run *out);
-    /* Address of `leaf` in the run's first slot; the next slots follow every leaf_bytes(). Valid until the run is committed or aborted. */
+    /* Returns the address of `leaf` in the run's first slot; each next slot follows leaf_bytes() later. The address is valid until the run is
+     * committed or aborted. */
     void *(*leaf)(echo_store *, const echo_run *, uint32_t leaf);
-    /* The run's samples are whole and may be read by the learner. */
+    /* Says that the run's samples are complete and that the learner may read them. */
     void (*commit)(echo_store *, const echo_run *);
-    /* Give the slots back: the next writers fill them, and the batch they belong to waits only for that. */
+    /* Gives the slots back. The next writers fill them, and the batch that contains them waits for nothing else. */
     void (*abort)(echo_store *, const echo_run *);
 
-    /* Sleep until there may be space (ECHO_OK), the store is closed, or timeout_ns has passed; negative waits for ever. */
+    /* Sleeps until there may be space (ECHO_OK), the store is closed, or timeout_ns has passed. A negative timeout waits for ever. */
     int (*wait_space)(echo_store *, int64_t timeout_ns);
-    /* Ask for one write of 8 bytes (value 1) to `eventfd` when space appears or the store closes. ECHO_OK: armed. ECHO_READY: space is there now. One-shot. */
+    /* Asks for one write of 8 bytes (value 1) to `eventfd` when space appears or the store closes. ECHO_OK: the eventfd is armed, for one write.
+     * ECHO_READY: there is space now, and nothing was armed. */
     int (*arm_space)(echo_store *, int eventfd);
     void (*disarm_space)(echo_store *, int eventfd);
 
     void (*gauge_add)(echo_store *, int gauge, int64_t delta);
-    void (*queue_depth)(echo_store *, uint64_t depth); /* of one connection: keeps the maximum seen */
+    void (*queue_depth)(echo_store *, uint64_t depth); /* of one connection; the store keeps the maximum */
     void (*observe)(echo_store *, int histogram, uint64_t nanoseconds);
 } echo_capi;
 

@@ -1,5 +1,5 @@
 /* An array of fixed size with an entry for each row of a table: for the core's own tables and for native samplers (C++17).
- * Header only, and no part of the native door: it may change with any release, whoever includes it is compiled with it. */
+ * It is a header only and no part of the stable native interface: it may change with any release, and whoever includes it compiles it in. */
 #ifndef ECHO_PAGES_H
 #define ECHO_PAGES_H
 
@@ -13,8 +13,9 @@
 
 namespace echo {
 
-// Entries begin as zeros; T must need neither constructor nor destructor. Pages are the kernel's until they are written, so a large table
-// costs what it holds, not what it could; and huge pages where there are many rows, or a row drawn at random would miss the TLB as well.
+// Entries begin as zeros; T must need neither constructor nor destructor. The kernel provides a page when it is first written, so a large table
+// costs as much memory as it holds, not as much as it could hold. Arrays of many rows use huge pages: without them, access to a random row
+// would miss the TLB as well.
 template <class T>
 class PageArray {
 public:
@@ -24,7 +25,7 @@ public:
         if (memory == MAP_FAILED) throw std::bad_alloc();
         char *begin = static_cast<char *>(memory);
         if (room > bytes_) {
-            // From a huge page's border on: of an array of two huge pages that began anywhere else, only one would be one.
+            // Begin at the border of a huge page: an array of two huge pages that began anywhere else would get only one.
             const size_t skipped = (kHuge - reinterpret_cast<uintptr_t>(begin) % kHuge) % kHuge;
             if (skipped) munmap(begin, skipped);
             begin += skipped;
@@ -50,7 +51,7 @@ private:
     static constexpr size_t kPage = 4096;
     static constexpr size_t kHuge = 2u << 20;
 
-    // Whole pages, at least one; whole huge ones where that costs at most an eighth more.
+    // Rounds up to whole pages, at least one, and to whole huge pages where that costs at most an eighth more.
     static size_t pages(size_t size) {
         if (size > (std::numeric_limits<size_t>::max() - 2 * kHuge) / sizeof(T)) throw std::bad_alloc();
         const size_t bytes = size ? size * sizeof(T) : 1, huge = (bytes + kHuge - 1) / kHuge * kHuge;

@@ -1,1 +1,1 @@
-"""The hooks of plugins, how plugins are found, and how one is loaded."""
+"""The hooks that plugins implement, how Echo finds plugins, and how it loads one."""

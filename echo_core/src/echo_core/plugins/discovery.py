@@ -1,8 +1,8 @@
-"""Finding plugins: listing imports nothing, selecting imports one, a broken one breaks no other.
+"""Finds plugins. Listing imports none of them, selecting imports one, and a broken plugin does not break the others.
 
 Plugins are entry points of installed distributions (see `echo_core.plugins.hookspecs`). pluggy's bulk
-loader is not used: it imports every plugin, lets one broken plugin break all, and skips a
-duplicate name without a word.
+loader is not used: it imports every plugin, fails for all of them if one is broken, and skips a
+duplicate name silently.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
     "transport_class",
 ]
 
-# The only place where core names plugins: for telling how to install one that is not there.
+# This is the only place where core names plugins. It serves messages that say how to install a missing one.
 _EXTRAS: dict[str, dict[str, str]] = {
     TRANSPORTS: {"tcp": "tcp", "tcps": "tcp", "shm": "shm", "grpc": "grpc", "grpcs": "grpc", "rdma": "rdma", "ucx": "rdma"},
     SAMPLERS: dict.fromkeys(("fifo", "lifo", "uniform", "prioritized", "hot_cold", "min_heap", "max_heap"), "samplers"),
@@ -71,7 +71,7 @@ _log = logging.getLogger("echo")
 class PluginHost:
     """The plugins of this environment, under one set of `[plugins]` settings.
 
-    Immutable, usable from any thread. The module's functions are those of a host without settings.
+    It is immutable and usable from any thread. The module's functions belong to a host without settings.
     """
 
     def __init__(
@@ -83,21 +83,21 @@ class PluginHost:
         """Read the settings; nothing is looked up yet.
 
         Args:
-            disable: plugin or distribution names to ignore, besides those in the environment
+            disable: plugin or distribution names to ignore, in addition to those in the environment
                 variable ECHO_DISABLE_PLUGINS (separated by commas or spaces).
             require: requirements such as `"echo-rdma>=0.1"`, checked by `check_required`.
-            env: where ECHO_DISABLE_PLUGINS is read, now; None reads the process environment
-                at every look-up.
+            env: the mapping from which ECHO_DISABLE_PLUGINS is read now; None reads the process
+                environment at every look-up.
         """
         self.require = tuple(require)
         self._disable = tuple(disable)
         self._listed = None if env is None else env.get("ECHO_DISABLE_PLUGINS", "")
 
     def installed(self, group: str) -> list[PluginRecord]:
-        """Every plugin of `group`, disabled and broken ones too, sorted by name.
+        """Every plugin of `group`, sorted by name, including disabled and broken ones.
 
-        Imports nothing. `error` tells of collisions and of imports that failed earlier; use
-        `examine` to try them all.
+        This imports nothing. `error` reports name collisions and imports that failed earlier; use
+        `examine` to try to import them all.
         """
         records = [record for record, _ in self._found(group)]
         usable = [record for record in records if not record.disabled]
@@ -111,7 +111,7 @@ class PluginHost:
     def examine(self, group: str) -> list[PluginRecord]:
         """Like `installed`, but loads each enabled plugin so that `error` and `info` are known.
 
-        For listings made for people. A plugin that fails is reported and the next one is tried.
+        It serves listings that people read. If a plugin fails, its error is recorded and the next one is tried.
         """
         infos: dict[tuple[str, str], Any] = {}
         for record, entry in self._found(group):
@@ -119,17 +119,17 @@ class PluginHost:
                 try:
                     infos[record.name, record.distribution] = load_info(record, entry)
                 except PluginError:
-                    continue  # `installed` shows it
+                    continue  # `installed` shows its error
         return [
             replace(record, info=infos.get((record.name, record.distribution)))
             for record in self.installed(group)
         ]
 
     def transport(self, name: str) -> TransportInfo:
-        """The transport with this name or address scheme; imports the one module that has it.
+        """The transport with this name or address scheme. Only the module that provides it is imported.
 
         Raises:
-            PluginNotFound: nothing of this name is installed and enabled.
+            PluginNotFound: no installed and enabled plugin has this name.
             PluginConflict: two distributions provide it.
             PluginVersionError: it was written for another plugin API.
             PluginError: its import failed or it does not describe itself properly.
@@ -151,7 +151,7 @@ class PluginHost:
         """The transport's own client class (`TcpClient`), imported; raises like `transport`.
 
         Raises:
-            PluginError: also when the transport has none.
+            PluginError: also if the transport has no client class.
         """
         record, info = self._select(TRANSPORTS, name)
         if info.client is None:
@@ -166,13 +166,13 @@ class PluginHost:
         return import_class(record, info.factory, Sampler)
 
     def observers(self, *extra: object) -> pluggy.PluginManager:
-        """A plugin manager with every observer of group `echo`, and `extra` objects, registered.
+        """A plugin manager in which every observer of group `echo` and all `extra` objects are registered.
 
-        An observer whose import fails is logged, listed with its error and left out. One that
-        implements a hook Echo does not have is an error, because it would never be called.
+        An observer whose import fails is logged, listed with its error and left out. An observer that
+        implements a hook which Echo does not have is an error, because it would never be called.
 
         Raises:
-            PluginError: an observer implements an unknown hook or one with unknown arguments.
+            PluginError: an observer implements an unknown hook, or a hook with unknown arguments.
         """
         manager = new_manager()
         for record, entry in self._found(OBSERVERS):
@@ -183,7 +183,7 @@ class PluginHost:
             except PluginError as error:
                 _log.warning("%s", error)
                 continue
-            # pluggy refuses a second plugin of the same name: make the names unique.
+            # pluggy refuses a second plugin of the same name, so the names are made unique.
             register(manager, module, f"{record.distribution}:{record.name}", record.title)
         for plugin in extra:
             register(manager, plugin, None, f"observer {plugin!r}")
@@ -193,7 +193,7 @@ class PluginHost:
         """Check every requirement of `[plugins] require` against what is installed.
 
         Raises:
-            ConfigError: a requirement cannot be read, or names what is disabled.
+            ConfigError: a requirement cannot be read, or names a disabled plugin or distribution.
             PluginNotFound: the distribution is not installed.
             PluginVersionError: it has another version.
         """
@@ -213,7 +213,7 @@ class PluginHost:
             ) from None
         by = self._disabled_by(wanted.name)
         if by:
-            raise ConfigError(f"{where}: {wanted.name} is disabled by {by}; take it out of one")
+            raise ConfigError(f"{where}: {wanted.name} is required and disabled by {by}; take it out of one of the two")
         fix = f'run: pip install "{text}"'
         try:
             have = version(wanted.name)
@@ -221,7 +221,7 @@ class PluginHost:
             raise PluginNotFound(f"{where}: {wanted.name} is not installed; {fix}") from None
         if not wanted.specifier.contains(have, prereleases=True):
             raise PluginVersionError(
-                f"{where}: {text} is required, {wanted.name} {have} is installed; {fix}"
+                f"{where}: {text} is required, but {wanted.name} {have} is installed; {fix}"
             )
 
     def _disabled_by(self, *names: str) -> str | None:
@@ -274,15 +274,15 @@ class PluginHost:
 
 
 def known() -> list[tuple[str, str, str]]:
-    """Transports and samplers there are elsewhere, installed or not: `(group, name, how to install it)`."""
+    """Transports and samplers that exist in other distributions, installed or not: `(group, name, how to install it)`."""
     return [(group, name, _install(extra)) for group, names in _EXTRAS.items() for name, extra in names.items()]
 
 
 def notify(manager: pluggy.PluginManager, hook: str, **arguments: Any) -> None:
-    """Call `hook` of every observer; one that raises is logged and the others are still called.
+    """Call `hook` of every observer. If one raises, its exception is logged and the others are still called.
 
-    For the reporting hooks. `echo_configure` is called directly (`manager.hook.echo_configure`),
-    because an exception there is meant to stop the start.
+    It serves the reporting hooks. `echo_configure` is called directly (`manager.hook.echo_configure`),
+    because an exception in it is meant to stop the start.
     """
     plugins = manager.get_plugins()
     for plugin in plugins:
@@ -305,10 +305,10 @@ def _collision(record: PluginRecord, usable: list[PluginRecord]) -> str | None:
 
 
 def _provider(entry: EntryPoint) -> tuple[str, str]:
-    """Name and version of the distribution it belongs to; "?" for what that does not say.
+    """Name and version of the distribution that the entry point belongs to; "?" stands for a value that the distribution lacks.
 
-    One that is being installed at this moment lists its entry points before its metadata is there, and must not break the others.
-    Then these are None, or an error: which, is up to Python's version.
+    A distribution that is being installed at this moment lists its entry points before its metadata is there, and must not break the
+    others. Depending on the version of Python, these values are then None or reading them raises.
     """
     try:
         return (entry.dist.name or "?", entry.dist.version or "?") if entry.dist else ("?", "?")

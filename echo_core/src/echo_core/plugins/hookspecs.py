@@ -1,15 +1,15 @@
-"""The hooks of Echo: everything a plugin may implement, one docstring each.
+"""The hooks of Echo: everything that a plugin may implement, with one docstring for each hook.
 
 A plugin marks its functions with `hookimpl` and names its module in an entry point:
 
 * group `echo.transports` or `echo.samplers`: the entry-point name is what users type in a
   configuration and as the scheme of an address. The module is imported only when that name is
-  selected, so it should import nothing but the standard library and this module; the heavy
-  imports belong to the module that `factory` names.
-* group `echo`: observers. They are all loaded when a server or client starts and implement any
-  of the lifecycle hooks below.
+  selected, so it should import only the standard library and this module; heavy imports belong
+  into the module that `factory` names.
+* group `echo`: observers. All of them are loaded when a server or client starts. They implement
+  any of the lifecycle hooks below.
 
-Hooks wire things up and report; none is ever called per sample.
+Hooks connect parts and report events; Echo never calls a hook per sample.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 PROJECT = "echo"
 
 PLUGIN_API = 1
-"""Raised when a plugin written for the version before would no longer work."""
+"""The version of the plugin API. It is raised when plugins written for the previous version would no longer work."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -50,18 +50,18 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @dataclass(frozen=True)
 class TransportInfo:
-    """What a transport plugin says about one transport, without importing it.
+    """A transport plugin's description of one transport, which does not import that transport.
 
     Attributes:
-        name: what users type; the same as the entry-point name.
+        name: the name that users type; the same as the entry-point name.
         factory: `"module:Class"` of the `Transport`, imported when the transport is selected.
-        client: `"module:Class"` of a client class of its own (`TcpClient`), or None.
-        api: the plugin API it was written for; the literal number, never `PLUGIN_API` itself,
-            which would always agree.
+        client: `"module:Class"` of the transport's own client class (`TcpClient`), or None.
+        api: the plugin API for which it was written, as a literal number. `PLUGIN_API` itself would
+            always agree and so check nothing.
         summary: one line for listings.
-        schemes: the address schemes it answers to; `(name,)` unless given. Every scheme needs an
-            entry point of that name too (they may name the same module), because a scheme is
-            looked up among entry points and nothing is imported to guess it.
+        schemes: the address schemes of this transport; `(name,)` unless given. Every scheme also needs
+            an entry point of that name (several may name the same module), because a scheme is
+            looked up among the entry points without importing anything.
     """
 
     name: str
@@ -77,12 +77,12 @@ class TransportInfo:
 
 @dataclass(frozen=True)
 class SamplerInfo:
-    """What a sampler plugin says about one sampler, without importing it.
+    """A sampler plugin's description of one sampler, which does not import that sampler.
 
     Attributes:
-        name: what users type; the same as the entry-point name.
+        name: the name that users type; the same as the entry-point name.
         factory: `"module:Class"` of the `Sampler`, imported when the sampler is selected.
-        api: the plugin API it was written for; the literal number.
+        api: the plugin API for which it was written, as a literal number.
         summary: one line for listings.
     """
 
@@ -93,7 +93,7 @@ class SamplerInfo:
 
 
 class Configuration(Protocol):
-    """What `echo_configure` is given: an `echo_core.config.config.Config`.
+    """The argument of `echo_configure`: an `echo_core.config.config.Config`.
 
     Attributes:
         server, client, security, plugins: the sections, with an attribute for each key.
@@ -105,7 +105,7 @@ class Configuration(Protocol):
     plugins: Any
 
     def origin(self, key: str) -> str:
-        """Where the value of a dotted key came from: a file's path, "environment variable X", ...; "default" if nobody gave it."""
+        """Where the value of a dotted key came from: a file's path, "environment variable X", ...; "default" if no source gave it."""
 
     def explain(self) -> list[tuple[str, Any, str]]:
         """Every key that has a value, as `(key, value, origin)`, defaults included."""
@@ -115,7 +115,7 @@ class Configuration(Protocol):
 def echo_transports() -> Iterable[TransportInfo]:  # type: ignore[empty-body]
     """The transports of this plugin; group `echo.transports`.
 
-    Called when one of them is selected, and for listings that ask for details.
+    Echo calls it when one of them is selected, and for listings that show details.
     """
 
 
@@ -123,7 +123,7 @@ def echo_transports() -> Iterable[TransportInfo]:  # type: ignore[empty-body]
 def echo_samplers() -> Iterable[SamplerInfo]:  # type: ignore[empty-body]
     """The samplers of this plugin; group `echo.samplers`.
 
-    Called when one of them is selected, and for listings that ask for details.
+    Echo calls it when one of them is selected, and for listings that show details.
     """
 
 
@@ -131,20 +131,20 @@ def echo_samplers() -> Iterable[SamplerInfo]:  # type: ignore[empty-body]
 def echo_configure(config: Configuration) -> None:
     """A server or client is about to start with this configuration; nothing is open yet.
 
-    Raising here stops the start: this is where a site enforces its rules.
+    An exception here stops the start, so a site can enforce its rules in this hook.
     """
 
 
 @hookspec
 def echo_peer_connected(peer: Peer) -> None:
-    """A client has finished its handshake: a worker, or an observer (`peer.role`). Exceptions are logged and change nothing."""
+    """A client, which is a worker or an observer (`peer.role`), has finished its handshake. Exceptions are logged and change nothing."""
 
 
 @hookspec
 def echo_peer_lost(peer: Peer, reason: str) -> None:
-    """A client's connection is gone; `reason` is text for people. Exceptions are logged."""
+    """A client's connection is gone; `reason` is text for people. Exceptions are logged and change nothing."""
 
 
 @hookspec
 def echo_stats(stats: Mapping[str, float | int | str]) -> None:
-    """The flat statistics of a server, once per interval. Exceptions are logged."""
+    """The flat statistics of a server, reported once per interval. Exceptions are logged and change nothing."""

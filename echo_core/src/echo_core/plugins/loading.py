@@ -1,4 +1,4 @@
-"""Loading one plugin: whatever it does wrong becomes one PluginError that ends in the fix."""
+"""Loads one plugin. Any fault of the plugin becomes one PluginError that ends in the fix."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OBSERVERS = "echo"
 
 
 class Kind(NamedTuple):
-    """What the plugins of one group are called, and how they describe themselves."""
+    """The name of one kind of plugin (one group), and how plugins of that kind describe themselves."""
 
     noun: str
     hook: str
@@ -52,16 +52,16 @@ KINDS = {
 
 @dataclass(frozen=True)
 class PluginRecord:
-    """One entry point, as found; nothing of it needs to have been imported.
+    """One entry point as it was found; its module need not have been imported.
 
     Attributes:
         group: `"echo.transports"`, `"echo.samplers"` or `"echo"`.
         name: the entry-point name, which users type.
-        value: the module it names.
-        distribution, version: who provides it.
-        disabled: what disables it (`"ECHO_DISABLE_PLUGINS"`, `"[plugins] disable"`), or None.
+        value: the module that it names.
+        distribution, version: the distribution that provides it, and its version.
+        disabled: the setting that disables it (`"ECHO_DISABLE_PLUGINS"`, `"[plugins] disable"`), or None.
         error: why it cannot be used, as far as is known without importing it, or None.
-        info: what the plugin says about itself; only from `PluginHost.examine`.
+        info: the plugin's description of itself; only `PluginHost.examine` sets it.
     """
 
     group: str
@@ -78,27 +78,27 @@ class PluginRecord:
 
     @property
     def title(self) -> str:
-        """How messages call it: `transport 'tcp' (echo-tcp 0.1)`."""
+        """Its name in messages: `transport 'tcp' (echo-tcp 0.1)`."""
         return f"{KINDS[self.group].noun} {self.name!r} ({self})"
 
 
-# Why a plugin could not be loaded, for listings: per process, as the imports themselves are.
+# Why plugins could not be loaded, for listings. It is kept per process, because imports are per process too.
 _failures: dict[tuple[str, str, str], str] = {}
 
 
 def failure(record: PluginRecord) -> str | None:
-    """Why the last attempt of this process to load the plugin failed; None if it did not."""
+    """Why this process's last attempt to load the plugin failed; None if it did not fail."""
     return _failures.get(_key(record))
 
 
 def load_info(record: PluginRecord, entry: EntryPoint) -> Any:
-    """Import the plugin's module and return what it says about `record.name`.
+    """Import the plugin's module and return its description of `record.name`.
 
     Returns a TransportInfo or SamplerInfo, or None for observers, which describe nothing.
 
     Raises:
-        PluginVersionError: it speaks another plugin API.
-        PluginError: anything else is wrong with it.
+        PluginVersionError: it was written for another plugin API.
+        PluginError: it has any other fault.
     """
 
     def load() -> Any:
@@ -115,7 +115,7 @@ def load_info(record: PluginRecord, entry: EntryPoint) -> Any:
 
 
 def import_module(record: PluginRecord, entry: EntryPoint) -> Any:
-    """Import what the entry point names. Raises PluginError."""
+    """Import the module that the entry point names. Raises PluginError."""
     return _guarded(record, entry.load)
 
 
@@ -147,10 +147,10 @@ def new_manager() -> pluggy.PluginManager:
 def register(
     manager: pluggy.PluginManager, plugin: object, name: str | None, title: str
 ) -> None:
-    """Register `plugin`; a hook that Echo does not have is an error, as nobody would call it.
+    """Register `plugin`. A hook that Echo does not have is an error, because Echo would never call it.
 
     Raises:
-        PluginError: an unknown hook, or one with arguments it does not get; starts with `title`.
+        PluginError: `plugin` has an unknown hook, or a hook with unknown arguments; the message starts with `title`.
     """
     try:
         manager.register(plugin, name)
@@ -172,7 +172,7 @@ def _describe(record: PluginRecord, module: object) -> TransportInfo | SamplerIn
     odd = [info for info in infos if not isinstance(info, kind.info)]
     if odd:
         raise PluginError(
-            f"{record.title}: {kind.hook}() returned {odd[0]!r}, which is no "
+            f"{record.title}: {kind.hook}() returned {odd[0]!r}, which is not a "
             f"{kind.info.__name__}; {_repair(record)}"
         )
     for info in infos:
@@ -186,7 +186,7 @@ def _describe(record: PluginRecord, module: object) -> TransportInfo | SamplerIn
 
 
 def _guarded(record: PluginRecord, load: Callable[[], Any]) -> Any:
-    """Run a plugin's own code: whatever it raises becomes a PluginError and is remembered."""
+    """Run a plugin's own code. Any exception it raises becomes a PluginError and is remembered."""
     try:
         found = load()
     except PluginError as error:

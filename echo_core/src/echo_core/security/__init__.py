@@ -1,1 +1,1 @@
-"""Tokens and roles, and TLS."""
+"""Tokens, roles and TLS."""

@@ -1,13 +1,14 @@
-"""TLS for transports that have it: which certificates to use, and an authority of one's own for a private cluster.
+"""TLS for transports that support it: which certificates to use, and how to make an authority for a private cluster.
 
-    authority = Authority.create("/etc/echo/tls")                  # authority.pem is for everybody, authority.key for nobody else
+    authority = Authority.create("/etc/echo/tls")                  # give authority.pem to everybody; keep authority.key secret
     authority.issue("learner", hosts=["learner", "10.0.0.5"])      # learner.pem and learner.key, for tls_certificate and tls_key
     authority.issue("worker-3")                                    # for mutual TLS
 
-A learner that is given no certificate takes one of the user's own authority, which is made on first use beside the token file: so on
-one machine, and wherever a home directory is shared, TLS needs no set-up. Clients trust it beside the system's authorities.
+A learner that is given no certificate gets one from the user's own authority, which is made on first use in the folder of the token
+file. TLS therefore needs no set-up on one machine, or wherever a home directory is shared. Clients trust this authority in addition
+to the system's authorities.
 
-Keys are made by the `cryptography` package (`pip install "echo-core[tls]"`), or by the `openssl` command where that is missing.
+The `cryptography` package makes the keys (`pip install "echo-core[tls]"`); where it is missing, the `openssl` command does.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ CERTIFICATE_DAYS = 365.0
 
 @dataclass(frozen=True, kw_only=True)
 class TlsListenOptions(ListenOptions):
-    """What a listener with TLS understands beside `ListenOptions`."""
+    """The options of a listener with TLS, in addition to `ListenOptions`."""
 
-    tls_certificate: Path | None = None  # PEM, with intermediate ones; None: of the user's own authority
+    tls_certificate: Path | None = None  # PEM, with intermediate certificates; None: one of the user's own authority
     tls_key: Path | None = field(default=None, repr=False)
-    tls_client_authority: Path | None = None  # PEM: clients need a certificate of its (mutual TLS)
+    tls_client_authority: Path | None = None  # PEM: clients must show a certificate of this authority (mutual TLS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,12 +56,12 @@ class TlsListenOptions(ListenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TlsConnectOptions(ConnectOptions):
-    """What a connection with TLS understands beside `ConnectOptions`."""
+    """The options of a connection with TLS, in addition to `ConnectOptions`."""
 
     tls_authority: Path | None = None  # PEM; None: the system's authorities and the user's own
     tls_certificate: Path | None = None  # for a learner that asks for one
     tls_key: Path | None = field(default=None, repr=False)
-    tls_server_name: str = ""  # what the learner's certificate must say; "": the host of the address
+    tls_server_name: str = ""  # the name that the learner's certificate must contain; "": the host of the address
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,11 +79,14 @@ class Identity(NamedTuple):
 class Authority:
     """A certificate authority in a folder: `authority.pem` and `authority.key`.
 
-    Whoever reads the key can pass for any learner or worker; the certificate is no secret.
+    Anyone who can read the key can impersonate any learner or worker. The certificate is not secret.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """The authority that lies in `directory`. Raises SecurityError if there is none, its key is open to other users, or they can change the rest."""
+        """Open the authority in `directory`.
+
+        Raises SecurityError if there is no authority, if other users can read its key, or if they can change its files.
+        """
         self.directory = Path(directory).expanduser()
         self.certificate = self.directory / "authority.pem"
         self._key = self.directory / "authority.key"
@@ -94,15 +98,15 @@ class Authority:
             if isinstance(error, SecurityError):
                 raise
             raise SecurityError(
-                f"{self.directory} holds no authority: {error.strerror}; make one with Authority.create({str(directory)!r})"
+                f"{self.directory} does not hold an authority: {error.strerror}; make one with Authority.create({str(directory)!r})"
             ) from None
 
     @classmethod
     def create(cls, directory: str | os.PathLike[str], *, days: float = AUTHORITY_DAYS) -> Authority:
-        """Make a new one; `directory` must not hold one already. Raises SecurityError saying why not."""
+        """Make a new authority. Raises SecurityError if that is not possible, for example because `directory` already holds one."""
         directory = Path(directory).expanduser()
         if (directory / "authority.key").exists():
-            raise SecurityError(f"{directory} holds an authority already; open it with Authority(...), or choose another folder")
+            raise SecurityError(f"{directory} already holds an authority; open it with Authority(...), or choose another folder")
         directory.mkdir(parents=True, mode=0o700, exist_ok=True)
         check_directory(directory)
         _make("Echo authority", [], days, directory / "authority.pem", directory / "authority.key", None)
@@ -110,7 +114,7 @@ class Authority:
 
     @classmethod
     def of_the_user(cls) -> Authority:
-        """The user's own, beside the token file; made on first use. Of several first users one wins."""
+        """The user's own authority, in the folder of the token file. It is made on first use; if several processes make it, one wins."""
         directory = default_token_path().with_name("authority")
         if not directory.exists():
             try:
@@ -119,12 +123,12 @@ class Authority:
             except OSError as error:
                 raise SecurityError(
                     f"cannot keep an authority of your own in {directory}: {error.strerror}; give tls_certificate and tls_key, or set "
-                    f"XDG_CONFIG_HOME to a folder that can be written to"
+                    f"XDG_CONFIG_HOME to a folder that you can write to"
                 ) from error
             new = directory.with_name(f".authority-{secrets.token_hex(8)}")
             try:
                 cls.create(new)
-                with contextlib.suppress(OSError):  # somebody was first: theirs counts
+                with contextlib.suppress(OSError):  # another process was first, and its authority counts
                     new.rename(directory)
             finally:
                 shutil.rmtree(new, ignore_errors=True)
@@ -133,27 +137,27 @@ class Authority:
     def issue(
         self, name: str, hosts: Sequence[str] = (), *, days: float = CERTIFICATE_DAYS, directory: str | os.PathLike[str] | None = None
     ) -> Identity:
-        """A certificate for `name`, good at both ends: `name.pem` and `name.key` in `directory` (None: the authority's).
+        """Make a certificate for `name` that serves learners and workers: `name.pem` and `name.key` in `directory` (None: the authority's).
 
         Args:
             name: shown to people; also a file name.
-            hosts: names and addresses under which it may be reached as a learner; `name` itself is always one.
-            days: of validity.
+            hosts: names and addresses under which clients may reach it as a learner; `name` itself is always one of them.
+            days: how long the certificate is valid.
 
         Raises:
-            SecurityError: the name is unusable, or neither `cryptography` nor `openssl` is there.
+            SecurityError: the name cannot be used, or neither `cryptography` nor `openssl` is installed.
         """
         if not _NAME.fullmatch(name):
             raise SecurityError(f"{name!r} cannot name a certificate; use letters, digits, dots and dashes")
         folder = self.directory if directory is None else Path(directory)
         identity = Identity(folder / f"{name}.pem", folder / f"{name}.key")
         if not folder.is_dir():
-            raise SecurityError(f"there is no folder {folder} for the certificate of {name!r}; make it, or name another (directory=)")
+            raise SecurityError(f"the folder {folder} for the certificate of {name!r} does not exist; make it, or give another one (directory=)")
         if name == "authority" and folder.samefile(self.directory):
             raise SecurityError(f"a certificate named 'authority' would replace the authority itself in {folder}; choose another name")
         for host in hosts:
             if not host or not host.isascii():
-                raise SecurityError(f"{host!r} is no name or address of a host; write an international name in its ASCII form (xn--...)")
+                raise SecurityError(f"{host!r} is not the name or address of a host; write an international name in its ASCII form (xn--...)")
         _make(name, list(dict.fromkeys((name, *hosts))), days, *identity, self)
         return identity
 
@@ -161,12 +165,12 @@ class Authority:
         return f"<Authority {self.directory}>"
 
 
-# ------------------------------------------------------------------------------------------------------ what a transport asks
+# ------------------------------------------------------------------------------------------------------ what transports call
 
 
 @contextlib.contextmanager
 def server_identity(options: TlsListenOptions, host: str) -> Iterator[Identity]:
-    """The learner's certificate: the one given, or a new one of the user's authority for as long as the block runs."""
+    """The learner's certificate: the given one, or a new one of the user's authority that exists while the block runs."""
     if options.tls_certificate is not None and options.tls_key is not None:
         _check_key(options.tls_key)
         yield Identity(options.tls_certificate, options.tls_key)
@@ -179,7 +183,7 @@ def server_identity(options: TlsListenOptions, host: str) -> Iterator[Identity]:
 
 
 def trusted(options: TlsConnectOptions) -> bytes:
-    """PEM of the authorities whose certificates a learner may show."""
+    """The authorities whose certificates a client accepts from a learner, as PEM."""
     if options.tls_authority is not None:
         return _read(options.tls_authority)
     paths = ssl.get_default_verify_paths()
@@ -192,10 +196,10 @@ def trusted(options: TlsConnectOptions) -> bytes:
 
 
 def server_context(options: TlsListenOptions, host: str) -> ssl.SSLContext:
-    """For the learner's sockets: TLS 1.3, and clients' certificates where they are asked for."""
+    """The context of the learner's sockets: TLS 1.3, with clients' certificates if the options ask for them."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # with one of a session before, a client's certificate is not looked at again, expired or not
+    context.num_tickets = 0  # a resumed session would skip the check of the client's certificate, which may have expired since
     with server_identity(options, host) as identity, _explained(identity.certificate):
         context.load_cert_chain(*identity)
     if options.tls_client_authority is not None:
@@ -206,11 +210,11 @@ def server_context(options: TlsListenOptions, host: str) -> ssl.SSLContext:
 
 
 def client_context(options: TlsConnectOptions) -> ssl.SSLContext:
-    """For a worker's sockets: TLS 1.3, the learner's name and certificate checked."""
+    """The context of a worker's sockets: TLS 1.3, with a check of the learner's name and certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if options.tls_authority is None:
-        context.load_default_certs()  # also from where the system keeps a folder of them
+        context.load_default_certs()  # also loads those that the system keeps in a folder
     if roots := trusted(options):
         with _explained(options.tls_authority or Path("the system's authorities")):
             context.load_verify_locations(cadata=roots.decode("ascii", "ignore"))
@@ -222,7 +226,7 @@ def client_context(options: TlsConnectOptions) -> ssl.SSLContext:
 
 
 def client_identity(options: TlsConnectOptions) -> tuple[bytes | None, bytes | None]:
-    """(key, certificate chain) of a worker as PEM, or (None, None)."""
+    """A worker's (key, certificate chain) as PEM, or (None, None)."""
     if options.tls_certificate is None or options.tls_key is None:
         return None, None
     _check_key(options.tls_key)
@@ -335,14 +339,14 @@ def _openssl(*arguments: str | Path) -> None:
         subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, umask=0o077, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
         raise SecurityError(
-            'making certificates takes the cryptography package or the openssl command; run: pip install "echo-core[tls]"'
+            'making certificates needs the cryptography package or the openssl command; run: pip install "echo-core[tls]"'
         ) from None
     except subprocess.CalledProcessError as error:
         raise SecurityError(f"openssl {arguments[0]} failed: {error.stderr.decode(errors='replace').strip()[-300:]}") from None
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Whole or not at all, and never readable by others for a moment."""
+    """Write the file as a whole or not at all. Others can never read it, not even for a moment."""
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
         file.write(data)

@@ -1,14 +1,14 @@
-"""Safe by default: the shared token, and no learner open to the network without one.
+"""Safe by default: the shared token, and the rule that no learner is open to the network without one.
 
-Whoever holds the token may feed the learner and read its weights. It never travels: both ends
-prove that they hold it (see `echo_core.wire.handshake`). On one machine it needs no set-up, because
-the first process creates a file that only its user can read.
+The holder of the token may send samples to the learner and read its weights. The token never
+travels: both ends prove that they hold it (see `echo_core.wire.handshake`). On one machine it needs
+no set-up, because the first process creates a token file that only its user can read.
 
-A learner may accept several tokens, one a line: while they are rotated, and to give out less than
-everything. `write:9f2c...` is a token for rollout workers: whoever holds it may send experience and
-receive weights, but neither read a replay table (`read`) nor do anything that changes the learner
-(`admin`, which includes the others). A token without roles in front of it has all of them. The
-learner's list decides; what stands in front of a worker's own token is not even sent.
+A learner may accept several tokens, one per line, so that tokens can be rotated or limited to
+roles. `write:9f2c...` is a token for rollout workers: its holder may send experience and receive
+weights, but may neither read a replay table (`read`) nor change the learner (`admin`, which
+includes the other roles). A token without roles in front of it has all of them. The learner's list
+decides; the roles in front of a worker's own token are not even sent.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ _Operation = TypeVar("_Operation", bound=Callable[..., Any])
 _PREFIX = re.compile(r"((?:write|read|admin)(?:,(?:write|read|admin))*):(.*)", re.S)
 
 _MAX_BYTES = 4096
-_SHORT = 16  # bytes; below this a token can be guessed offline from one recorded handshake
+_SHORT = 16  # bytes; a shorter token can be guessed offline from one recorded handshake
 
 _log = logging.getLogger("echo")
 
 
 class Token(bytes):
-    """A secret as bytes that never shows: not in repr, str, format, logs or tracebacks.
+    """Secret bytes that never appear in repr, str, format, logs or tracebacks.
 
     Compare proofs made from it with `hmac.compare_digest`, never tokens themselves.
 
     Attributes:
-        roles: what its holder may do.
-        is_text: these are the lines of a configuration, not yet read; see `given`.
+        roles: the roles that its holder has.
+        is_text: whether these bytes are lines of a configuration that have not been read yet; see `given`.
     """
 
     roles: frozenset[str] = EVERYTHING
@@ -71,14 +71,14 @@ class Token(bytes):
 
     @classmethod
     def from_text(cls, text: str) -> Token:
-        """What a configuration says, kept hidden until `find_tokens` reads `given`."""
+        """Keep the text of a configuration hidden until `find_tokens` reads `given`."""
         token = cls(text.encode())
         token.is_text = True
         return token
 
     @property
     def given(self) -> str | Token:
-        """What `find_tokens` takes: text with its lines and roles, or the token itself."""
+        """The argument for `find_tokens`: text with its lines and roles, or the token itself."""
         return self.decode() if self.is_text else self
 
     def __repr__(self) -> str:
@@ -101,15 +101,15 @@ def find_tokens(explicit: Explicit = None, env: Mapping[str, str] = os.environ) 
     1. `explicit`: a token as text or bytes, a path object that names a file, or several of these in a list;
     2. ECHO_TOKEN: the token;
     3. ECHO_TOKEN_FILE: the path of a token file;
-    4. `default_token_path()`, created with a random token when it is not there, so that all
-       processes of one user on one machine agree without any set-up.
+    4. `default_token_path()`, which is created with a random token if it does not exist, so that
+       all processes of one user on one machine agree without any set-up.
 
-    Text holds one token a line, `secret` or `role,role:secret`; surrounding white space, empty
-    lines and lines that begin with # do not count. Bytes are one token as they are.
+    Text holds one token per line, `secret` or `role,role:secret`; surrounding white space, empty
+    lines and lines that begin with # are ignored. Bytes are taken unchanged as one token.
 
     Raises:
         SecurityError: a token is empty, or the file is missing, readable by other users, owned by
-            another user, not a plain file, or cannot be created; ends in what to do.
+            another user, not a plain file, or cannot be created; the message ends in what to do.
     """
     if isinstance(explicit, os.PathLike):
         return _read(Path(explicit).expanduser(), "token_file")
@@ -134,14 +134,14 @@ def find_tokens(explicit: Explicit = None, env: Mapping[str, str] = os.environ) 
 
 
 class TokenSource:
-    """The tokens a learner accepts, looked up again for every client: a token file that changes
-    counts at once, and for the clients to come only.
+    """The tokens that a learner accepts. They are read again for every new client, so a changed token
+    file counts at once, but only for new clients.
 
-    While the file cannot be read, as in the middle of being replaced, the last tokens count on.
+    While the file cannot be read, for example while it is being replaced, the previous tokens stay valid.
     """
 
     def __init__(self, explicit: Explicit = None, env: Mapping[str, str] = os.environ) -> None:
-        """Raises as `find_tokens`."""
+        """Raises the same errors as `find_tokens`."""
         self._explicit, self._env = explicit, env
         self._last = tuple(find_tokens(explicit, env))
         self._trouble = ""
@@ -153,18 +153,18 @@ class TokenSource:
         except SecurityError as error:
             if self._trouble != str(error):
                 self._trouble = str(error)
-                _log.error("the tokens read before are kept: %s", error)
+                _log.error("keeping the previous tokens, as the new ones cannot be read: %s", error)
         return self._last
 
 
 def needs(*roles: str) -> Callable[[_Operation], _Operation]:
-    """Declare that an operation for clients takes any one of these roles (`admin` always suffices).
+    """Declare that an operation requires one of these roles of the client (`admin` always suffices).
 
-    An operation that declares nothing is for `admin` alone.
+    An operation without this declaration requires `admin`.
     """
     unknown = set(roles) - EVERYTHING
     if unknown:
-        raise ValueError(f"unknown roles {sorted(unknown)}; there are {', '.join(ROLES)}")
+        raise ValueError(f"unknown roles {sorted(unknown)}; the roles are {', '.join(ROLES)}")
 
     def declare(operation: _Operation) -> _Operation:
         operation.needs = frozenset(roles)  # type: ignore[attr-defined]
@@ -174,7 +174,7 @@ def needs(*roles: str) -> Callable[[_Operation], _Operation]:
 
 
 def may(held: frozenset[str], operation: Callable[..., Any]) -> str | None:
-    """None if who holds these roles may have `operation` carried out, else the roles it takes."""
+    """None if a client that holds these roles may call `operation`; otherwise the roles that the operation requires."""
     wanted: frozenset[str] = getattr(operation, "needs", frozenset(("admin",)))
     if "admin" in held or held & wanted:
         return None
@@ -188,7 +188,7 @@ def default_token_path(env: Mapping[str, str] = os.environ) -> Path:
         SecurityError: this user has no home directory.
     """
     base = Path(env.get("XDG_CONFIG_HOME") or ".")
-    if not base.is_absolute():  # the XDG specification has relative paths ignored
+    if not base.is_absolute():  # the XDG specification says that relative paths are ignored
         try:
             base = Path(env["HOME"] if env.get("HOME") else Path.home(), ".config")
         except RuntimeError:
@@ -200,10 +200,10 @@ def default_token_path(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def check_private(path: Path, status: os.stat_result) -> None:
-    """Refuse a file with a secret in it that other users can read or change.
+    """Refuse a secret file that other users can read or change.
 
     Raises:
-        SecurityError: names the mode and the chmod or chown to run.
+        SecurityError: the message names the mode and the chmod or chown to run.
     """
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
@@ -220,10 +220,10 @@ def check_private(path: Path, status: os.stat_result) -> None:
 
 
 def check_directory(directory: Path) -> None:
-    """Refuse a folder into which other users can put a token or an authority of theirs.
+    """Refuse a folder into which other users could put their own token or authority.
 
     Raises:
-        SecurityError: names the mode and the chmod to run.
+        SecurityError: the message names the mode and the chmod to run.
     """
     mode = stat.S_IMODE(directory.stat().st_mode)
     if mode & 0o022:
@@ -234,10 +234,10 @@ def check_directory(directory: Path) -> None:
 
 
 def check_genuine(path: Path) -> None:
-    """Refuse a file that other users can change, such as an authority in which this user is to trust; they may read it.
+    """Refuse a file that other users can change, such as an authority that this user is to trust. They may read it.
 
     Raises:
-        SecurityError: names the mode and the chmod or chown to run. OSError: there is none.
+        SecurityError: the message names the mode and the chmod or chown to run. OSError: the file does not exist.
     """
     status = path.stat()
     mode, me = stat.S_IMODE(status.st_mode), os.geteuid()
@@ -250,15 +250,15 @@ def check_genuine(path: Path) -> None:
 def check_exposure(
     host: str | Address, authenticated: bool, allow_insecure: bool = False
 ) -> None:
-    """Refuse to listen where other machines can connect while anyone may connect.
+    """Refuse to listen where other machines can connect if clients need no authentication.
 
     Args:
         host: the host about to be bound (`""` binds every interface), or a whole address.
         authenticated: whether clients have to prove that they hold the token.
-        allow_insecure: the user's explicit wish to be exposed all the same.
+        allow_insecure: the user's explicit permission to be exposed anyway.
 
     Raises:
-        SecurityError: exposed and not authenticated; lists the three remedies.
+        SecurityError: the learner would be exposed without authentication; the message lists the three remedies.
     """
     loopback = host.is_loopback if isinstance(host, Address) else is_loopback_host(host)
     if loopback or authenticated or allow_insecure:
@@ -280,7 +280,7 @@ def _parse(given: Sequence[str | bytes], where: str) -> list[Token]:
         for secret in item.splitlines() if isinstance(item, str) else [item]:
             if isinstance(secret, bytes):
                 token = _checked(secret, where)
-                token.roles = getattr(secret, "roles", EVERYTHING)  # one that was read before keeps its own
+                token.roles = getattr(secret, "roles", EVERYTHING)  # a token that was read before keeps its roles
             else:
                 secret = secret.strip()
                 if not secret or secret.startswith("#"):
@@ -297,7 +297,7 @@ def _parse(given: Sequence[str | bytes], where: str) -> list[Token]:
     return list(tokens.values())
 
 
-_warned: set[str] = set()  # places whose short token was complained of
+_warned: set[str] = set()  # places about whose short token a warning was logged
 
 
 def _checked(token: bytes, where: str) -> Token:
@@ -309,7 +309,7 @@ def _checked(token: bytes, where: str) -> Token:
     if len(token) < _SHORT and where not in _warned:
         _warned.add(where)
         _log.warning(
-            "%s has only %d bytes, which can be guessed; 32 random ones are better",
+            "%s has only %d bytes and can be guessed; use 32 random bytes",
             where,
             len(token),
         )
@@ -326,13 +326,13 @@ def _read(path: Path, where: str) -> list[Token]:
             "check the path, or give the token itself in ECHO_TOKEN"
         ) from error
     try:
-        status = os.fstat(file)  # of what was opened, whatever the path names by now
+        status = os.fstat(file)  # of the opened file, whatever the path names by now
         if not stat.S_ISREG(status.st_mode):
             raise SecurityError(f"{where}: {path} is not a plain file; point to one with a token")
         check_private(path, status)
         if status.st_size > _MAX_BYTES:
             raise SecurityError(
-                f"{where}: {path} has {status.st_size} bytes, tokens at most {_MAX_BYTES}"
+                f"{where}: {path} has {status.st_size} bytes; a token file has at most {_MAX_BYTES}"
             )
         data = os.read(file, _MAX_BYTES)
     finally:
@@ -340,12 +340,12 @@ def _read(path: Path, where: str) -> list[Token]:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        raise SecurityError(f"{where}: {path} is no text; put one token a line into it") from None
+        raise SecurityError(f"{where}: {path} is not text; put one token per line into it") from None
     return _parse([text], f"{where} {path}")
 
 
 def _create(path: Path) -> None:
-    """Create the token file, whole or not at all; of several first starters one wins."""
+    """Create the token file as a whole or not at all. If several processes start at once, one of them wins."""
     temporary = path.with_name(f".token-{os.getpid()}-{secrets.token_hex(8)}")
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
@@ -354,8 +354,8 @@ def _create(path: Path) -> None:
         try:
             with open(file, "wb") as stream:
                 stream.write(secrets.token_hex(32).encode() + b"\n")
-            # Unlike a rename this never replaces: the loser keeps the winner's token, which
-            # others may have read already. And unlike a plain create nobody sees half of it.
+            # Unlike a rename, this never replaces a file: the loser uses the winner's token, which
+            # others may have read already. Unlike a plain create, nobody sees half of the file.
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, path)
         finally:

@@ -1,1 +1,1 @@
-"""The learner's side: `Server`, what clients may ask it, and its figures."""
+"""The learner's side: `Server`, the operations that clients can request, and statistics."""

@@ -1,4 +1,4 @@
-"""What the arguments of `Server` become: the sampler of a stream, replay tables, transports."""
+"""Turns the arguments of `Server` into objects: the sampler of a stream, replay tables, and transports."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..wire.transport import Transport
 
 
 def stream_sampler(choice: Sampler | str | Mapping[str, Any], host: discovery.PluginHost) -> Sampler:
-    """The sampler of a server that streams."""
+    """The sampler of a server that streams samples (it has no replay table)."""
     sampler = make_sampler(choice, host)
     if sampler.storage != "stream":
-        raise ConfigError(f"sampler {type(sampler).__name__} draws from a replay table: give Server a capacity")
+        raise ConfigError(f"sampler {type(sampler).__name__} draws from a replay table, which needs a capacity; give Server(..., capacity=...)")
     return sampler
 
 
 def short_form(
     example: Any, sampler: Any, capacity: int | None, of_table: dict[str, Any], host: discovery.PluginHost
 ) -> list[Table]:
-    """The one replay table that `Server(example, ...)` asks for; none for a stream."""
+    """The single replay table of `Server(example, ...)`; None if the server streams."""
     if isinstance(sampler, Sampler):
         if sampler.storage == "stream" and capacity is None:
             return []
@@ -33,7 +33,7 @@ def short_form(
     elif isinstance(sampler, Mapping):
         own = sampler.get("capacity")
         if None not in (own, capacity) and own != capacity:
-            raise ConfigError(f"capacity is given twice: {own} with the sampler and {capacity} beside it; leave one out")
+            raise ConfigError(f"capacity is given twice: {own} with the sampler and {capacity} to Server; leave one out")
         capacity = own if capacity is None else capacity
     name = sampler if isinstance(sampler, str) else sampler.get("type") if isinstance(sampler, Mapping) else None
     if capacity is None:
@@ -48,7 +48,7 @@ def short_form(
 
 
 def make_tables(tables: Iterable[Table], batch_size: int, host: discovery.PluginHost) -> dict[str, ReplayTable]:
-    """The tables by name, in order."""
+    """Make the tables; the result has them by name, in the given order."""
     if isinstance(batch_size, bool) or not hasattr(type(batch_size), "__index__") or not 1 <= batch_size < 1 << 24:
         raise ValueError(f"batch_size must be a whole number from 1 to {(1 << 24) - 1}, not {batch_size!r}")
     made: dict[str, ReplayTable] = {}
@@ -56,13 +56,13 @@ def make_tables(tables: Iterable[Table], batch_size: int, host: discovery.Plugin
         if not isinstance(table, Table):
             raise ConfigError(f"tables must be Table objects, not {table!r}")
         if table.name in made:
-            raise ConfigError(f"two tables are called {table.name!r}; give each its own name")
+            raise ConfigError(f"two tables have the name {table.name!r}; give each its own name")
         made[table.name] = table.make(batch_size, host)
     return made
 
 
 def make_transports(choice: Any, host: discovery.PluginHost) -> Iterable[Transport]:
-    """Transports out of whatever may name them: one or several of `Transport`, address, mapping."""
+    """Make the transports from one or several of `Transport`, address and mapping."""
     if choice is None:
         return
     if isinstance(choice, (Transport, str, Mapping, Address)) or not isinstance(choice, Iterable):
@@ -75,10 +75,10 @@ def make_transports(choice: Any, host: discovery.PluginHost) -> Iterable[Transpo
             try:
                 name = options.pop("type")
             except KeyError:
-                raise ConfigError("the transport's table needs a key 'type', such as {type = 'tcp', port = 0}") from None
+                raise ConfigError("the mapping of a transport needs a key 'type', such as {type = 'tcp', port = 0}") from None
             yield host.transport_class(name)(**options)
         elif not isinstance(one, (str, Address)):
-            raise ConfigError(f"a transport is an address such as 'tcp://127.0.0.1:0', a mapping, or a Transport, not {one!r}")
+            raise ConfigError(f"a transport must be an address such as 'tcp://127.0.0.1:0', a mapping, or a Transport, not {one!r}")
         else:
             address = one if isinstance(one, Address) else Address.parse(one)
             yield host.transport_class(address.scheme).at(address)

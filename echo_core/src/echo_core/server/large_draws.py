@@ -1,4 +1,4 @@
-"""Batches that a client draws and that are larger than a message: drawn once, as a whole, and kept until their last part was fetched."""
+"""Remote batches that are larger than a message. Each is drawn once, as a whole, and kept until the client has fetched its last part."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 __all__ = ["MOST_BYTES", "HeldBatches"]
 
-MOST = 8  # of one client; more than that many threads of it, each in the middle of a large batch, are too many
-MOST_BYTES = 1 << 30  # of one batch, and of all that are kept for one client
+MOST = 8  # batches of one client: at most this many of its threads may fetch a large batch at the same time
+MOST_BYTES = 1 << 30  # the limit for one batch, and for all batches that are kept for one client
 
 
 class _Held(NamedTuple):
@@ -22,14 +22,14 @@ class _Held(NamedTuple):
 
 
 class HeldBatches:
-    """By client, and by the number that the client gave the batch. Thread-safe."""
+    """The kept batches, by client and by the number that the client gave each batch. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._of: dict[int, dict[int, _Held]] = {}
 
     def put(self, client: int, number: int, figures: dict[str, Any], columns: list[np.ndarray]) -> None:
-        """Keep a batch. Of a client that has too many, the oldest is dropped: it gave that up, or is told when it asks."""
+        """Keep a batch. If the client has too many, its oldest is dropped: the client has given it up, or gets an error for its next part."""
         with self._lock:
             batches = self._of.setdefault(client, {})
             batches[number] = _Held(figures, columns)
@@ -37,7 +37,7 @@ class HeldBatches:
                 del batches[next(iter(batches))]
 
     def part(self, client: int, number: int, start: int, rows: int) -> tuple[dict[str, Any], list[np.ndarray]] | None:
-        """`rows` items from `start` on; None where there is no such batch. With the last of them the batch is gone."""
+        """`rows` items from `start` on; None if there is no such batch. The batch is dropped when its last items are returned."""
         with self._lock:
             batches = self._of.get(client, {})
             held = batches.get(number)
@@ -48,6 +48,6 @@ class HeldBatches:
         return held.figures, [column[start : start + rows] for column in held.columns]
 
     def forget(self, client: int) -> None:
-        """It left."""
+        """Drop all batches of a client that has left."""
         with self._lock:
             self._of.pop(client, None)

@@ -1,4 +1,4 @@
-"""What is counted, seen from outside: flat dicts for loggers, and the ticker that feeds observers and the log."""
+"""The server's statistics: flat dicts for loggers, and the thread that passes them to observers and to the log."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ __all__ = ["StatsTicker", "as_html", "server_stats"]
 
 
 def server_stats(server: ServerState) -> dict[str, float | int | str]:
-    """`Server.stats()`. Names are `group/figure`; latencies in nanoseconds.
+    """`Server.stats()`. Names have the form `group/figure`; latencies are in nanoseconds.
 
-    `store/*` the counters of `SampleInfo`; `latency/<histogram>_count` and `_{p50,p90,p99,max}_ns`; `weights/version` (0: none
-    published), `weights/age_s`; `transport/<scheme>/*` what each listener counts; `worker/<name>/*` samples, bytes, weights_version,
-    weights_digest (hex), state, state_s of each connected worker; `table/<name>/*` of each replay table its counters,
-    samples_per_insert, whom its rate limiter blocks now (`blocked`), and why (`blocked_by`).
+    * `store/*`: the counters of `SampleInfo`.
+    * `latency/<histogram>_count` and `_{p50,p90,p99,max}_ns`.
+    * `weights/version` (0 until weights are published) and `weights/age_s`.
+    * `transport/<scheme>/*`: the counters of each listener.
+    * `worker/<name>/*`: samples, bytes, weights_version, weights_digest (hex), state and state_s of each connected worker.
+    * `table/<name>/*`: the counters of each replay table, samples_per_insert, which side its rate limiter blocks now
+      (`blocked`), and why (`blocked_by`).
     """
     c = server._counters()
     out: dict[str, float | int | str] = {
@@ -58,7 +61,7 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
     out["weights/age_s"] = 0.0 if packed is None else time.monotonic() - server._published_at
     for listener in list(server._listeners):
         scheme = listener.address.scheme
-        for key, value in listener.stats().items():  # of several listeners of a scheme the sum
+        for key, value in listener.stats().items():  # several listeners of one scheme are added up
             name = f"transport/{scheme}/{key}"
             out[name] = out.get(name, 0) + value  # type: ignore[operator]
     now = time.monotonic()
@@ -76,7 +79,7 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
 
 
 def as_html(title: str, stats: Mapping[str, float | int | str]) -> str:
-    """Figures as an HTML table. Workers choose their names, so that everything is escaped."""
+    """Statistics as an HTML table. Everything is escaped, because workers choose their names."""
     def cell(value: float | int | str) -> str:
         return f"{value:,}" if isinstance(value, int) else f"{value:.3f}" if isinstance(value, float) else escape(value)
 
@@ -85,8 +88,8 @@ def as_html(title: str, stats: Mapping[str, float | int | str]) -> str:
 
 
 class StatsTicker:
-    """About once a second while the server lives: calls the observers' `echo_stats`, and logs whom replay tables keep waiting. Without
-    either, observers or tables, there is no thread."""
+    """A thread that, about once a second, calls the observers' `echo_stats` and logs which workers wait for replay tables. It is not
+    started if the server has neither observers nor tables."""
 
     INTERVAL = 1.0  # seconds
 

@@ -1,4 +1,4 @@
-"""One batch out of several replay tables, in given shares: demonstrations beside what the agent has seen (Ball et al. 2023, RLPD)."""
+"""Makes one batch from several replay tables in given shares, such as demonstrations and online samples (Ball et al. 2023, RLPD)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["MixedSample", "draw", "shares_of"]
 
 
 class Part(Protocol):
-    """A batch of one table: a `Sample`, or a `RemoteSample` where the table is another process's."""
+    """A batch of one table: a `Sample`, or a `RemoteSample` if the table is in another process."""
 
     @property
     def batch(self) -> Any: ...
@@ -30,7 +30,7 @@ class Part(Protocol):
 
 
 class Drawable(Protocol):
-    """A table that batches are drawn from: a `ReplayTable`, or a `RemoteTable`."""
+    """A table from which batches are drawn: a `ReplayTable` or a `RemoteTable`."""
 
     @property
     def spec(self) -> Spec: ...
@@ -42,9 +42,9 @@ class MixedSample(NamedTuple):
 
     Attributes:
         batch: leaves of shape `(n, *leaf.shape)`, the tables' rows one after another.
-        parts: for each table its `Sample`, whose batch is a view of the rows it gave; its keys are for
+        parts: the `Sample` of each table, whose batch is a view of that table's rows. Pass its keys to
             `update_priorities(..., table=name)`.
-        weights: float32 of shape (n,): those of the parts, one after another.
+        weights: float32 of shape (n,): the importance weights of the parts, one after another.
     """
 
     batch: Any
@@ -53,18 +53,18 @@ class MixedSample(NamedTuple):
 
 
 def shares_of(shares: Mapping[str, float], n: int) -> dict[str, int]:
-    """How many of n items come from each table: in proportion, by largest remainder, so that they are n in all.
+    """How many of n items come from each table: in proportion, rounded by largest remainder, so that the sum is n.
 
     Raises:
-        ConfigError: a share is not positive and finite, or there are more tables than items, or n is no whole number.
+        ConfigError: a share is not positive and finite, or there are more tables than items, or n is not a whole number.
     """
     if not hasattr(type(n), "__index__"):
         raise ConfigError(f"n must be a whole number, not {n!r}")
     if not isinstance(shares, Mapping):
-        raise ConfigError(f"shares are a mapping of tables and how much each gives, such as {{'demonstrations': 0.5, 'online': 0.5}}, not {shares!r}")
+        raise ConfigError(f"shares must map the name of each table to its part of the batch, such as {{'demonstrations': 0.5, 'online': 0.5}}, not {shares!r}")
     bad = [name for name, share in shares.items() if isinstance(share, bool) or not isinstance(share, Real) or not 0 < share < math.inf]
     if bad or not shares or len(shares) > n:
-        raise ConfigError(f"a batch of {n} needs a positive share of each of its tables, of {n} tables at most, not {dict(shares)}")
+        raise ConfigError(f"a batch of {n} needs from 1 to {n} tables, each with a positive share, not {dict(shares)}")
     total = sum(shares.values())
     exact = {name: n * share / total for name, share in shares.items()}
     counts = {name: max(1, int(value)) for name, value in exact.items()}
@@ -78,11 +78,11 @@ def shares_of(shares: Mapping[str, float], n: int) -> dict[str, int]:
 def draw(
     tables: Mapping[str, Drawable], counts: Mapping[str, int], timeout: float | None, beta: float | None
 ) -> MixedSample | None:
-    """A batch of `counts[name]` items from each table; None once closed.
+    """Draw a batch of `counts[name]` items from each table; None once the server is closed.
 
     Raises:
-        ConfigError: their specs differ, naming the leaf, or their items over steps. EchoTimeoutError: a table let none out in time; what
-            others gave is counted as sampled all the same.
+        ConfigError: the tables' specs differ (the message names the leaf), or their items over steps differ.
+        EchoTimeoutError: a table gave no items in time. The items that other tables gave still count as sampled.
     """
     names = list(counts)
     spec = tables[names[0]].spec
@@ -91,7 +91,7 @@ def draw(
             raise ConfigError(f"tables of one batch need the same spec: {difference}")
     layouts = {name: layout.to_json() for name in names if (layout := getattr(tables[name], "layout", None)) is not None}
     if any(layouts.get(name) != layouts.get(names[0]) for name in names):
-        raise ConfigError(f"tables of one batch need the same items and stacks: {', '.join(map(repr, names))} differ in what they make of steps")
+        raise ConfigError(f"tables of one batch need the same items and stacks, but {', '.join(map(repr, names))} differ in them")
     deadline = None if timeout is None else time.monotonic() + timeout
     parts: dict[str, Part] = {}
     for name in names:

@@ -1,7 +1,7 @@
-"""Figures of a server in Prometheus' text format, and a small HTTP endpoint that serves them. Standard library only.
+"""Statistics of a server in Prometheus' text format, and a small HTTP endpoint that serves them. It uses only the standard library.
 
-Names follow Prometheus' guide: base units (seconds, bytes), `_total` for what only grows, one name for one thing with labels for its
-kinds: `echo_worker_samples_total{worker="w0"}`, `echo_transport_bytes_received_total{transport="tcp"}`.
+Names follow Prometheus' guide: base units (seconds, bytes), `_total` for values that only grow, and one name with labels for values of
+the same kind: `echo_worker_samples_total{worker="w0"}`, `echo_transport_bytes_received_total{transport="tcp"}`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STATES = ("streaming", "idle", "waiting for space", "half a message")
 
 _LABELS = {"worker": "worker", "transport": "transport", "table": "table"}
-# What ends in _count or _total only grows, and of names that do not tell these; everything else is a gauge.
+# Names that end in _count or _total only grow, and so do these, whose names do not show it. Everything else is a gauge.
 _GROWS = {
     "samples", "duplicates", "bytes_received", "bytes_sent", "refused", "protocol_errors", "frames", "frames_direct", "acks",
     "weights_sent", "rounds", "bytes",
@@ -47,7 +47,7 @@ def exposition(stats: Mapping[str, float | int | str]) -> str:
         group, _, rest = key.partition("/")
         labels = {}
         if group in _LABELS:
-            label, _, rest = rest.rpartition("/")  # a worker's name may have slashes itself
+            label, _, rest = rest.rpartition("/")  # a worker's name may contain slashes
             labels[_LABELS[group]] = label
         if group == "latency":
             _latency(put, rest, value)
@@ -70,7 +70,7 @@ def exposition(stats: Mapping[str, float | int | str]) -> str:
 
 
 def _latency(put: Any, rest: str, value: Any) -> None:
-    """`latency/copy_p50_ns` is a quantile of the summary `echo_copy_seconds`."""
+    """Add one latency: `latency/copy_p50_ns` becomes a quantile of the summary `echo_copy_seconds`."""
     found = re.fullmatch(r"(.+)_(count|p50|p90|p99|max)(?:_ns)?", rest)
     if found is None:
         return
@@ -92,19 +92,19 @@ def _escaped(text: str) -> str:
 
 
 class Exporter:
-    """Serves `/metrics` on threads of its own until closed.
+    """Serves `/metrics` on its own threads until it is closed.
 
-    It refers to the server weakly: a server that was dropped is gone, and scrapes are answered with 503.
+    It has only a weak reference to the server. When the server was dropped, scrapes are answered with 503.
 
     Raises:
-        OSError: the port cannot be taken, naming it and the way out.
+        OSError: the port cannot be bound; the message names the port and a remedy.
     """
 
     def __init__(self, server: Server, host: str = "127.0.0.1", port: int = 0) -> None:
         found = weakref.ref(server)
 
         class Handler(BaseHTTPRequestHandler):
-            timeout = 10.0  # seconds, for a scraper that says nothing
+            timeout = 10.0  # seconds that it waits for the request of a silent scraper
 
             def do_GET(self) -> None:
                 living = found()
@@ -128,7 +128,7 @@ class Exporter:
             self._http = ThreadingHTTPServer((host, port), Handler)
         except OSError as error:
             raise OSError(
-                error.errno, f"cannot serve metrics at {host}:{port}: {error.strerror}; choose another port, or 0 for any free one"
+                error.errno, f"cannot serve metrics at {host}:{port}: {error.strerror}; choose another port, or 0 for any free port"
             ) from error
         self._http.daemon_threads = True
         self.url = f"http://{host}:{self._http.server_address[1]}/metrics"

@@ -1,4 +1,4 @@
-"""The learner's side: a store that workers fill, batches out of it, weights down to the workers."""
+"""The learner's side: workers fill its store, the learner takes batches from it, and weights go to the workers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _running: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
 class Published(NamedTuple):
-    """What `Server.publish` made: the version and the digest of its bytes, which come back as the workers' receipts."""
+    """The result of `Server.publish`: the version and the digest of its bytes. Workers send both back as receipts."""
 
     version: int
     digest: int
@@ -52,31 +52,31 @@ class Server(ServerState):
     """Assembles samples of many workers into batches for a learner.
 
     Args:
-        example: a pytree of numpy arrays: one sample. It fixes structure, shapes and dtypes for good. None with `tables`.
+        example: a pytree of numpy arrays that shows one sample. It fixes structure, shapes and dtypes. None with `tables`.
         batch_size: samples per batch.
-        transport: how workers reach this server: a `Transport`, an address such as `"tcp://127.0.0.1:0"` (port 0: any free one),
+        transport: how workers reach this server: a `Transport`, an address such as `"tcp://127.0.0.1:0"` (port 0: any free port),
             a mapping `{"type": "tcp", "port": 0}`, several of these in a list, or None for use within one process.
-        sampler: name of an installed sampler, a mapping `{"type": "fifo"}`, or a `Sampler`. One that replays makes this a server of one
-            replay table, called "default".
-        num_buffers: batch buffers (at least 2): one is being filled while others wait or are held by the learner.
-        lease_timeout: seconds that `sample()` waits when batches still alive hold every buffer, before it raises LeaseError.
-        pinned: page-lock the memory of the batches, so that they go to a CUDA device by DMA (`non_blocking=True` in torch), and samples in a
-            device's memory straight into their slots. Needs CUDA's driver.
-        token: secret shared with the workers, or several (`security.find_tokens`); None takes ECHO_TOKEN, ECHO_TOKEN_FILE or the user's
-            token file.
-        capacity: items of that table; may also stand in the sampler's mapping.
-        remover, rate_limiter, max_times_sampled, seed: of that table, see `Table`.
-        tables: several replay tables, each with an example of its own: `Server(tables=[Table(...), ...], batch_size=32)`. `sample()`,
-            `submit()` and their like mean the first of them unless told its name; workers name one in `send`.
-        host: where plugins are looked up; None sees every installed one that ECHO_DISABLE_PLUGINS does not name.
+        sampler: name of an installed sampler, a mapping `{"type": "fifo"}`, or a `Sampler`. A replay sampler makes this a server with one
+            replay table, named "default".
+        num_buffers: batch buffers (at least 2). One is being filled while others wait or are held by the learner.
+        lease_timeout: seconds that `sample()` waits while live batches hold every buffer, before it raises LeaseError.
+        pinned: page-lock the memory of the batches. Batches then go to a CUDA device by DMA (`non_blocking=True` in torch), and samples from
+            a device's memory go straight into their slots. It needs CUDA's driver.
+        token: one or several secrets shared with the workers (`security.tokens.find_tokens`); None takes ECHO_TOKEN, ECHO_TOKEN_FILE or
+            the user's token file.
+        capacity: the most items of the replay table; the sampler's mapping may hold it instead.
+        remover, rate_limiter, max_times_sampled, seed: arguments of that table; see `Table`.
+        tables: several replay tables, each with its own example: `Server(tables=[Table(...), ...], batch_size=32)`. `sample()`,
+            `submit()` and similar methods use the first table unless they get a name; workers give a name to `send`.
+        host: where plugins are looked up; None uses every installed plugin that ECHO_DISABLE_PLUGINS does not name.
 
     Raises:
-        SpecError: the example cannot be a sample, naming the leaf.
-        PluginError: transport or sampler is not installed or broken; the message ends in the command to run.
+        SpecError: the example cannot be a sample; the message names the leaf.
+        PluginError: a transport or sampler is not installed or broken; the message ends in the command to run.
         MemoryError: the buffers do not fit into this machine's memory.
-        CudaError: `pinned`, and there is no driver, or it does not lock so much.
+        CudaError: `pinned` is set, and there is no driver or it does not lock that much memory.
 
-    Batches are leases: zero-copy, writable, valid for as long as anything refers to them, also after `close()`.
+    Batches are leases: they are zero-copy and writable, and stay valid as long as anything refers to them, also after `close()`.
     """
 
     _operations: ClassVar[Mapping[str, Operation]] = OPERATIONS
@@ -103,7 +103,7 @@ class Server(ServerState):
         producer_queue_size: int | None = None,
     ) -> None:
         if num_drainers is not None or producer_queue_size is not None:
-            warnings.warn("num_drainers and producer_queue_size do nothing: Echo has no drainer threads and no queues", stacklevel=2)
+            warnings.warn("num_drainers and producer_queue_size have no effect: Echo has no drainer threads and no queues; leave them out", stacklevel=2)
         host = host or discovery.default
         if not lease_timeout >= 0:
             raise ValueError(f"lease_timeout must be 0 or more seconds, not {lease_timeout!r}")
@@ -116,7 +116,7 @@ class Server(ServerState):
             given = {"example": example, "sampler": None if sampler == "fifo" else sampler, "capacity": capacity}
             given |= {"remover": None if remover == "fifo" else remover, "rate_limiter": rate_limiter, "max_times_sampled": max_times_sampled, "seed": seed}
             if theirs := [name for name, value in given.items() if value is not None]:
-                raise ConfigError(f"with tables=[...], {' and '.join(theirs)} {'belongs' if len(theirs) == 1 else 'belong'} into each Table(...)")
+                raise ConfigError(f"with tables=[...], {' and '.join(theirs)} {'belongs' if len(theirs) == 1 else 'belong'} in each Table(...)")
             if isinstance(tables, Table) or not (tables := list(tables)):
                 raise ConfigError("tables must be a list of at least one Table(...)")
         super().__init__(token, host.observers())
@@ -131,24 +131,24 @@ class Server(ServerState):
             self._open(Spec.from_example(example), batch_size, num_buffers, lease_timeout, memory)
         if pinned:
             self._lock_pages()
-        self._life = threading.Lock()  # held while transports open: their callbacks must not need it
+        self._life = threading.Lock()  # it is held while transports open, so their callbacks must not acquire it
         self._checkpointing = threading.Lock()
-        self._publishing = threading.Lock()  # versions reach the listeners in order
+        self._publishing = threading.Lock()  # it makes versions reach the listeners in order
         self._versions = itertools.count(1)
         self._ticker: metrics.StatsTicker | None = None
 
     @classmethod
     def from_config(cls, source: Any, example: Any = None, /, **overrides: Any) -> Server:
-        """A server as a configuration says: a TOML path, a mapping, or several of them in a list (later ones win).
+        """Make a server from a configuration: a TOML path, a mapping, or a list of these (later ones win).
 
-        Environment variables `ECHO_SERVER__...` win over files, keyword arguments over everything. See docs/configuration.md.
+        Environment variables `ECHO_SERVER__...` win over files, and keyword arguments win over everything. See docs/configuration.md.
 
         Args:
-            example: a sample; where the configuration has `[[server.tables]]`, of each of them that is not among `examples`.
+            example: one sample. If the configuration has `[[server.tables]]`, it is the example of every table that is not in `examples`.
             overrides: keyword arguments of `Server`, and `examples`: `{table's name: example}`.
 
         Raises:
-            ConfigError: unknown or ill-typed keys, with file, key and suggestion.
+            ConfigError: a key is unknown or has the wrong type; the message has the file, the key and a suggestion.
         """
         from ..config.config import server_arguments
         from ..config.table_config import with_tables
@@ -162,10 +162,10 @@ class Server(ServerState):
     # ---- life -------------------------------------------------------------------------------------------------------------
 
     def start(self) -> Server:
-        """Open the transports and let workers in; returns the server itself. Without a transport it does nothing.
+        """Open the transports and accept workers; returns the server itself. Without a transport it does nothing.
 
         Raises:
-            OSError: an address cannot be taken, naming it and the way out.
+            OSError: an address cannot be bound; the message names the address and a remedy.
             SecurityError: an address would be exposed without authentication.
         """
         self._check_process()
@@ -193,10 +193,10 @@ class Server(ServerState):
         return self
 
     def close(self, timeout: float = 5.0) -> None:
-        """End: workers are told, what has arrived whole is committed, every waiting call returns. Idempotent.
+        """Close the server. Workers are notified, samples that have arrived completely are committed, and every waiting call returns. Idempotent.
 
-        Batches already made can still be taken by `sample()`, which then returns None. `timeout` bounds the farewell, in seconds. In a
-        forked child nothing happens: the workers, and the threads that would have to end, are the parent's.
+        `sample()` still returns the batches that are already complete, and then None. Notifying the workers takes at most `timeout`
+        seconds. In a forked child this does nothing: the workers, and the threads that would have to end, belong to the parent.
         """
         if not self._same_process():
             return
@@ -216,13 +216,13 @@ class Server(ServerState):
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a Server stays in its process; give other processes str(server.address), and make a Client there")
+        raise TypeError("a Server cannot be pickled; give other processes str(server.address), and make a Client there")
 
     def __del__(self) -> None:
         self._abandoned()
 
     def _abandoned(self) -> None:
-        """Nobody will close it any more."""
+        """Close a server that was dropped, as nobody else can close it any more."""
         if getattr(self, "_listeners", None) and self._same_process():
             self.close(0.0)
 
@@ -234,8 +234,8 @@ class Server(ServerState):
         """Yield `Sample`s as batches become ready, until the server is closed.
 
         Args:
-            copy: yield copies, so that batches may be hoarded without holding the store's buffers.
-            timeout: seconds for each batch; None waits for ever. Raises as `sample()`.
+            copy: yield copies, so that many batches can be kept without holding the store's buffers.
+            timeout: seconds for each batch; None waits for ever. Raises the same errors as `sample()`.
             table, beta: as in `sample()`.
         """
         while (sample := self.sample(timeout, table=table, beta=beta)) is not None:
@@ -247,17 +247,18 @@ class Server(ServerState):
     def sample_mixture(
         self, shares: Mapping[str, float], timeout: float | None = None, *, n: int | None = None, beta: float | None = None
     ) -> mixture.MixedSample | None:
-        """One batch out of several replay tables of the same spec, such as `{"demonstrations": 0.5, "online": 0.5}`.
+        """Draw one batch from several replay tables of the same spec, such as `{"demonstrations": 0.5, "online": 0.5}`.
 
         Args:
-            shares: how much of the batch each table gives, in proportion.
+            shares: the proportion of the batch that each table gives.
             timeout, n, beta: as in `sample()`.
 
         Returns:
             `MixedSample(batch, parts, weights)`; None once the server is closed.
 
         Raises:
-            ConfigError: specs differ, naming the leaf, or a share makes no sense. UnknownTableError: no such table. EchoTimeoutError.
+            ConfigError: the specs differ (the message names the leaf), or a share is invalid. UnknownTableError: there is no such table.
+            EchoTimeoutError: a table gave no items in time.
         """
         counts = mixture.shares_of(shares, self.batch_size if n is None else n)
         return mixture.draw({name: self.table(name) for name in counts}, counts, timeout, beta)
@@ -265,14 +266,14 @@ class Server(ServerState):
     # ---- checkpoints ------------------------------------------------------------------------------------------------------
 
     def checkpoint(self, path: str | os.PathLike[str]) -> str:
-        """Write the replay tables to the directory `path` while workers write and learners sample; the directory of this checkpoint.
+        """Write the replay tables to the directory `path` and return the directory of this checkpoint. Workers and learners can go on meanwhile.
 
-        Contents, priorities, limiter counts and the samplers' random states are those of one moment of each table. The checkpoint before
-        stays until this one is whole.
+        For each table, the contents, priorities, limiter counts and the sampler's random state belong to the same moment. The previous
+        checkpoint stays until this one is complete.
 
         Raises:
-            OSError: the disk is full, or not writable. CheckpointError: what was stored are not a table's rows; the checkpoint before stays.
-            ValueError: this server streams.
+            OSError: the disk is full or not writable. CheckpointError: the written data are not the rows of a table; the previous checkpoint
+                stays. ValueError: this server streams and has no tables.
         """
         self.table()
         with self._checkpointing:
@@ -281,10 +282,11 @@ class Server(ServerState):
     def restore(self, path: str | os.PathLike[str]) -> Server:
         """Fill the tables of this new server from the newest checkpoint in `path`, before `start()`; returns the server itself.
 
-        Keys of before stay valid, and those given out after the checkpoint name nothing.
+        Keys that were given out before the checkpoint stay valid. Keys that were given out after it belong to no item.
 
         Raises:
-            CheckpointError: none there, a damaged file, naming it, or other tables, specs, samplers or limiters than those written.
+            CheckpointError: there is no checkpoint, a file is damaged (the message names it), or the checkpoint has other tables, specs,
+                samplers or limiters than this server.
             ClosedError: the server is closed.
         """
         self.table()
@@ -292,7 +294,7 @@ class Server(ServerState):
             raise ClosedError("this server was closed; restore into a new one")
         with self._checkpointing:
             checkpoint.load(self.tables, path)
-        # Items know the versions of before: those that follow are above them.
+        # Restored items carry old policy versions, so new versions must have higher numbers.
         newest = max(table.policy_version for table in self.tables.values())
         self._versions = itertools.count(max(next(self._versions), newest + 1))
         return self
@@ -300,9 +302,9 @@ class Server(ServerState):
     # ---- weights ----------------------------------------------------------------------------------------------------------
 
     def publish(self, weights: Any) -> Published:
-        """Offer a pytree of arrays to the workers; returns at once, the latest wins, none is ever seen torn.
+        """Offer a pytree of arrays to the workers, and return at once. The latest version wins, and no worker ever sees a torn one.
 
-        The arrays are copied, so they may be changed right after. Workers confirm the version and digest they hold: see `stats()`.
+        The arrays are copied, so they may be changed right after. Workers confirm the version and digest that they hold: see `stats()`.
         """
         self._check_process()
         with self._publishing:
@@ -316,7 +318,7 @@ class Server(ServerState):
         return Published(packed.version, packed.digest)
 
     def _weights_memory(self, count: int) -> np.ndarray:
-        """Where the next version is packed: where workers of this machine read it, if a transport has such memory."""
+        """Memory into which the next version is packed. If a transport has memory that workers of this machine read, it is used."""
         for listener in self._listeners:
             if (memory := listener.weights_memory(count)) is not None:
                 return memory
@@ -326,10 +328,10 @@ class Server(ServerState):
 
     @property
     def address(self) -> Address:
-        """Where workers connect (`str()` gives `tcp://127.0.0.1:5555`); of the first transport, when there are several.
+        """The address where workers connect (`str()` gives `tcp://127.0.0.1:5555`). With several transports it is that of the first.
 
         Raises:
-            EchoError: not started, or no transport.
+            EchoError: the server is not started, is closed, or has no transport.
         """
         if not self._listeners:
             why = "is closed" if self.closed else "has not been started: call start()" if self._transports else "has no transport"
@@ -338,7 +340,7 @@ class Server(ServerState):
 
     @property
     def addresses(self) -> list[Address]:
-        """Where workers connect, one address for each transport."""
+        """The addresses where workers connect, one for each transport."""
         return [listener.address for listener in self._listeners]
 
     @property
@@ -350,7 +352,7 @@ class Server(ServerState):
         return port
 
     def stats(self) -> dict[str, float | int | str]:
-        """Everything that is counted, as a flat dict ready for a logger: see docs/stats.md for each name."""
+        """All statistics as a flat dict that is ready for a logger; docs/stats.md explains each name."""
         return metrics.server_stats(self)
 
     def _who_blocks_learner(self) -> str:
@@ -360,7 +362,7 @@ class Server(ServerState):
         return f"{text} [{'; '.join(waits)}]" if waits else text
 
     def _repr_html_(self) -> str:
-        """For notebooks: `stats()` as a table."""
+        """`stats()` as a table, for notebooks."""
         return metrics.as_html(repr(self), self.stats())
 
     def __repr__(self) -> str:
@@ -369,9 +371,9 @@ class Server(ServerState):
 
 
 def _at_exit() -> None:
-    """Servers that nobody has closed: later, when the interpreter is taken apart, one that waits for a thread of its own waits for ever."""
+    """Close the servers that are still open. Later, while the interpreter shuts down, a server that joins its own thread would wait for ever."""
     for server in list(_running):
-        with suppress(RuntimeError):  # some releases of Python 3.12 start no threads by now
+        with suppress(RuntimeError):  # some releases of Python 3.12 cannot start threads at this point
             server._abandoned()
 
 

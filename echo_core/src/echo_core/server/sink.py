@@ -1,4 +1,4 @@
-"""The sink that a server hands to its listeners (wire/sink.py has the contract)."""
+"""The sink that a server gives to its listeners (wire/sink.py has the contract)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("echo")
 
 
 class ServerSink(Sink):
-    """See `Sink`."""
+    """A server's implementation of `Sink`."""
 
     def __init__(self, server: ServerState) -> None:
         self._server = weakref.ref(server)

@@ -1,11 +1,11 @@
-"""What a server remembers: its peers, its weights, its listeners. The files of this folder that `Server` is made of share it."""
+"""The state of a server: its peers, weights and listeners. The parts of `Server` in this folder share it."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..plugins import discovery
@@ -21,15 +21,17 @@ from .tap import Taps
 if TYPE_CHECKING:
     import pluggy
 
+    from ..wire.protocol import Blob
+
 __all__ = ["ServerState"]
 
 _log = logging.getLogger("echo")
 
 
 class ServerState(Store):
-    """A store, and who is connected to it. `Server` adds its life, batches, checkpoints and publishing."""
+    """A store and its connected clients. `Server` adds start and close, batches, checkpoints and publishing."""
 
-    _operations: ClassVar[Mapping[str, Any]]  # what clients may ask for by `request()`, by name
+    _operations: ClassVar[Mapping[str, Callable[..., tuple[dict[str, Any], Blob]]]]  # by name; clients call them by `request()`
 
     def __init__(self, token: tokens.Explicit, observers: pluggy.PluginManager) -> None:
         self._token = token
@@ -38,15 +40,15 @@ class ServerState(Store):
         self._peers: dict[int, Peer] = {}
         self._taps = Taps()
         self._held = HeldBatches()
-        self._lock = threading.Lock()  # of _peers; held for moments only
+        self._lock = threading.Lock()  # it guards _peers and is held only briefly
         self._weights: PackedWeights | None = None
         self._published_at = 0.0
         self._observers = observers
 
     def peers(self) -> list[Peer]:
-        """The workers connected now, oldest first, each with what it sent, holds and does."""
+        """The connected workers, oldest first. Each has its counts, its weights' version and its state."""
         for listener in list(self._listeners):
-            listener.peers()  # native transports bring their Peer objects up to date here
+            listener.peers()  # native transports update their Peer objects here
         with self._lock:
             return sorted(self._peers.values(), key=lambda peer: peer.connected_at)
 
@@ -61,7 +63,7 @@ class ServerState(Store):
 
     def _peer_connected(self, peer: Peer) -> None:
         with self._lock:
-            # Figures and messages go by name: two clients of one process, or of one script, would be one.
+            # Statistics and messages identify clients by name, so two clients of one process or script need different names.
             taken = {other.name for other in self._peers.values() if other.id != peer.id}
             if peer.name in taken:
                 peer.name = next(name for n in itertools.count(2) if (name := f"{peer.name}#{n}") not in taken)
@@ -79,6 +81,6 @@ class ServerState(Store):
             if isinstance(table, StepTable):
                 table.end_streams(peer.id)
             if table.lease_timeout is not None:
-                table.take_back(id(peer))  # after it is no longer among the peers: see operations._sample
+                table.take_back(id(peer))  # only after it was removed from the peers: see _drawn in operations/draws.py
         _log.log(logging.WARNING if reason else logging.INFO, "%s %s left%s", peer.role, peer.name, f": {reason}" if reason else "")
         discovery.notify(self._observers, "echo_peer_lost", peer=peer, reason=reason)

@@ -1,1 +1,1 @@
-"""From an example to the description of a sample: its leaves, their dtypes, and its tree of containers."""
+"""The description of a sample that follows from an example: its leaves, their dtypes, and its tree of containers."""

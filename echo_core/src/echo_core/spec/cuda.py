@@ -1,7 +1,7 @@
-"""CUDA's driver, as far as samples need it: reading memory of a device, and page-locking memory of the host.
+"""The parts of CUDA's driver that samples need: reading memory of a device, and page-locking memory of the host.
 
-`driver()` loads libcuda.so.1 (ECHO_CUDA_LIBRARY names another one) when the first array on a device is met, or a store is to be
-page-locked; nothing needs CUDA to be there before, or to be built. A call that fails raises `CudaError` with the driver's words.
+`driver()` loads libcuda.so.1 (ECHO_CUDA_LIBRARY names another library) when the first array on a device is met, or a store is to be
+page-locked. Before that nothing needs CUDA, not even the build. A call that fails raises `CudaError` with the driver's error text.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["DEFAULT_STREAM", "CudaError", "Driver", "Landing", "Place", "driver"
 LIBRARY = "ECHO_CUDA_LIBRARY"
 DEFAULT_STREAM = 1  # CU_STREAM_LEGACY
 _CONTEXT, _ORDINAL = 1, 9  # CU_POINTER_ATTRIBUTE_CONTEXT, _DEVICE_ORDINAL
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream, nor that for it
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: this stream and the default stream do not wait for each other
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: page-locked for every context
-_SPARE_BYTES = 256 << 20  # of landings that are kept for the next array: page-locking takes longer than most copies
+_SPARE_BYTES = 256 << 20  # of Landing memory that is kept for the next array: page-locking takes longer than most copies
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
@@ -45,18 +45,18 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 class CudaError(EchoError):
-    """CUDA's driver is not there, or a call of it failed."""
+    """CUDA's driver is not installed, or a call of it failed."""
 
 
 def driver() -> Driver | None:
-    """The driver of this process; None where there is none, or no device."""
+    """Return the driver of this process; None if there is no driver or no device."""
     one = found()
     return one if isinstance(one, Driver) else None
 
 
 @functools.cache
 def found() -> Driver | str:
-    """The driver, or why there is none."""
+    """Return the driver, or a text that says why it cannot be used."""
     name = os.environ.get(LIBRARY) or "libcuda.so.1"
     try:
         return Driver(name)
@@ -65,7 +65,7 @@ def found() -> Driver | str:
 
 
 class Driver:
-    """Raises OSError, AttributeError, CudaError where it cannot be loaded, lacks a function or has no device."""
+    """The loaded driver. Raises OSError, AttributeError or CudaError if it cannot be loaded, lacks a function or has no device."""
 
     def __init__(self, name: str) -> None:
         self._library = ctypes.CDLL(name)
@@ -80,7 +80,7 @@ class Driver:
             raise CudaError("it has no device")
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Raises CudaError. Other threads run meanwhile."""
+        """Call a function of the driver; other threads run meanwhile. Raises CudaError."""
         if status := getattr(self._library, function)(*arguments):
             raise self.error(function, status)
 
@@ -91,11 +91,11 @@ class Driver:
         return CudaError(f"{function}: {(name.value or b'error %d' % status).decode()}, {(text.value or b'unknown').decode()}")
 
     def address_of(self, function: str) -> int:
-        """Of one of the driver's functions, for native code."""
+        """Return the address of one of the driver's functions, for native code."""
         return ctypes.cast(getattr(self._library, function), c_void_p).value or 0
 
     def place_of(self, address: int) -> Place:
-        """Where the memory at an address of a device lies: its own context, or its device's where it belongs to none (pools)."""
+        """Return the place of the memory at an address of a device: its own context, or that of its device if it has none (pools)."""
         context, ordinal = c_void_p(), c_int()
         try:
             self.call("cuPointerGetAttribute", byref(context), _CONTEXT, address)
@@ -107,7 +107,7 @@ class Driver:
         return self.place_on(ordinal.value)
 
     def place_on(self, device: int) -> Place:
-        """The context of a device that all libraries share which name none of their own."""
+        """Return the context of a device that all libraries share unless they name one of their own."""
         if device not in self._primary:
             context = c_void_p()
             self.call("cuDevicePrimaryCtxRetain", byref(context), device)
@@ -115,7 +115,7 @@ class Driver:
         return self._place(self._primary[device])
 
     def place_here(self) -> Place:
-        """The calling thread's context; the first device's if it has none."""
+        """Return the calling thread's context, or that of the first device if the thread has none."""
         context = c_void_p()
         self.call("cuCtxGetCurrent", byref(context))
         return self._place(context.value) if context.value else self.place_on(0)
@@ -127,7 +127,7 @@ class Driver:
 
 
 class Place:
-    """A context of the driver, and a stream of ours in it: `stream`, an integer as DLPack and `__cuda_array_interface__` have it."""
+    """A context of the driver, with a stream of ours: `stream` is an integer, as in DLPack and `__cuda_array_interface__`."""
 
     def __init__(self, driver: Driver, context: int) -> None:
         self.driver, self.context = driver, context
@@ -136,15 +136,15 @@ class Place:
         self.stream = stream.value or 0
 
     def wait(self, stream: int) -> None:
-        """Until all that was put on this stream is done."""
+        """Wait until all work that was put on this stream is done."""
         self._inside(("cuStreamSynchronize", stream))
 
     def read(self, source: int, target: int, count: int) -> None:
-        """Bytes of the device into the host's memory."""
+        """Copy bytes of the device into the host's memory."""
         self._inside(("cuMemcpyDtoHAsync_v2", target, source, count, self.stream), ("cuStreamSynchronize", self.stream))
 
     def lock(self, address: int, count: int) -> None:
-        """Let devices reach these pages of the host by themselves, until `unlock`, which must come before they are unmapped."""
+        """Let devices access these pages of the host directly, until `unlock`, which must be called before the pages are unmapped."""
         self._inside(("cuMemHostRegister_v2", address, count, _PORTABLE))
 
     def unlock(self, address: int) -> None:
@@ -161,8 +161,8 @@ class Place:
 
 
 class Landing:
-    """Memory of the host for one array of a device, page-locked where that is allowed: numpy's arrays over it hold it, and when the last of
-    them is gone the next array of this size gets it."""
+    """Memory of the host for one array of a device, page-locked if that is allowed. numpy's arrays over it keep it alive. When the last of
+    them is freed, the next array of this size gets the memory."""
 
     _spare: dict[int, list[tuple[mmap.mmap, int, bool]]] = {}
     _spare_bytes = 0
@@ -184,7 +184,7 @@ class Landing:
 
     def __del__(self) -> None:
         if not hasattr(self, "__array_interface__"):
-            return  # there was no memory
+            return  # the constructor found no memory
         if self._spare_bytes + self._size <= _SPARE_BYTES:
             Landing._spare_bytes += self._size
             self._spare.setdefault(self._size, []).append((self._memory, self._address, self._locked))

@@ -1,9 +1,9 @@
-"""Arrays in the memory of a device: what of them can be read here, and what is said about the others.
+"""Arrays in the memory of a device: which of them can be read here, and which error the others raise.
 
-Such values say where they lie by DLPack (`__dlpack_device__`) or by `__cuda_array_interface__`. Some of them numpy can read all the same,
-because their library copies them to the host when asked for an array (jax, numba): nobody asks here for those. Of the others `lend` gives
-those in CUDA memory, where CUDA's driver is (cuda.py), as `Lent`: what an array tells of itself, and `copy_to`, which lets the device
-write the bytes to where they are wanted. The rest is refused, saying why.
+Such values say where they are through DLPack (`__dlpack_device__`) or `__cuda_array_interface__`. numpy can read some of them all the same,
+because their library copies them to the host when asked for an array (jax, numba); those never get here. Of the others, arrays in CUDA memory
+can be used if CUDA's driver is installed (cuda.py). For them `lend` returns a `Lent`, which has the array's shape and dtype, and a method
+`copy_to` with which the device writes the bytes to an address. All others are refused with an error that says why.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .dtypes import native
 
 __all__ = ["Lent", "lend", "refusal"]
 
-# DLDeviceType of DLPack's dlpack.h. Page-locked and managed memory (3, 11, 13) is the host's to read, like the processor's own (1).
+# DLDeviceType of DLPack's dlpack.h. The host can read page-locked and managed memory (3, 11, 13), like that of the processor itself (1).
 CUDA = 2
 HOST = (1, 3, 11, 13)
 NAMES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 14: "oneAPI", 15: "WebGPU", 16: "Hexagon"}
@@ -27,31 +27,31 @@ FIX = (
     "copy it to the host first: value.detach().cpu() for torch, cupy.asnumpy(value), jax.device_get(value), or into an array that is used again"
     " for every sample"
 )
-KINDS = {0: "int", 1: "uint", 2: "float", 5: "complex"}  # of DLDataTypeCode, with numpy's names; bool and bfloat16 are told by name
+KINDS = {0: "int", 1: "uint", 2: "float", 5: "complex"}  # of DLDataTypeCode, with numpy's names; bool and bfloat16 are recognised by name
 
 
 def refusal(value: Any) -> str:
-    """Why numpy cannot read this value and what to do about it, if the reason is where it lies; "" otherwise."""
+    """Return why numpy cannot read this value and what to do about it, if the reason is the device that it is on; "" otherwise."""
     kind, where = _place(value)
-    return f"the {type(value).__name__} lies in the memory of {where}, from where Echo does not send; {FIX}" if kind else ""
+    return f"the {type(value).__name__} lies in the memory of {where}, from which Echo cannot send; {FIX}" if kind else ""
 
 
 def lend(value: Any) -> Lent | str:
-    """What numpy could not read, as memory of a device; otherwise as `refusal`: why not, or "" if no device is the reason."""
+    """Return a value that numpy cannot read as an array of a device. Otherwise, as `refusal`, return why not, or "" for other reasons."""
     kind, where = _place(value)
     if kind != CUDA or (driver := cuda.driver()) is None:
         return refusal(value)
     try:
         return Lent(value, driver)
-    except Exception as error:  # the driver's, or of the value's own library
-        return f"the {type(value).__name__} lies in the memory of {where}, from where it cannot be sent ({error}); {FIX}"
+    except Exception as error:  # an error of the driver, or of the value's own library
+        return f"the {type(value).__name__} lies in the memory of {where}, from which it cannot be sent ({error}); {FIX}"
 
 
 def _place(value: Any) -> tuple[int, str]:
-    """The kind of device that a value lies in, and what to call it; 0 if it is the host or not known."""
+    """Return the kind of device that a value is on, and its name for messages; 0 if it is the host or not known."""
     try:
         kind, number = (int(part) for part in value.__dlpack_device__())
-    except Exception:  # it has no such method, or one that does not work: that is no reason to fail here
+    except Exception:  # it has no such method, or a broken one: this must not fail here
         kind, number = 0, 0
     if kind in HOST:
         return 0, ""
@@ -61,10 +61,10 @@ def _place(value: Any) -> tuple[int, str]:
 
 
 class Lent:
-    """An array in CUDA memory, C-contiguous, of this machine's byte order. What its producer had begun when it was lent is done.
+    """An array in CUDA memory, C-contiguous, in this machine's byte order. All work that its producer had begun on it is done.
 
     Attributes:
-        shape, dtype, ndim, size, nbytes: as of a numpy array.
+        shape, dtype, ndim, size, nbytes: as for a numpy array.
     """
 
     def __init__(self, value: Any, driver: cuda.Driver) -> None:
@@ -81,12 +81,12 @@ class Lent:
             step = 1
             for length, stride in zip(reversed(self.shape), reversed(strides)):
                 if length != 1 and stride != step:
-                    raise ValueError("it is not contiguous; value.contiguous() and cupy.ascontiguousarray(value) are")
+                    raise ValueError("it is not contiguous; use value.contiguous() or cupy.ascontiguousarray(value)")
                 step *= length
 
     def _by_dlpack(self, value: Any, driver: cuda.Driver) -> tuple[float, ...] | None:
         self._place = driver.place_on(int(value.__dlpack_device__()[1]))
-        # The producer lets this stream wait for what it has begun. The capsule is its reference to the memory.
+        # The producer makes this stream wait for the work that it has begun. The capsule is its reference to the memory.
         self._owner = value.__dlpack__(stream=self._place.stream)
         tensor = ctypes.cast(_capsule_pointer(self._owner, b"dltensor"), ctypes.POINTER(_Tensor)).contents
         self._place.wait(self._place.stream)
@@ -102,7 +102,7 @@ class Lent:
         self.dtype = np.dtype(interface["typestr"])
         self._address = interface["data"][0]
         self._place = driver.place_of(self._address) if prod(self.shape) else driver.place_here()
-        # None: nothing to wait for. Before version 3 it was not said; work without a stream of its own goes to the default one.
+        # None: there is nothing to wait for. Before version 3 this was not given; work without a stream of its own is on the default stream.
         stream = interface.get("stream", None if interface["version"] >= 3 else cuda.DEFAULT_STREAM)
         if stream is not None:
             self._place.wait(stream)
@@ -110,24 +110,24 @@ class Lent:
         return None if strides is None else tuple(stride / self.dtype.itemsize for stride in strides)
 
     def copy_to(self, address: int, start: int = 0, count: int = -1) -> None:
-        """Let the device write `count` bytes (-1: all) from byte `start` on to this address; returns when they are there.
+        """Let the device write `count` bytes (-1: all) from byte `start` on to this address. Returns when they have arrived.
 
         Raises:
-            CudaError: the driver's words.
+            CudaError: with the driver's error text.
         """
         count = self.nbytes - start if count < 0 else count
         if count:
             self._place.read(self._address + start, address, count)
 
     def landed(self) -> np.ndarray:
-        """It as an array in page-locked memory of the host, which is used again when nobody holds the array any more."""
+        """Return the array in page-locked memory of the host. The memory is used again when the array is freed."""
         array = np.asarray(cuda.Landing(self.nbytes, self._place))[: self.nbytes].view(self.dtype).reshape(self.shape)
         self.copy_to(array.ctypes.data)
         return array
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor of dlpack.h, which a capsule of `__dlpack__` begins with."""
+    """DLTensor of dlpack.h: the memory of a `__dlpack__` capsule begins with it."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -149,7 +149,7 @@ _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, (ctypes.p
 
 def _dtype(code: int, bits: int, lanes: int) -> np.dtype:
     if lanes == 1 and (code, bits) == (4, 16):
-        import ml_dtypes  # numpy has no such type without
+        import ml_dtypes  # numpy has this type only if ml_dtypes is installed
 
         bfloat16: np.dtype = np.dtype(ml_dtypes.bfloat16)
         return bfloat16

@@ -1,9 +1,9 @@
-"""Which dtypes Echo carries, and how one is written down as JSON.
+"""Which dtypes Echo carries, and how a dtype is written as JSON.
 
-Carried is every dtype whose elements have one fixed size and mean the same in another process:
-numbers, bool, complex, fixed-width strings and bytes, datetimes, raw void, records of these, and
-the types of `ml_dtypes` (bfloat16, float8, int4, ...), which travel by name because their
-`dtype.str` (`<V2`) does not say what they are.
+Echo carries every dtype whose elements have one fixed size and mean the same in another process.
+These are numbers, bool, complex, fixed-width strings and bytes, datetimes, raw void, and records
+of these. The types of `ml_dtypes` (bfloat16, float8, int4, ...) are carried too. They travel by
+name, because their `dtype.str` (`<V2`) does not say what they are.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MAX_NESTING = 16
 
 
 def native(dtype: np.dtype) -> np.dtype:
-    """The same dtype in this machine's byte order.
+    """Return the same dtype in this machine's byte order.
 
-    Numbers come back as numpy's own singleton, because the fast path of `Flattener` compares
+    For numbers this is numpy's own singleton, because the fast path of `Flattener` compares
     dtypes by address before it compares them by value.
     """
     if not dtype.isnative:
@@ -38,7 +38,7 @@ def native(dtype: np.dtype) -> np.dtype:
 
 
 def refusal(dtype: np.dtype) -> str | None:
-    """Why `dtype` cannot be carried, as the end of an error message; None when it can."""
+    """Return why `dtype` cannot be carried, as the end of an error message; None if it can."""
     if dtype.names is not None:
         for name, field in _fields_of(dtype):
             if len(field) > 2:
@@ -62,7 +62,7 @@ def refusal(dtype: np.dtype) -> str | None:
 
 
 def dtype_to_json(dtype: np.dtype) -> Any:
-    """A string (`"<f4"`, `"bfloat16"`), or for records numpy's dict form
+    """Return a string (`"<f4"`, `"bfloat16"`), or for records numpy's dict form
     `{"names", "formats", "offsets", "itemsize"}`, whose formats may be `[format, [dims]]`.
 
     Unlike `dtype.descr` this keeps padding, overlapping fields and ml_dtypes inside records.
@@ -82,7 +82,7 @@ def dtype_to_json(dtype: np.dtype) -> Any:
 
 
 def dtype_from_json(value: Any, depth: int = 0) -> np.dtype:
-    """The inverse of `dtype_to_json`. Trusts nothing; raises SpecError."""
+    """Do the inverse of `dtype_to_json`. The input is not trusted; raises SpecError."""
     try:
         if isinstance(value, str):
             return np.dtype(value) if _PLAIN.fullmatch(value) else _by_name(value)
@@ -109,7 +109,7 @@ def dtype_from_json(value: Any, depth: int = 0) -> np.dtype:
 
 
 def _fields_of(record: np.dtype) -> list[tuple[str, Any]]:
-    """Name and `(dtype, offset[, title])` of every field, in the record's order."""
+    """Return name and `(dtype, offset[, title])` of every field, in the record's order."""
     fields: Any = record.fields
     return [(name, fields[name]) for name in record.names or ()]
 

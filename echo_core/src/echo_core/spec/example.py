@@ -1,4 +1,4 @@
-"""Examples for programs that have no code of their own: from a TOML table, a .npz file, or `module:function`."""
+"""Examples for programs that have no code of their own: they are read from a TOML table, a .npz file, or `module:function`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOW = 'a leaf is written { shape = [84, 84, 4], dtype = "uint8" }'
 
 
 def from_table(table: Mapping[str, Any], where: str = "example") -> Any:
-    """A pytree of zeros from nested tables; a table with a `dtype` that is text is a leaf.
+    """Make a pytree of zeros from nested tables. A table with a `dtype` that is text is a leaf.
 
         [example]
         obs = { shape = [4], dtype = "float32" }
@@ -28,7 +28,7 @@ def from_table(table: Mapping[str, Any], where: str = "example") -> Any:
         next.obs = { shape = [4], dtype = "float32" }
 
     Raises:
-        ConfigError: something is neither a leaf nor a table of leaves; names it.
+        ConfigError: something is neither a leaf nor a table of leaves; the text names it.
     """
     if not isinstance(table, Mapping) or not table:
         raise ConfigError(f"{where}: must be a table with at least one leaf; {_HOW}")
@@ -43,7 +43,7 @@ def from_table(table: Mapping[str, Any], where: str = "example") -> Any:
         dtype = _dtype(table["dtype"])
     except (TypeError, ValueError, SpecError) as error:
         raise ConfigError(f"{where}.dtype: numpy knows no dtype {table['dtype']!r}; {_HOW}") from error
-    # Shape and dtype are all that counts: an example of any size takes the memory of one number.
+    # Only shape and dtype matter: an example of any size takes the memory of one number.
     return np.broadcast_to(np.zeros((), dtype), tuple(shape))
 
 
@@ -51,18 +51,18 @@ def _dtype(name: str) -> np.dtype[Any]:
     try:
         return np.dtype(name)
     except TypeError:
-        return dtype_from_json(name)  # bfloat16 and its like, which numpy alone does not know
+        return dtype_from_json(name)  # bfloat16 and similar names, which numpy alone does not know
 
 
 def load(source: str) -> Any:
-    """The example that `source` names.
+    """Return the example that `source` names.
 
     Args:
-        source: `spec.toml` (its table `[example]`, or else the whole file, as `from_table` reads it), `sample.npz` (one array for each
-            leaf; `/` in a name nests), or `package.module:name`, a function without arguments that returns the pytree, or the pytree.
+        source: `spec.toml` (its table `[example]`, or the whole file if it has none, as `from_table` reads it), `sample.npz` (one array for
+            each leaf; `/` in a name nests), or `package.module:name`: the pytree, or a function without arguments that returns it.
 
     Raises:
-        ConfigError: it cannot be read as any of these; says what was looked for.
+        ConfigError: it cannot be read as any of these; the text says what was looked for.
     """
     path = Path(source).expanduser()
     if path.suffix == ".toml":

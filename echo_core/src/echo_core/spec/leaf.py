@@ -1,10 +1,11 @@
 """One leaf of a spec, and the rules by which a value becomes that leaf or is refused.
 
-A value must have exactly the leaf's dtype and shape. What is adapted silently is only what keeps
-every value as it is: byte order, memory layout, array-likes (through `np.asarray`), strings
-narrower than the leaf's, and Python scalars for 0-d leaves, which are typed weakly as in NEP 50:
-bool into bool, int into int, float into floating (rounded, but never to infinity), int into
-floating or complex and float into complex when no digit is lost, str and bytes when they fit.
+A value must have exactly the leaf's dtype and shape. It is converted without an error only if every
+element keeps its value. This covers byte order, memory layout, array-likes (through `np.asarray`)
+and strings that are narrower than the leaf's. For 0-d leaves it also covers Python scalars, which
+are typed weakly as in NEP 50. A bool becomes bool, an int becomes int, and a float becomes floating
+(rounded, but never to infinity). An int becomes floating or complex, and a float becomes complex,
+if no digit is lost. str and bytes are accepted if they fit.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from .structure import leaf_name
 
 __all__ = ["EXACT", "ONE_OPTIONAL", "STACKED", "LeafSpec"]
 
-# What leading axis `LeafSpec.convert` accepts; the values are those of flattener.pxd.
+# Which leading axis `LeafSpec.convert` accepts. The values are those of flattener.pxd.
 EXACT = 0  # none
-STACKED = 1  # one more, of length n (any length while n < 0)
+STACKED = 1  # one more, of length n (any length if n < 0)
 ONE_OPTIONAL = 2  # none, or one more of length 1
 
 
 @dataclass(frozen=True)
 class LeafSpec:
-    """One array of a sample: `path` (readable, `obs/pixels`), `shape`, native-endian `dtype`,
-    `nbytes` of one sample's leaf."""
+    """One array of a sample: its readable `path` (`obs/pixels`), `shape`, native-endian `dtype`, and
+    `nbytes`, the size of this leaf in one sample."""
 
     path: str
     shape: tuple[int, ...]
@@ -45,8 +46,8 @@ class LeafSpec:
         return f"{self.dtype} {self.shape}"
 
     def convert(self, value: Any, mode: int = EXACT, n: int = -1) -> np.ndarray | device.Lent:
-        """`value` as a C-contiguous, native-endian array of this leaf; the array itself if it
-        is one already. What lies in the memory of a device stays there. Raises SpecError."""
+        """Return `value` as a C-contiguous, native-endian array of this leaf; an array that is one already
+        is returned itself. An array in the memory of a device stays there. Raises SpecError."""
         if isinstance(value, (bool, int, float, complex, str, bytes)) and not isinstance(
             value, np.generic
         ):
@@ -116,7 +117,7 @@ class LeafSpec:
         raise SpecError(f"{leaf_name(self.path)} must have shape {text}, got {got}; {fix}")
 
     def _check_text(self, dtype: np.dtype) -> None:
-        """Of dtypes that are not the leaf's only narrower strings will do."""
+        """Raise SpecError unless `dtype`, which is not the leaf's, is a narrower string type."""
         fix = f"convert it with {self._conversion}, or declare {dtype} in the example at both ends"
         if self.dtype.kind in "SU" and dtype.kind == self.dtype.kind:
             if dtype.itemsize <= self.dtype.itemsize:
@@ -137,7 +138,7 @@ class LeafSpec:
                 f"make it one of shape {self.shape}"
             )
         try:
-            # Overflow shows as an exception or as another value; its warning would add nothing.
+            # An overflow shows as an exception or as another value; its warning would add nothing.
             with np.errstate(all="ignore"):
                 array = np.array(value, self.dtype)
                 fits = self._kept(value, array[()])
@@ -152,7 +153,7 @@ class LeafSpec:
         return array
 
     def _kept(self, value: Any, stored: Any) -> bool:
-        """Whether `stored`, which numpy made of the Python scalar, still is that value."""
+        """Whether `stored`, which numpy made from the Python scalar, still is that value."""
         kind = kind_of(self.dtype)
         if isinstance(value, bool):
             return kind == "b"
@@ -172,7 +173,7 @@ class LeafSpec:
 
 
 def _rounds_to(value: float, stored: Any) -> bool:
-    """Finite stays finite, infinity stays infinity (some float8 have none), NaN stays NaN."""
+    """Whether finite stays finite, infinity stays infinity (some float8 have none), and NaN stays NaN."""
     stored = float(stored)
     if isfinite(value):
         return isfinite(stored)
@@ -180,7 +181,7 @@ def _rounds_to(value: float, stored: Any) -> bool:
 
 
 def kind_of(dtype: np.dtype) -> str:
-    """Like `dtype.kind`, but "i" for unsigned integers too, and right for ml_dtypes."""
+    """Return `dtype.kind`, but "i" for unsigned integers too, and the right letter for ml_dtypes."""
     if dtype.isbuiltin == 2:
         name = dtype.name.lstrip("bu")
         for prefix, kind in (("int", "i"), ("complex", "c"), ("float", "f")):

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Writing samples into the rows of arrays: how a trajectory is collected."""
+"""Writing samples into the rows of arrays, to collect a trajectory."""
 cimport cython
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.stdint cimport uintptr_t
@@ -7,16 +7,16 @@ from libc.string cimport memmove
 
 from echo_core.spec.pytree.flattener cimport Flattener
 
-cdef enum: FEW = 64  # leaves whose addresses fit on the stack
+cdef enum: FEW = 64  # number of leaves whose addresses fit on the stack
 
 
 @cython.final
 cdef class RowWriter:
-    """Writes samples as rows of arrays that are already there: checked whole, then copied, so a
-    sample that does not fit changes nothing.
+    """Writes samples into the rows of existing arrays. A sample is checked completely before it is copied, so
+    that a sample that does not fit changes nothing.
 
     Args:
-        flattener: of the spec of one row.
+        flattener: that of the spec of one row.
         arrays: per leaf a writable C-contiguous array of the leaf's dtype whose size is a whole
             number of rows, the same for every leaf.
     """

@@ -1,4 +1,4 @@
-# What Cython code of echo_core itself sees of sample_labels.hpp.
+# The part of sample_labels.hpp that Cython code of echo_core itself uses.
 from libc.stdint cimport uint64_t
 
 cdef extern from "spec/sample_labels.hpp" namespace "echo" nogil:

@@ -1,5 +1,5 @@
-"""What follows from an example: per leaf a path, shape, dtype and size, the containers around
-them, and a fingerprint of it all by which two processes know that they mean the same.
+"""The description that follows from an example: per leaf a path, shape, dtype and size, the containers
+around the leaves, and a fingerprint of all this, by which two processes know that they mean the same.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["MAX_LEAVES", "MAX_NDIM", "MAX_SAMPLE_BYTES", "LeafSpec", "Spec"]
 
 MAX_LEAVES = 4096
 MAX_NDIM = 32
-MAX_SAMPLE_BYTES = 1 << 46  # so that no product of sizes further on can overflow 64 bits
+MAX_SAMPLE_BYTES = 1 << 46  # this keeps every product of sizes within 64 bits
 
 
 class Spec:
     """The contract of one table: what every sample must look like.
 
-    Made by `from_example` (or by `from_json` for comparing with a peer's). Immutable, hashable,
-    picklable, safe to share between threads. Equal specs accept the same samples.
+    It is made by `from_example` (or by `from_json`, to compare with a peer's). It is immutable, hashable,
+    picklable, and safe to share between threads. Equal specs accept the same samples.
 
     Attributes:
-        leaves: one `LeafSpec` per array, in the order their bytes travel (optree's: dict keys
-            sorted).
-        treedef: optree's treedef; None for a spec made by `from_json`.
+        leaves: one `LeafSpec` per array, in the order in which their bytes travel (that of optree:
+            dict keys are sorted).
+        treedef: optree's treedef; None if the spec was made by `from_json`.
         namespace: the optree namespace in which the example's classes are registered.
     """
 
@@ -63,13 +63,13 @@ class Spec:
 
     @classmethod
     def from_example(cls, example: Any, *, namespace: str = "") -> Spec:
-        """The spec of a pytree of numpy arrays, numpy scalars or array-likes (torch, jax).
+        """Return the spec of a pytree of numpy arrays, numpy scalars or array-likes (torch, jax).
 
-        Containers are those optree knows: dict, list, tuple, namedtuple, None, and classes
-        registered with it globally or in `namespace`. Only shapes and dtypes count, not values;
-        byte order and memory layout do not. A `Spec` is returned as it is.
+        Containers are those that optree knows: dict, list, tuple, namedtuple, None, and classes
+        registered with it globally or in `namespace`. Only shapes and dtypes count; values, byte
+        order and memory layout do not. A `Spec` is returned as it is.
 
-        Raises SpecError naming the leaf for Python scalars (their dtype is a guess: write
+        Raises SpecError that names the leaf for Python scalars (their dtype would be a guess: write
         `np.float32(0)`), object dtypes, and trees beyond the limits.
         """
         if isinstance(example, Spec):
@@ -86,9 +86,9 @@ class Spec:
 
     @classmethod
     def from_json(cls, value: Any) -> Spec:
-        """The spec a peer described with `to_json`, for `difference` and sizes; it has no
-        treedef. Trusts nothing: raises SpecError for anything but a well-formed description
-        within the limits, before allocating for it."""
+        """Return the spec that a peer described with `to_json`, for `difference` and sizes. It has no
+        treedef. The input is not trusted: anything but a well-formed description within the limits
+        raises SpecError before memory is allocated for it."""
         try:
             leaves, containers = value["leaves"], value["structure"]
             if len(leaves) > MAX_LEAVES:
@@ -101,8 +101,8 @@ class Spec:
             raise SpecError(f"not a description of a spec: {error!r}; see Spec.to_json") from error
 
     def to_json(self) -> dict[str, Any]:
-        """`{"leaves": [{"path", "shape", "dtype"}], "structure": ...}`, plain JSON values; the
-        forms of dtype and structure are those of `dtypes.dtype_to_json`, `structure.to_json`."""
+        """Return `{"leaves": [{"path", "shape", "dtype"}], "structure": ...}` with plain JSON values. The
+        forms of dtype and structure are those of `dtypes.dtype_to_json` and `structure.to_json`."""
         return {
             "leaves": [
                 {
@@ -117,12 +117,12 @@ class Spec:
 
     @cached_property
     def sample_bytes(self) -> int:
-        """Bytes of one sample: the leaves laid end to end, without padding."""
+        """Bytes of one sample: the sum over its leaves, without padding."""
         return sum(leaf.nbytes for leaf in self.leaves)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the canonical JSON: equal exactly when two specs are."""
+        """SHA-256 (hex) of the canonical JSON. Two specs are equal exactly if their fingerprints are."""
         return sha256(_canonical(self.to_json()).encode()).hexdigest()
 
     @cached_property
@@ -136,11 +136,11 @@ class Spec:
         return Flattener(self.treedef, self.leaves, self.namespace)
 
     def check(self, sample: Any) -> None:
-        """Raise SpecError naming the first leaf of `sample` that does not fit."""
+        """Raise SpecError that names the first leaf of `sample` that does not fit."""
         self.flattener.check(sample)
 
     def difference(self, other: Spec, here: str = "here", there: str = "there") -> str | None:
-        """How `other` differs, in one sentence with both sides' values; None when it does not.
+        """Return how `other` differs, in one sentence with both sides' values; None if it does not.
 
         `here` and `there` say whose specs these are, as in "by the learner".
         """

@@ -1,8 +1,8 @@
-"""The container side of a pytree: paths of leaves, its description as JSON, and what is wrong
-with a tree that should have the same containers and has not.
+"""The containers of a pytree: the paths of leaves, a description as JSON, and the error for a tree
+that should have the same containers as the example but has not.
 
-All three walk an optree treedef. A dict's children come in optree's order (sorted keys); the
-order in which the example wrote its keys is known too and is what rebuilt dicts use.
+All three walk an optree treedef. A dict's children come in optree's order (sorted keys). The
+order in which the example wrote its keys is known too, and rebuilt dicts use that order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOOKS_LIKE_INDEX = re.compile(r"-?[0-9]+|True|False|None")
 
 
 def segment(entry: Any) -> str:
-    """One step of a path: the key, field or index; whatever could be mistaken is bracketed."""
+    """Return one step of a path: the key, field or index. Anything that could be mistaken for another is in brackets."""
     if isinstance(entry, str):
         if entry and "/" not in entry and not _LOOKS_LIKE_INDEX.fullmatch(entry):
             return entry
@@ -44,7 +44,7 @@ def join(path: str, entry: Any) -> str:
 
 
 def entries(node: optree.PyTreeSpec) -> list[Any]:
-    """Per child its key, index or field; optree has indices for the fields of a namedtuple."""
+    """Return for each child its key, index or field; optree has indices for the fields of a namedtuple."""
     if node.kind == Kind.NAMEDTUPLE:
         return list(_class_of(node)._fields)
     return node.entries()
@@ -55,7 +55,7 @@ def _class_of(node: optree.PyTreeSpec) -> Any:
 
 
 def leaf_paths(treedef: optree.PyTreeSpec) -> list[str]:
-    """The path of every leaf, in leaf order: `obs/pixels`, `layers/0/w`; a bare array is `""`.
+    """Return the path of every leaf, in leaf order: `obs/pixels`, `layers/0/w`; the path of a bare array is `""`.
 
     Raises SpecError for a tree deeper than `MAX_DEPTH`.
     """
@@ -76,29 +76,29 @@ def leaf_paths(treedef: optree.PyTreeSpec) -> list[str]:
 
 
 def shown(path: str) -> str:
-    """A place in a tree as error messages print it."""
+    """Return a place in a tree as error messages print it."""
     return f"'{path}'" if path else "the tree itself"
 
 
 def leaf_name(path: str) -> str:
-    """A leaf as error messages print it."""
+    """Return a leaf as error messages print it."""
     return f"leaf '{path}'" if path else "the array"
 
 
 def dict_order(node: optree.PyTreeSpec) -> list[tuple[Any, int]]:
-    """For a dict node its keys as the example wrote them, each with the index of its child."""
+    """Return for a dict node its keys as the example wrote them, each with the index of its child."""
     one_level: Any = node.one_level()
     return list(one_level.unflatten(range(node.num_children)).items())
 
 
 def to_json(treedef: optree.PyTreeSpec, keep_order: bool = False) -> Any:
-    """The containers as JSON. A leaf is its index, None is null, the rest one of
+    """Return the containers as JSON. A leaf is its index, None is null, and a container is one of
     `{"dict": [[key, child], ...]}`, `{"list": [...]}`, `{"tuple": [...]}`, `{"deque": [...]}`,
     `{"named": name, "fields": [[field, child], ...]}`.
 
-    The kinds of dict are one kind, and classes count by name and fields, not by module, so that
-    a script's `__main__.Step` and a library's `lib.Step` agree. With `keep_order` dicts list
-    their keys as the example wrote them, else sorted, so that equal trees have equal JSON.
+    All kinds of dict count as one kind, and classes count by name and fields, not by module, so that
+    a script's `__main__.Step` and a library's `lib.Step` are equal. With `keep_order`, dicts list
+    their keys as the example wrote them. Otherwise the keys are sorted, so that equal trees have equal JSON.
     """
     counter = iter(range(treedef.num_leaves))
 
@@ -122,7 +122,7 @@ def to_json(treedef: optree.PyTreeSpec, keep_order: bool = False) -> Any:
 
 
 def rebuilt(structure: Any, leaves: Sequence[Any]) -> Any:
-    """The tree of what `to_json` made, with these leaves: plain dicts, lists and tuples, whatever the classes were."""
+    """Return the tree that `to_json` described, with these leaves. It has plain dicts, lists and tuples, whatever the classes were."""
     if isinstance(structure, int):
         return leaves[structure]
     if structure is None:
@@ -137,7 +137,7 @@ def rebuilt(structure: Any, leaves: Sequence[Any]) -> Any:
 
 
 def sorted_dicts(structure: Any) -> Any:
-    """What `to_json` makes without `keep_order`, from what it makes with it."""
+    """Turn the result of `to_json` with `keep_order` into the result without it."""
     if isinstance(structure, list):
         return [sorted_dicts(child) for child in structure]
     if isinstance(structure, dict):
@@ -163,8 +163,8 @@ def _key(key: Any) -> Any:
 def explain(
     treedef: optree.PyTreeSpec, tree: Any, namespace: str = "", path: str = ""
 ) -> str | None:
-    """The first place where the containers of `tree` are not those of `treedef`, as one
-    sentence that ends in the fix; None when they agree (leaves are not looked at)."""
+    """Return the first place where the containers of `tree` differ from those of `treedef`, as one
+    sentence that ends with the fix; None if they agree (leaves are not looked at)."""
     kind, got = treedef.kind, type(tree).__name__
     if kind == Kind.LEAF:
         return None

@@ -1,1 +1,1 @@
-"""The store of a learner: streams, replay tables and tables of steps, and the contract of samplers."""
+"""The store of a learner: streams, replay tables, tables of steps, and the contract of samplers."""

@@ -1,4 +1,4 @@
-// Latency histograms cheap enough to be always on: eight buckets to the octave (6 % wide on average), relaxed counters.
+// Latency histograms that cost little enough to be always on: eight buckets per octave (6 % wide on average), relaxed counters.
 #pragma once
 
 #include <atomic>
@@ -25,14 +25,14 @@ public:
         double mean;
     };
 
-    // Readers tolerate concurrent records: every figure is one that held at some moment during the call.
+    // A reader may run at the same time as record(): every figure is one that was right at some moment during the call.
     Snapshot snapshot() const {
         uint64_t counts[kBuckets], total = 0;
         for (int i = 0; i < kBuckets; ++i) total += counts[i] = counts_[i].load(std::memory_order_relaxed);
         if (total == 0) return {0, 0, 0, 0, 0, 0, 0.0};
         Snapshot s{total, min_.load(std::memory_order_relaxed), max_.load(std::memory_order_relaxed), 0, 0, 0,
                    double(sum_.load(std::memory_order_relaxed)) / double(total)};
-        if (s.min > s.max) s.min = s.max;  // a first record is between its two updates
+        if (s.min > s.max) s.min = s.max;  // the first record() is between its two updates
         const uint64_t rank[3] = {(total + 1) / 2, (total * 9 + 9) / 10, (total * 99 + 99) / 100};
         uint64_t *const out[3] = {&s.p50, &s.p90, &s.p99};
         uint64_t seen = 0;

@@ -1,4 +1,4 @@
-# What Cython code of echo_core itself sees of histogram.hpp.
+# The part of histogram.hpp that Cython code of echo_core itself uses.
 from libc.stdint cimport uint64_t
 
 cdef extern from "store/histogram.hpp" namespace "echo" nogil:

@@ -1,6 +1,6 @@
 # cython: language_level=3
-"""The right to read a batch's memory. When the last array of a batch dies, the memory goes back from here: to the writers of a stream, or to
-the next batch of a replay table."""
+"""The lease: the right to read a batch's memory. When the last array of a batch is freed, the lease returns the memory to the writers of a
+stream, or to the next batch of a replay table."""
 import numpy as np
 
 cimport cython
@@ -11,17 +11,17 @@ from echo_core.store.stream.ring cimport Ring
 
 from echo_core.spec.spec import Spec
 
-cdef Flattener DRAWN = Spec.from_example(
+cdef Flattener COLUMNS = Spec.from_example(
     {"keys": np.uint64(0), "probabilities": np.float64(0), "versions": np.uint64(0), "weights": np.float32(0)}).flattener
 
 
 @cython.final
 @cython.freelist(16)
 cdef class StreamLease:
-    """The right to read one batch's memory: base object of every array of the batch.
+    """The right to read one batch's memory. It is the base object of every array of the batch.
 
-    The buffer goes back to the writers when the last of those arrays (or of the views made from them) dies. The lease keeps the
-    store's memory alive by itself, so that dropping the server while holding a batch is safe.
+    The buffer goes back to the writers when the last of those arrays (or of the views made from them) is freed. The lease itself keeps the
+    store's memory alive, so that it is safe to drop the server while a batch is still in use.
     """
 
     def __dealloc__(self):
@@ -41,39 +41,39 @@ cdef StreamLease stream_lease(Ring* ring, int buffer):
 @cython.final
 @cython.freelist(16)
 cdef class ReplayLease:
-    """The right to read one batch's memory, and base object of its arrays: the next batch uses it once the last of them is gone."""
+    """The right to read one batch's memory, and base object of its arrays: the next batch uses the memory once the last of them is freed."""
 
     def __dealloc__(self):
         if self.table != NULL:
             self.table.give_back(self.batch)
             self.table.release()
 
-    cdef dict drawn(self):
+    cdef dict columns(self):
         cdef char* data[4]
         data[0] = <char*>self.batch.keys
         data[1] = <char*>self.batch.probabilities
         data[2] = <char*>self.batch.versions
         data[3] = <char*>self.batch.weights
-        return DRAWN.arrays(data, self.batch.n, self)
+        return COLUMNS.arrays(data, self.batch.n, self)
 
-    def drawn_arrays(self) -> dict:
-        """`keys`, `probabilities`, `versions` and `weights`, as arrays over the batch's memory."""
-        return self.drawn()
+    def draw_columns(self) -> dict:
+        """Returns `keys`, `probabilities`, `versions` and `weights` as arrays over the batch's memory."""
+        return self.columns()
 
-    def copied(self) -> DrawnCopy:
-        cdef DrawnCopy copy = DrawnCopy.__new__(DrawnCopy)
-        copy.arrays = {name: array.copy() for name, array in self.drawn().items()}
+    def copied(self) -> DrawColumnsCopy:
+        cdef DrawColumnsCopy copy = DrawColumnsCopy.__new__(DrawColumnsCopy)
+        copy.arrays = {name: array.copy() for name, array in self.columns().items()}
         return copy
 
 
 @cython.final
-cdef class DrawnCopy:
+cdef class DrawColumnsCopy:
     """Copies of a batch's `keys`, `probabilities`, `versions` and `weights`."""
 
-    def drawn_arrays(self) -> dict:
+    def draw_columns(self) -> dict:
         return self.arrays
 
-    def copied(self) -> DrawnCopy:
+    def copied(self) -> DrawColumnsCopy:
         return self
 
 

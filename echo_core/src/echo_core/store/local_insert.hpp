@@ -1,4 +1,4 @@
-// Samples of this process go into a store: as many as have room now are copied into claimed slots and committed.
+// Inserts samples of this process into a store: copies as many as have room now into claimed slots, and commits them.
 #pragma once
 
 #include <Python.h>
@@ -12,9 +12,9 @@
 
 namespace echo {
 
-// Copies samples `done` to `count` from the leaf runs at `data`; how many are done when the store is full or closed, or `count`.
-// `claimed`: a run that the first of them go into, or NULL. Leaves whose `data` is NULL lie in it already.
-// With the GIL, which is given away for copies that take longer than giving it away and taking it back (46 ns).
+// Copies samples `done` to `count` from the leaf runs at `data`. Returns up to which sample all are done: `count`, or
+// less if the store is full or closed. `claimed` is a run that the first samples go into, or NULL; leaves whose `data` is NULL are in that run already.
+// Call it with the GIL. It releases the GIL for copies that take longer than releasing and retaking it (46 ns).
 template <class Store>
 size_t copy_in(Store *store, const void *const *data, size_t done, size_t count, const Labels &labels, const echo_run *claimed) {
     constexpr uint64_t kGilBytes = 32768;
@@ -25,7 +25,7 @@ size_t copy_in(Store *store, const void *const *data, size_t done, size_t count,
         const bool filled = claimed != nullptr;
         if (claimed) run = *claimed, claimed = nullptr;
         else if (store->claim(left < 0x7fffffff ? uint32_t(left) : 0x7fffffff, &run) != ECHO_OK) break;
-        // One in 64 is timed: two looks at the clock cost as much as copying a small sample.
+        // One sample in 64 is timed: reading the clock twice costs as much as copying a small sample.
         const bool timed = (run.slot & 63) == 0;
         const int64_t began = timed ? now_ns() : 0;
         PyThreadState *const away = store->sample_bytes() * run.count > kGilBytes ? PyEval_SaveThread() : nullptr;

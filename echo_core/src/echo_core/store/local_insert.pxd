@@ -7,19 +7,19 @@ from echo_core.base.memory.page_lock cimport PageLock
 from echo_core.store.door.echo_run cimport echo_run
 
 cdef extern from "store/local_insert.hpp" namespace "echo" nogil:
-    # With the GIL, which it gives away for large copies. `claimed`: a run that the first samples go into, or NULL.
+    # Call it with the GIL, which it releases for large copies. `claimed`: a run that the first samples go into, or NULL.
     size_t copy_in[Store](Store*, const void**, size_t, size_t, const Labels&, const echo_run*)
 
 
-# For `Ring.lock_pages` and `Table.lock_pages`; `place`: a `cuda.Place`.
+# The argument for `Ring.lock_pages` and `Table.lock_pages`; `place` is a `cuda.Place`.
 cdef PageLock page_lock(object place)
 
 cdef class LocalInsert:
-    cdef Door* door                  # of the store behind it: for what is written to a slot by other hands
+    cdef Door* door                  # of the store behind it: for writes to a slot that do not use copy_now
     cdef Flattener flattener
     cdef uint32_t leaves
     cdef size_t sample_bytes
-    cdef readonly bint refuses_zero  # of priorities, see Sampler
+    cdef readonly bint refuses_zero  # whether the sampler refuses priorities of 0, see Sampler
 
     cdef int put_one(self, object sample, const Labels* labels, object timeout, str caller) except -1
     cdef Py_ssize_t put_many(self, object samples, object priorities, list keys, uint64_t version, object timeout, str caller) except -1
@@ -28,7 +28,7 @@ cdef class LocalInsert:
     cdef int put_lent(self, const void** data, size_t count, const Labels* labels, list keep, object timeout, str caller) except -1
     cdef int wait_claim(self, uint32_t wanted, echo_run* run, object timeout, str caller) except -1
 
-    # What the store behind it does.
+    # The following methods depend on the store; each kind of store overrides them.
     cdef int check(self) except -1
     cdef size_t copy_now(self, const void** data, size_t done, size_t count, const Labels* labels, const echo_run* claimed)
     cdef int claim_now(self, uint32_t wanted, echo_run* run) noexcept nogil

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The way of this process's samples into a store, a stream's or a replay table's: checked, copied in, and waited with when it is full."""
+"""How samples of this process get into a store, a stream's or a replay table's: they are checked and copied in, and wait if it is full."""
 import numpy as np
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
@@ -15,12 +15,12 @@ from echo_core.base.errors import ClosedError, EchoError, EchoTimeoutError
 from echo_core.store.sampler import must_be_positive
 
 cdef enum:
-    INLINE_LEAVES = 64  # samples with more leaves take their pointers from the heap
-    HELD_BYTES = 32768  # samples larger than this are copied without the GIL (local_insert.hpp), and so held by references of our own
+    INLINE_LEAVES = 64  # samples with more leaves keep their pointers on the heap
+    HELD_BYTES = 32768  # larger samples are copied without the GIL (local_insert.hpp), so we hold references to their arrays
 
 
 cdef class LocalInsert:
-    """Base of the stores; what differs between them they override."""
+    """Base of the stores. The methods that differ between them are overridden."""
 
     cdef int put_one(self, object sample, const Labels* labels, object timeout, str caller) except -1:
         cdef const void* inline_data[INLINE_LEAVES]
@@ -40,7 +40,7 @@ cdef class LocalInsert:
         return self.wait_in(data, 0, 1, labels, sample, keep, timeout, caller)
 
     cdef Py_ssize_t put_many(self, object samples, object priorities, list keys, uint64_t version, object timeout, str caller) except -1:
-        """How many they were. `keys`: a list that gets an array of their keys, or None."""
+        """Returns how many samples there were. `keys` is a list that receives an array of their keys, or None."""
         cdef const void* inline_data[INLINE_LEAVES]
         cdef vector[const void*] heap_data
         cdef const void** data = inline_data
@@ -73,10 +73,10 @@ cdef class LocalInsert:
 
     cdef int wait_in(self, const void** data, size_t done, size_t count, const Labels* labels, object borrowed, list keep,
                      object timeout, str caller) except -1:
-        """Samples `done` to `count`, leaf runs at `data`, go in as the store has room.
+        """Inserts samples `done` to `count` from the leaf runs at `data`, as soon as the store has room.
 
-        `keep` holds the arrays behind `data`. Where it does not, `borrowed` is the sample that does: good until the GIL is given
-        away, when another thread could take an array out of it and free the memory copied from.
+        `keep` holds the arrays behind `data`. If it does not, `borrowed` is the sample that holds them. Such addresses are valid until the
+        GIL is released, because another thread could then take an array out of the sample and free the memory that we copy from.
         """
         cdef echo_run run
         cdef size_t left
@@ -94,9 +94,9 @@ cdef class LocalInsert:
         return 0
 
     cdef int put_lent(self, const void** data, size_t count, const Labels* labels, list keep, object timeout, str caller) except -1:
-        """Samples of which some leaves lie in the memory of a device, from where they are written straight into their slots.
+        """Inserts samples some of whose leaves are in the memory of a device. The device writes those straight into their slots.
 
-        The device has done its part before a sample is committed: where it fails, the slots go back.
+        A sample is committed only after the device has written its part. If the device fails, the slots are given back.
         """
         cdef echo_run run
         cdef uint32_t leaf
@@ -137,10 +137,10 @@ cdef class LocalInsert:
             if status == ECHO_CLOSED:
                 raise ClosedError(f"{caller}: the server is closed and takes no more samples")
             if patience.turn():
-                patience.tell(caller, "space", self.blocked_writers())
+                patience.report(caller, "space", self.blocked_writers())
 
     cdef int check(self) except -1:
-        """Raises where the store cannot be used at all."""
+        """Raises an error if the store cannot be used at all."""
 
     cdef size_t copy_now(self, const void** data, size_t done, size_t count, const Labels* labels, const echo_run* claimed):
         return 0
@@ -152,10 +152,10 @@ cdef class LocalInsert:
         return ECHO_CLOSED
 
     cdef void spins(self) noexcept nogil:
-        """A wait for space begins: a store may look for some for a moment before anybody sleeps."""
+        """A wait for space begins. A store may look for space for a moment before the thread sleeps."""
 
     cdef void runs(self) noexcept nogil:
-        """It ended, or is interrupted: the GIL is taken back (see gil_handoff.hpp)."""
+        """The wait has ended or was interrupted, and this thread takes the GIL back (see gil_handoff.hpp)."""
 
     cdef str blocked_writers(self):
         return ""
@@ -169,10 +169,10 @@ cdef PageLock page_lock(object place):
 
 
 def new_priorities(priorities, count, refuses_zero=False):
-    """Priorities of `count` new samples as a float64 array.
+    """Returns the priorities of `count` new samples as a float64 array.
 
     Raises:
-        ValueError: another shape, or one is negative or not finite, or 0 where the sampler `refuses_zero`, naming the sample.
+        ValueError: the shape is wrong, or a priority is negative, not finite, or 0 where the sampler `refuses_zero`; names the sample.
     """
     values = np.ascontiguousarray(priorities, np.float64)
     if values.shape != (count,):

@@ -14,9 +14,6 @@ class HistSnapshot(NamedTuple):
     p99_ns: int
 
 @final
-class Lease: ...
-
-@final
 class SampleInfo:
     @property
     def store_size(self) -> int: ...
@@ -49,14 +46,14 @@ class SampleInfo:
     @property
     def drain_round(self) -> HistSnapshot: ...
 
-# The type does not tell a stream's batch from a replay table's. Of a stream, `keys`, `probabilities` and `weights` are None.
+# The type does not distinguish a stream's batch from a replay table's. `keys`, `probabilities` and `weights` are None for a stream.
 @final
 class Sample:
     __match_args__ = ("batch", "info")
     @property
     def batch(self) -> Any: ...
     @property
-    def info(self) -> Any: ...  # SampleInfo of a stream, ReplayInfo of a replay table
+    def info(self) -> Any: ...  # SampleInfo for a stream, ReplayInfo for a replay table
     @property
     def keys(self) -> npt.NDArray[np.uint64] | Any: ...
     @property

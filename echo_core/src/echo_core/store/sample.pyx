@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What `Server.sample()` hands out: a batch, and figures about the store. The lease that keeps the batch's memory is in lease.pyx."""
+"""What `Server.sample()` returns: a batch, and figures about the store. The lease that keeps the batch's memory is in lease.pyx."""
 from typing import NamedTuple
 
 cimport cython
@@ -9,10 +9,10 @@ from echo_core.store.histogram cimport HistogramSnapshot
 
 
 class HistSnapshot(NamedTuple):
-    """A latency histogram at one moment. All times in nanoseconds; percentiles are exact to about 6 %.
+    """A latency histogram at one moment. All times are in nanoseconds; percentiles are exact to about 6 %.
 
     Attributes:
-        count: how many were recorded (some histograms record one in 64: see `SampleInfo`).
+        count: how many values were recorded (some histograms record one in 64: see `SampleInfo`).
     """
 
     count: int
@@ -31,18 +31,18 @@ cdef object snapshot(HistogramSnapshot s):
 @cython.final
 @cython.freelist(16)
 cdef class SampleInfo:
-    """Figures about the store at the moment a batch left it; the histograms are read when looked at.
+    """Figures about the store at the moment when a batch left it. The histograms are read when the attribute is read.
 
     Attributes:
-        store_size: samples in the store, committed and not yet taken.
-        active_connections: workers connected.
-        queue_depth_sum: samples that arrived and wait for a slot, all connections together.
-        queue_depth_max: the most that ever waited on one connection.
+        store_size: samples that are in the store, committed and not yet taken.
+        active_connections: workers that are connected.
+        queue_depth_sum: samples that arrived and wait for a slot, summed over all connections.
+        queue_depth_max: the largest number that ever waited on one connection.
         push_blocked_count: how often a writer found the store full.
         samples_inserted_total: samples committed since the start.
         batches_taken_total: batches handed out since the start.
-        leases_held: batches whose memory something still refers to, this one included.
-        samples_aborted_total: slots given back by writers that failed between claim and commit.
+        leases_held: batches whose memory something still refers to, including this one.
+        samples_aborted_total: slots that were given back by writers that failed between claim and commit.
         notify_count: how often a sleeping learner had to be woken.
         queue_dwell: `HistSnapshot` of the time a complete batch waited to be taken.
         copy: `HistSnapshot` of the time to copy one sample into its slot (one in 64 is timed).
@@ -107,12 +107,12 @@ cdef class SampleInfo:
 
     @property
     def memcpy(self) -> HistSnapshot:
-        """The original Echo's name of `copy`."""
+        """The name of `copy` in the original Echo."""
         return self.copy
 
     @property
     def drain_round(self) -> HistSnapshot:
-        """The original Echo's name of `ingest_round`."""
+        """The name of `ingest_round` in the original Echo."""
         return self.ingest_round
 
     def __repr__(self):
@@ -123,21 +123,23 @@ cdef class SampleInfo:
 @cython.final
 @cython.freelist(16)
 cdef class Sample:
-    """A batch and the figures of its moment; unpacks as `batch, info = server.sample()`.
+    """A batch and the figures at its moment. It unpacks as `batch, info = server.sample()`.
 
     Attributes:
         batch: the pytree of the example with leaves of shape `(batch_size, *leaf.shape)`: writable, zero-copy, valid for as long
             as anything refers to it.
-        info: `SampleInfo`; of a replay table `ReplayInfo`.
-        keys: of a replay table: uint64 of shape (n,), each item's own for good; what `update_priorities` takes. None of a stream.
-        probabilities: float64 of shape (n,): with which each item was drawn. None of a stream.
-        weights: float32 of shape (n,): (1 / (N p))^beta, the largest of the batch 1 (Schaul et al. 2016). None of a stream.
+        info: `SampleInfo`; for a replay table `ReplayInfo`.
+        keys: for a replay table: uint64 of shape (n,), the key that each item keeps for good and that `update_priorities` takes. None for a
+            stream.
+        probabilities: float64 of shape (n,): the probability with which each item was drawn. None for a stream.
+        weights: float32 of shape (n,): importance weights (1 / (N p))^beta, divided by the largest of the batch (Schaul et al. 2016). None for
+            a stream.
     """
 
     __match_args__ = ("batch", "info")
 
     def with_batch(self, batch) -> Sample:
-        """The same figures with another batch, such as a copy of this one's; it holds nothing of this one."""
+        """Return the same figures with another batch, such as a copy of this one's. The result holds nothing of this sample."""
         cdef Sample sample = Sample.__new__(Sample)
         sample.batch = batch
         sample.info = self.info
@@ -147,21 +149,21 @@ cdef class Sample:
 
     @property
     def keys(self):
-        return self.drawn("keys")
+        return self.column("keys")
 
     @property
     def probabilities(self):
-        return self.drawn("probabilities")
+        return self.column("probabilities")
 
     @property
     def weights(self):
-        return self.drawn("weights")
+        return self.column("weights")
 
-    cdef object drawn(self, str name):
+    cdef object column(self, str name):
         if self.lease is None:
             return None
         if self.arrays is None:
-            self.arrays = self.lease.drawn_arrays()
+            self.arrays = self.lease.draw_columns()
         return self.arrays[name]
 
     def __iter__(self):
@@ -189,8 +191,8 @@ cdef Sample new_sample(Ring* ring, object batch):
     return sample
 
 
-cdef Sample drawn_sample(object batch, object info, object lease):
-    """A batch of a replay table; `lease.drawn_arrays()` tells what was drawn."""
+cdef Sample replay_sample(object batch, object info, object lease):
+    """Makes a sample from a batch of a replay table; `lease.draw_columns()` returns its keys, probabilities, versions and weights."""
     cdef Sample sample = Sample.__new__(Sample)
     sample.batch = batch
     sample.info = info

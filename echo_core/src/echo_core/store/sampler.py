@@ -1,15 +1,15 @@
-"""What a sampler is: the whole contract of deciding which samples come next.
+"""The contract of samplers: a sampler decides which samples come next, and this is all that it needs to implement.
 
-A sampler knows keys and priorities, never data. The table it serves calls `insert` when a sample
-has arrived, `delete` when it is removed, and asks `sample` which keys form the next batch; the
-bytes are moved by the store.
+A sampler knows keys and priorities, never data. The table that it serves calls `insert` when a sample
+has arrived and `delete` when it is removed, and asks `sample` which keys form the next batch. The
+store moves the bytes.
 
 Threading: member functions of one sampler are never called concurrently, so none needs a lock.
-Errors: a call that raises has changed nothing, even when only the last key of a batch was wrong.
+Errors: a call that raises has changed nothing, even if only the last key of a batch was wrong.
 Keys: whole numbers. A replay table uses its row numbers, from 0 to `capacity - 1`, and the row of a
 deleted key comes back later as the key of another sample; a stream counts up to 2**64 - 1.
-Arguments are one-dimensional numpy arrays, `uint64` for keys and `float64` for priorities; they
-belong to the caller and are not kept.
+Arguments are one-dimensional numpy arrays, `uint64` for keys and `float64` for priorities. They
+belong to the caller, and the sampler must not keep them.
 
 The costs below are what a batch of n keys may cost in a sampler that holds N; a sampler that is
 slower says so in its docstring.
@@ -39,23 +39,23 @@ class Sampler(ABC):
     """Base of all samplers; a plugin's factory names a subclass.
 
     Class attributes:
-        storage: what the table underneath has to be. `"stream"`: every sample comes out exactly
+        storage: the kind of table that the sampler needs. `"stream"`: every sample comes out exactly
             once and in order of arrival, so the store hands out the very buffers that the writers
-            filled and asks the sampler nothing. `"replay"`: samples stay, and come out as often as
-            they are drawn. A stream sampler still implements everything below, and one whose
-            `Options` have `capacity: int | None = None` serves replay tables as well: built with a
+            filled, and never calls the sampler. `"replay"`: samples stay, and come out as often as
+            they are drawn. A stream sampler still implements everything below. If its `Options`
+            have `capacity: int | None = None`, it serves replay tables as well: built with a
             capacity, its `storage` is `"replay"`.
-        replacement: True when one call of `sample` may return a key more than once; then n may be
-            larger than `len(self)`. False when its keys differ; then n is at most `len(self)`.
-        evicts: True when `victims` says which samples a full table should give up. A table whose
-            remover has the same name as such a sampler asks the sampler, and keeps no second one.
-        refuses_zero: True when a priority of 0 would keep a sample from ever being drawn: its table
-            refuses one by key.
+        replacement: True if one call of `sample` may return a key more than once; then n may be
+            larger than `len(self)`. False if its keys differ; then n is at most `len(self)`.
+        evicts: True if `victims` says which samples a full table should give up. A table whose
+            remover has the same name as such a sampler asks that sampler, and makes no second one.
+        refuses_zero: True if a sample with a priority of 0 could never be drawn: its table then
+            refuses this priority, and the error names the key.
         Options: a frozen standard-library dataclass, checked by `build_options`. A replay sampler
-            has a field `capacity: int`, the number of samples its table holds.
+            has a field `capacity: int`, the number of samples that its table holds.
 
-    `storage`, `replacement` and `refuses_zero` depend on the options in some samplers: ask the
-    instance, where there is one.
+    `storage`, `replacement` and `refuses_zero` depend on the options in some samplers: read them
+    from the instance, if there is one.
     """
 
     storage: Literal["stream", "replay"]
@@ -65,13 +65,13 @@ class Sampler(ABC):
 
     @dataclass(frozen=True)
     class Options:
-        """No options."""
+        """There are no options."""
 
     options: Any
     """The checked `Options` of this sampler."""
 
     def __init__(self, **options: Any) -> None:
-        """Check and keep the options; the sampler is empty.
+        """Check and keep the options. The new sampler is empty.
 
         Raises:
             ConfigError: an option is unknown, missing or of the wrong type.
@@ -94,14 +94,14 @@ class Sampler(ABC):
         """Add n new keys, in order of arrival. Cost: O(n log N).
 
         Args:
-            keys: shape (n,), none of them held already, none twice.
-            priorities: shape (n,), finite and not negative; None lets the sampler choose what a
-                new sample gets. Samplers without priorities ignore it.
+            keys: shape (n,); none is held already, and none occurs twice.
+            priorities: shape (n,), finite and not negative; None lets the sampler choose the
+                priorities of new samples. Samplers without priorities ignore it.
 
         Raises:
             DuplicateKeyError: a key is held already or occurs twice; names the first such key.
             ValueError: the key of a replay sampler is not below its capacity (a sampler that can
-                hold any key need not look).
+                hold any key need not check this).
         """
 
     @abstractmethod
@@ -109,7 +109,7 @@ class Sampler(ABC):
         """Remove n keys. Cost: O(n log N).
 
         Args:
-            keys: shape (n,), all of them held, none twice.
+            keys: shape (n,); all are held, and none occurs twice.
 
         Raises:
             UnknownKeyError: a key is not held (or occurs twice); names the first such key.
@@ -119,10 +119,10 @@ class Sampler(ABC):
     def update(self, keys: Keys, priorities: Priorities) -> None:
         """Give n held keys new priorities. Cost: O(n log N).
 
-        Samplers without priorities check the keys and change nothing. Arrival order stays.
+        Samplers without priorities check the keys and change nothing. The order of arrival stays.
 
         Args:
-            keys: shape (n,), all of them held; of a key that occurs twice the last entry counts.
+            keys: shape (n,), all of them held; if a key occurs twice, its last entry counts.
             priorities: shape (n,), finite and not negative.
 
         Raises:
@@ -138,64 +138,64 @@ class Sampler(ABC):
 
         Args:
             n: at least 1; see `replacement` for the upper bound.
-            rng: advanced by an amount of the sampler's choosing, not at all if it draws nothing.
+            rng: the sampler may advance it by any amount, but not if it draws nothing.
 
         Returns:
-            `(keys, probabilities)`, both of shape (n,) and new: the keys in the order drawn, and
-            the probability (0 < p <= 1) of each under the distribution the batch was drawn from:
-            averaged over the turns of a batch, and not given what the other turns drew. Weights
-            of 1 / (len(self) * p) make the mean of a batch an unbiased estimate, then. A sampler
-            that draws nothing at random says 1.
+            `(keys, probabilities)`, two new arrays of shape (n,): the keys in the order drawn, and the
+            probability (0 < p <= 1) of each under the distribution of the batch. This is the average
+            over the n draws of the batch, without regard to what the other draws returned. With it,
+            weights of 1 / (len(self) * p) make the mean of a batch an unbiased estimate. A sampler
+            that draws nothing at random returns 1.
 
         Raises:
-            ValueError: n is less than 1, or more than there is to draw (with replacement: the
-                sampler is empty); names both numbers.
+            ValueError: n is less than 1, or larger than allowed (with replacement: the sampler is
+                empty); names both numbers.
         """
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many keys are held. Cost: O(1)."""
+        """Return how many keys are held. Cost: O(1)."""
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Everything `restore` needs, as plain numeric arrays (no object dtype). Cost: O(N).
+        """Return everything that `restore` needs, as plain numeric arrays (no object dtype). Cost: O(N).
 
-        The arrays are copies: later calls do not change them. Options are not part of it.
+        The arrays are copies: later calls do not change them. They do not contain the options.
         """
 
     @abstractmethod
     def restore(self, state: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Replace all contents by those `state()` returned. Cost: O(N log N).
+        """Replace all contents by those that `state()` returned. Cost: O(N log N).
 
-        Afterwards this sampler answers every call as the one the state was taken from.
+        Afterwards this sampler answers every call like the sampler that the state was taken from.
 
         Raises:
             ValueError: an array is missing, superfluous or inconsistent; names it.
         """
 
     def victims(self, n: int) -> Keys:
-        """The n keys that a full table gives up first, least valuable first; changes nothing.
+        """Return the n keys that a full table gives up first, least valuable first. Changes nothing.
 
-        Only of a sampler that `evicts`. n is from 1 to `len(self)`. Cost: O(n log N).
+        Only a sampler that `evicts` has this method. n is from 1 to `len(self)`. Cost: O(n log N).
 
         Raises:
-            ValueError: n is less than 1 or more than are held; names both numbers.
+            ValueError: n is less than 1 or larger than the number of keys held; names both numbers.
         """
         raise NotImplementedError(f"{type(self).__name__} leaves it to a remover which sample goes")
 
     def native(self) -> object | None:
-        """A PyCapsule of include/echo_sampler.h, by which a table reaches a compiled replay sampler
-        without Python; None for a sampler written in Python. Both doors lead to the same contents."""
+        """Return a PyCapsule of include/echo_sampler.h, through which a table calls a compiled replay sampler
+        without Python; None for a sampler written in Python. Both interfaces work on the same contents."""
         return None
 
     @property
     def capacity(self) -> int | None:
-        """How many samples a replay table holds; None for a stream."""
+        """The number of samples that a replay table holds; None for a stream."""
         return getattr(self.options, "capacity", None)
 
 
 def check_keys(keys: npt.ArrayLike) -> Keys:
-    """`keys` as a one-dimensional uint64 array; for samplers that take other integers too.
+    """Return `keys` as a one-dimensional uint64 array; for samplers that accept other integers too.
 
     Raises:
         TypeError: they are not whole numbers.
@@ -214,10 +214,10 @@ def check_keys(keys: npt.ArrayLike) -> Keys:
 
 
 def check_new(keys: npt.ArrayLike, held: Container[int]) -> list[int]:
-    """`keys` as a list, where they may be inserted beside those `held`.
+    """Return `keys` as a list, after checking that they may be inserted beside those `held`.
 
     Raises:
-        DuplicateKeyError: one is held or occurs twice; names the first.
+        DuplicateKeyError: a key is held or occurs twice; names the first.
         TypeError, ValueError: as `check_keys`.
     """
     new: list[int] = check_keys(keys).tolist()
@@ -231,10 +231,10 @@ def check_new(keys: npt.ArrayLike, held: Container[int]) -> list[int]:
 
 
 def check_held(keys: npt.ArrayLike, held: Container[int], once: bool = False) -> list[int]:
-    """`keys` as a list, where all are `held`; with `once`, for `delete`, none may occur twice.
+    """Return `keys` as a list, after checking that all are `held`; with `once`, for `delete`, none may occur twice.
 
     Raises:
-        UnknownKeyError: one is not held, or occurs twice; names the first.
+        UnknownKeyError: a key is not held, or occurs twice; names the first.
         TypeError, ValueError: as `check_keys`.
     """
     found: list[int] = check_keys(keys).tolist()
@@ -249,10 +249,10 @@ def check_held(keys: npt.ArrayLike, held: Container[int], once: bool = False) ->
 
 
 def check_priorities(priorities: npt.ArrayLike, keys: Keys, refuses_zero: bool = False, what: str = "key") -> Priorities:
-    """`priorities` as a float64 array that fits `keys`, or whatever else their numbers are of; names that of a bad one.
+    """Return `priorities` as a float64 array that fits `keys`. `what` says what the numbers in `keys` are, for the error about a bad priority.
 
     Raises:
-        ValueError: they have another shape than `keys`, or one is negative or not finite, or 0 where the sampler `refuses_zero`.
+        ValueError: the shape is not that of `keys`, or a priority is negative, not finite, or 0 where the sampler `refuses_zero`.
     """
     array = np.ascontiguousarray(priorities, dtype=np.float64)
     if array.shape != keys.shape:
@@ -272,5 +272,5 @@ def check_priorities(priorities: npt.ArrayLike, keys: Keys, refuses_zero: bool =
 
 
 def must_be_positive(priority: str) -> str:
-    """Why a table whose sampler `refuses_zero` refuses `priority`."""
+    """Return the text that says why a table whose sampler `refuses_zero` refuses `priority`."""
     return f"{priority} must be positive: with 0 it would never be drawn; give it a positive one, or the sampler an eps"

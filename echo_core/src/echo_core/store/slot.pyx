@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The pure-Python door into the store: claim a slot, write its leaves in place, commit."""
+"""How pure Python code writes into the store: it claims a slot, writes its leaves in place, and commits."""
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uint32_t
 
@@ -22,25 +22,25 @@ cdef class Slot:
                 sock.recv_into(slot.buffer(index))
             slot.commit()
 
-    Leaving the block uncommitted aborts: the slot is filled by the next writer. Not thread-safe: one slot, one thread.
+    A slot that is left uncommitted at the end of the block is aborted, and the next writer fills it. A slot is not thread-safe: use it in one thread.
     """
 
     cdef Door* door
     cdef echo_run run
     cdef int state
-    cdef Py_ssize_t views   # memoryviews of this slot still alive: they must not reach memory that is another's
+    cdef Py_ssize_t views   # memoryviews of this slot that are still alive: they must not reach memory that belongs to another sample
 
     def __dealloc__(self):
         if self.door != NULL:
-            if self.state == OPEN:  # every view is dead: each holds a reference to this slot
+            if self.state == OPEN:  # no view is left: each one holds a reference to this slot
                 self.door.abort(self.run)
             self.door.release()
 
     def buffer(self, leaf: int) -> memoryview:
-        """A writable view of the bytes of leaf number `leaf` (in `spec.leaves` order); uninitialised memory.
+        """Return a writable view of the bytes of leaf number `leaf` (in the order of `spec.leaves`). The memory is uninitialised.
 
         Raises:
-            IndexError: no such leaf.
+            IndexError: there is no such leaf.
             ValueError: the slot was committed or aborted.
         """
         if self.state != OPEN:
@@ -54,17 +54,17 @@ cdef class Slot:
         return memoryview(bytes_)
 
     def commit(self) -> None:
-        """The sample is whole: show it to the learner.
+        """Commit the sample: its bytes are complete, and the learner may see it.
 
         Raises:
             BufferError: a view from `buffer()` is still alive (release it, or let it go out of scope).
-            ValueError: committed or aborted already.
+            ValueError: the slot was committed or aborted already.
         """
         self._finish(COMMITTED)
         self.door.commit(self.run)
 
     def abort(self) -> None:
-        """Give the slot back for the next writer. Raises like `commit`."""
+        """Give the slot back for the next writer. Raises the same errors as `commit`."""
         self._finish(ABORTED)
         self.door.abort(self.run)
 
@@ -80,13 +80,13 @@ cdef class Slot:
         return self
 
     def __exit__(self, *exception):
-        # With views alive the slot cannot go back yet; it does when the last of them, and this object, are gone.
+        # While views are alive the slot cannot go back yet. It goes back when the last view, and this object, are gone.
         if self.state == OPEN and not self.views:
             self.abort()
 
 
 cdef class LeafBytes:
-    """Exporter of one leaf's bytes; counts the views that are alive."""
+    """Exports the bytes of one leaf, and counts the views that are alive."""
 
     cdef Slot slot
     cdef char* data
@@ -103,10 +103,10 @@ cdef class LeafBytes:
 def claim(store not None, timeout=30.0, labelled=False) -> Slot:
     """Claim one slot of a `Store` or a `ReplayTable`, waiting up to `timeout` seconds (None: for ever).
 
-    labelled: with one leaf more, for a table's labelled connections (labels.py).
+    labelled: the slot has one leaf more, for a table's labelled connections (labels.py).
 
     Raises:
-        EchoTimeoutError: the store stayed full. ClosedError: it is closed.
+        EchoTimeoutError: the store stayed full. ClosedError: the store is closed.
     """
     cdef Slot slot = Slot.__new__(Slot)
     cdef echo_run run

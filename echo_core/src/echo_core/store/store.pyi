@@ -10,7 +10,7 @@ from .sample import Sample
 from .store_memory import StoreMemory
 from .stream.stream import Stream
 
-# The type does not tell a stream from a server of replay tables, whose `submit` and `submit_batch` return other things.
+# The type does not distinguish a stream from a server of replay tables, whose `submit` and `submit_batch` return other types.
 @disjoint_base
 class Store(Stream):
     @property
@@ -29,7 +29,7 @@ class Store(Stream):
         table: str | None = None,
         priority: float | None = None,
         policy_version: int | None = None,
-    ) -> int | Any: ...  # the item's key; None in a stream
+    ) -> int | Any: ...  # the item's key; None for a stream
     def submit_batch(
         self,
         samples: Any,
@@ -37,7 +37,7 @@ class Store(Stream):
         table: str | None = None,
         priorities: npt.ArrayLike | None = None,
         policy_version: int | None = None,
-    ) -> Any: ...  # Keys; in a stream an int, how many
+    ) -> Any: ...  # Keys; for a stream an int: how many samples
     def sample(
         self, timeout: float | None = None, *, table: str | None = None, n: int | None = None, beta: float | None = None
     ) -> Sample | None: ...

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The store as Python sees it: `submit` on one side, `sample` on the other; behind them a stream, or replay tables.
+"""The store as Python sees it: `submit` on one side, `sample` on the other, and a stream or replay tables behind them.
 
-`Server` derives from `Store`, so that `server.submit` and `server.sample` are builtin methods: a Python call in between would cost
+`Server` derives from `Store`, so that `server.submit` and `server.sample` are builtin methods. A Python call in between would cost
 as much as the insert itself.
 """
 import os
@@ -16,7 +16,7 @@ from echo_core.spec import cuda
 from echo_core.base.errors import ForkError, UnknownTableError
 
 cdef Labels UNLABELLED
-cdef int generation = 0  # of forks: a store belongs to the process of its birth
+cdef int generation = 0  # the number of forks: a store belongs to the process that made it
 
 
 def _forked():
@@ -28,17 +28,17 @@ os.register_at_fork(after_in_child=_forked)
 
 
 cdef class Store(Stream):
-    """Batch buffers that writers fill slot by slot and learners take whole, or replay tables; see docs/design/store.md."""
+    """Batch buffers that writers fill slot by slot and learners take as a whole, or replay tables; see docs/design/store.md."""
 
     def _open(self, spec, batch_size, num_buffers, lease_timeout, memory=None):
-        """Be a server of a stream. `memory`: a `StoreMemory` for one that other processes write to; None: private memory."""
+        """Open a stream. `memory` is a `StoreMemory` if other processes write to it, and None for private memory."""
         self.refuse_twice()
         self.open(spec, batch_size, num_buffers, lease_timeout, memory)
         self.tables = {}
         self.generation = generation
 
     def _open_tables(self, tables, batch_size):
-        """Be a server of replay tables: a dict of `ReplayTable` by name, the first of which is meant where none is named."""
+        """Open replay tables: `tables` is a dict of `ReplayTable` by name. The first one is used where no table is named."""
         self.refuse_twice()
         self.tables = tables
         self.replay = next(iter(tables.values()))
@@ -46,7 +46,7 @@ cdef class Store(Stream):
         self.generation = generation
 
     def _lock_pages(self):
-        """Page-lock what learners upload: the store of a stream, the batches of replay tables. Raises CudaError."""
+        """Page-lock the memory that learners upload: the store of a stream, or the batches of replay tables. Raises CudaError."""
         one = cuda.found()
         if isinstance(one, str):
             raise cuda.CudaError(f"pinned=True: {one}")
@@ -62,7 +62,7 @@ cdef class Store(Stream):
         return 0
 
     cdef ReplayTable table_of(self, object name):
-        """The table called `name`; None means the first."""
+        """Return the table called `name`; None means the first."""
         if self.replay is None:
             if self.ring == NULL:
                 self.refuse()
@@ -75,16 +75,16 @@ cdef class Store(Stream):
         return table
 
     def table(self, name=None):
-        """The `ReplayTable` called `name`; None means the first.
+        """Return the `ReplayTable` called `name`; None means the first.
 
         Raises:
-            UnknownTableError: there is none of this name. ValueError: this server streams.
+            UnknownTableError: no table has this name. ValueError: this server has a stream.
         """
         self._check_process()
         return self.table_of(name)
 
     cdef int refuse(self) except -1:
-        """Say why this object cannot be used."""
+        """Raise the error that says why this object cannot be used."""
         if self.ring == NULL and self.replay is None:
             raise RuntimeError("Server.__init__ was not called")
         raise ForkError(
@@ -111,17 +111,17 @@ cdef class Store(Stream):
 
         Args:
             sample: a pytree that matches the spec.
-            timeout: seconds to wait for space when every buffer is full; None waits for ever.
+            timeout: seconds to wait for space if every buffer is full; None waits for ever.
             table: name of a replay table; None is the first.
             priority: of the new item of a replay table; None lets the sampler choose.
-            policy_version: of the policy that made it, see `ReplayTable.submit`.
+            policy_version: version of the policy that made the sample, see `ReplayTable.submit`.
 
         Returns:
-            the item's key in a replay table (see `ReplayTable.submit`); None in a stream.
+            The item's key in a replay table (see `ReplayTable.submit`), and None in a stream.
 
         Raises:
             SpecError: the sample does not match, naming the leaf; nothing was inserted.
-            EchoTimeoutError: no space in time, saying who waits for whom; nothing was inserted.
+            EchoTimeoutError: there was no space in time; the text says who waits for whom. Nothing was inserted.
             ClosedError: the server is closed.
         """
         if self.ring == NULL or self.generation != generation or table is not None or priority is not None or \
@@ -134,12 +134,13 @@ cdef class Store(Stream):
         """Insert N samples at once, as vectorised environments produce them.
 
         Args:
-            samples: a pytree like the example whose leaves have one more leading axis: shape `(N, *leaf.shape)`, the same N for all.
+            samples: a pytree like the example whose leaves have one more leading axis: shape `(N, *leaf.shape)`, with the same N for all.
             timeout: seconds to wait for space; None waits for ever.
-            table, priorities, policy_version: as in `submit`, priorities of shape (N,).
+            table, priorities, policy_version: as in `submit`; priorities have shape (N,).
 
         Returns:
-            N; of a replay table the items' keys, uint64 of shape (N,). On EchoTimeoutError or ClosedError the error's `inserted` attribute says how many of them were inserted, from the front.
+            N; of a replay table the items' keys, uint64 of shape (N,). An EchoTimeoutError or ClosedError has an attribute `inserted`: the
+            first so many samples were inserted.
 
         Raises:
             SpecError, EchoTimeoutError, ClosedError: as `submit`.
@@ -153,19 +154,19 @@ cdef class Store(Stream):
     # ---- reading -----------------------------------------------------------------------------------------------------------
 
     def sample(self, timeout=None, *, table=None, n=None, beta=None):
-        """The next batch: waits until `batch_size` samples are there.
+        """Return the next batch. The call waits until `batch_size` samples are in the store.
 
         Args:
-            timeout: seconds; None waits until there is one or the server is closed.
-            table, n, beta: of replay tables, see `ReplayTable.sample`; table None is the first.
+            timeout: seconds; None waits until there is a batch or the server is closed.
+            table, n, beta: for replay tables, see `ReplayTable.sample`; if table is None, the first one is used.
 
         Returns:
             `Sample(batch, info)`: the batch's arrays have shape `(batch_size, *leaf.shape)`, are writable and zero-copy, and stay
-            valid for as long as anything refers to them. None once the server is closed and its last whole batch was taken.
+            valid for as long as anything refers to them. None once the server is closed and its last complete batch was taken.
 
         Raises:
-            EchoTimeoutError: no batch in time, saying who waits for whom.
-            LeaseError: batches still alive hold every buffer, so that no batch can ever come; raised when `timeout` or
+            EchoTimeoutError: no batch was complete in time; the text says who waits for whom.
+            LeaseError: batches that are still in use hold every buffer, so that no batch can ever come. It is raised when `timeout` or
                 `lease_timeout` has passed, whichever is first.
         """
         if self.ring == NULL or self.generation != generation or table is not None or n is not None or beta is not None:
@@ -174,16 +175,16 @@ cdef class Store(Stream):
         return self.next_batch(timeout)
 
     def update_priorities(self, keys, priorities, table=None) -> int:
-        """Give items of a replay table new priorities; how many of them were gone. See `ReplayTable.update_priorities`."""
+        """Give items of a replay table new priorities; return how many of them were gone. See `ReplayTable.update_priorities`."""
         self._check_process()
         return self.table_of(table).update_priorities(keys, priorities)
 
     def ack(self, keys, table=None) -> int:
-        """Say that items of a table with `lease_timeout` were worked on; how many were on loan. See `ReplayTable.ack`."""
+        """Acknowledge items of a table with `lease_timeout`; return how many were unacknowledged. See `ReplayTable.ack`."""
         self._check_process()
         return self.table_of(table).ack(keys)
 
-    # ---- figures and doors -------------------------------------------------------------------------------------------------
+    # ---- figures and the native interface ----------------------------------------------------------------------------------
 
     def _who_blocks_learner(self) -> str:
         if self.replay is not None:
@@ -242,14 +243,14 @@ cdef class Store(Stream):
             table.reset_histograms()
 
     def _native(self):
-        """PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the store's memory alive."""
+        """Return a PyCapsule "echo_core.store" for the native interface (include/echo_capi.h). It keeps the store's memory alive."""
         if self.replay is not None:
             return self.replay.native()
         return Stream._native(self)
 
 
 def _sum_of_tables(tables):
-    """The counters of a stream, of all replay tables together."""
+    """Return the counters of a stream, summed over all replay tables."""
     names = {
         "inserted": "inserts", "stored": "size", "batches_taken": "drawn_batches", "push_blocked": "push_blocked", "aborted": "aborted",
         "leased": "leased", "queued": "queued",

@@ -1,4 +1,4 @@
-"""How a transport asks for the memory of a stream store."""
+"""How a transport asks for the kind of memory that a stream store uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["StoreMemory"]
 
 @dataclass(frozen=True)
 class StoreMemory:
-    """How a transport wants the memory of a stream store to be, so that its workers can write to it themselves."""
+    """The memory that a transport needs for a stream store, so that its workers can write to the store themselves."""
 
-    spares: int = 2  # further buffers, for batches that have to be moved away from a stalled worker
-    huge_pages: bool = False  # pages of 2 MiB; as many must be free
+    spares: int = 2  # additional buffers, for batches that have to be moved away from a stalled worker
+    huge_pages: bool = False  # use pages of 2 MiB; enough of them must be free

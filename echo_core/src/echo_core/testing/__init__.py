@@ -1,9 +1,9 @@
-"""The conformance kit: what every transport and every sampler must do, as tests to inherit.
+"""The conformance kit: tests to inherit that check the duties of every transport and every sampler.
 
     pip install "echo-core[testing]"
 
-A plugin's test module subclasses a contract, says how to make one of its own, and inherits one
-test for each clause. This is all that a transport over sockets needs:
+A plugin's test module subclasses a contract, defines how to make the plugin's object, and inherits
+one test for each clause. A transport over sockets needs only this:
 
     # tests/test_contract.py
     from echo_core.testing import TransportContract
@@ -11,10 +11,10 @@ test for each clause. This is all that a transport over sockets needs:
 
     class TestUds(TransportContract):
         def transport(self, **options):
-            # One that can listen now, beside any others: a free port, a new path.
+            # It must be able to listen now, in addition to any others: use a free port or a new path.
             return UdsTransport(path=self.scratch / f"{self.unique()}.sock", **options)
 
-and this a sampler:
+A sampler needs only this:
 
     from echo_core.testing import SamplerContract
     from echo_lifo import Lifo
@@ -24,19 +24,19 @@ and this a sampler:
             return Lifo(**options)
 
         def expected(self, order, priorities):
-            return None  # drawn at random; or the keys, in the order they must be drawn
+            return None  # for random draws; otherwise the keys, in the order in which they must be drawn
 
-A plugin is found by its entry point here as everywhere else, so install it first (`pip install -e
-.`). What a transport cannot do at all is said in one place, `capabilities`; what its address does
-not tell, `connect_options`; how its link is cut without sockets, `sever`. Everything else is the
-contract of `echo_core.wire.transport` and `echo_core.store.sampler`, and not negotiable.
+The tests find a plugin by its entry point, as Echo always does, so install it first (`pip install
+-e .`). Set `capabilities` for functions that a transport cannot offer, `connect_options` for options
+that are not in its address, and `sever` if its link is cut in another way than by sockets. All other
+duties are those of `echo_core.wire.transport` and `echo_core.store.sampler`; a plugin cannot opt out.
 
-The tests are real: several processes, forks, signals, cut links, restarts. They take about a
-minute and leave nothing behind. `echo_core.testing.samples` (samples that tell whether they
-arrived), `echo_core.testing.processes` (forks, Ctrl-C, calls that must come back),
+The tests use several processes, forks, signals, cut links and restarts. They take about a minute
+and leave nothing behind. A plugin's own tests can also use `echo_core.testing.samples` (samples that
+show whether they arrived), `echo_core.testing.processes` (forks, Ctrl-C, calls that must return),
 `echo_core.testing.fixtures` (no settings of the user, nothing left behind) and
-`echo_core.testing.stress` (native programs under sanitizers) are good for a plugin's
-own tests too; a transport with TLS inherits `TlsContract` as well.
+`echo_core.testing.stress` (native programs under sanitizers). A transport with TLS also inherits
+`TlsContract`.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if "pytest" in sys.modules:
-    # So that a failed `assert` in here shows its values. Other processes of a test import only
-    # `echo_core.testing.workers`, and start without pytest.
+    # This makes a failed `assert` of this package show its values. Other processes of a test import
+    # only `echo_core.testing.workers`, and start without pytest.
     parts = ("clauses", "native_door", "processes", "rig", "sampler", "sampler_clauses", "samples", "stress", "threads", "tls", "transport")
     sys.modules["pytest"].register_assert_rewrite(*(f"{__name__}.{part}" for part in parts))
 

@@ -1,4 +1,4 @@
-"""What a transport can do at all, answered in one place."""
+"""The functions that a transport offers: `Capabilities`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ __all__ = ["Capabilities"]
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """Set one to False only where it makes no sense for a transport, never to pass a test.
+    """Set an attribute to False only if that function makes no sense for the transport, never to pass a test.
 
     Attributes:
-        processes: workers may live in other processes of the learner's machine.
-        authenticates: who does not hold the token is refused. False: the operating system
+        processes: workers may run in other processes of the learner's machine.
+        authenticates: clients without the token are refused. False: the operating system
             decides who can reach the address.
-        exclusive: an address has one listener; a second is an OSError that names it.
-        restarts: an address that was closed, or whose learner was killed, can be taken again.
+        exclusive: an address can have only one listener; a second one raises an OSError that names it.
+        restarts: an address can be used again after its listener was closed or its learner was killed.
         severable: `TransportContract.sever` can cut a link.
-        forks: a forked child may make a connection of its own after its parent had one. False: it
-            is told so by a ForkError.
-        dialable: strangers can reach the address with a plain socket and write what they like.
+        forks: a forked child may make its own connection after its parent had one. False: the child
+            gets a ForkError.
+        dialable: unauthenticated clients can reach the address with a plain socket and write any bytes.
     """
 
     processes: bool = True

@@ -1,9 +1,9 @@
-"""Fixtures for the tests of a plugin: nothing of whoever runs them reaches a test, and a test leaves nothing behind.
+"""Fixtures for the tests of a plugin: settings of the user do not reach a test, and a test leaves nothing behind.
 
     # tests/conftest.py
     from echo_core.testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
 
-Both work by being imported. Override `config_home` where tests may share a token and an authority.
+To use them, import them. Override `config_home` if tests may share a token and an authority.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import pytest
 
 __all__ = ["config_home", "no_settings_of_the_user", "nothing_left_behind", "skip_what_is_missing"]
 
-ENDING_SECONDS = 20.0  # for threads and processes to be gone after a test
-KEPT = ("ECHO_SOAK_SECONDS",)  # how long tests press on, no setting of Echo's
+ENDING_SECONDS = 20.0  # in which threads and processes must end after a test
+KEPT = ("ECHO_SOAK_SECONDS",)  # how long soak tests run; it is not a setting of Echo
 
 
 @pytest.fixture
 def config_home(tmp_path: Path) -> Path:
-    """Where a test's tokens and authorities lie."""
+    """The folder of a test's tokens and authorities."""
     return tmp_path / "config"
 
 
 @pytest.fixture(autouse=True)
 def no_settings_of_the_user(config_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the environment nor the token file of whoever runs the tests reaches them."""
+    """Hide the environment variables and the token file of the user who runs the tests."""
     for name in list(os.environ):
         if name.startswith("ECHO_") and name not in KEPT:
             monkeypatch.delenv(name)
@@ -41,7 +41,7 @@ def no_settings_of_the_user(config_home: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """A test ends its threads and processes."""
+    """Fail if a test does not end its threads and processes."""
     before = set(threading.enumerate())
     yield
     deadline = time.monotonic() + ENDING_SECONDS
@@ -59,7 +59,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def skip_what_is_missing(items: Iterable[pytest.Item], *always: str) -> None:
-    """For `pytest_collection_modifyitems`: skip what is marked `needs(*distributions)` where one of those, or of `always`, is missing."""
+    """For `pytest_collection_modifyitems`: skip tests marked `needs(*distributions)` if one of these, or of `always`, is missing."""
     for item in items:
         for marker in item.iter_markers("needs"):
             missing = [name for name in (*always, *marker.args) if not _installed(name)]

@@ -1,6 +1,6 @@
-"""The native door of a sampler (include/echo_sampler.h) as Python can call it: for tests only.
+"""Calls the native interface of a sampler (include/echo_sampler.h) from Python; for tests only.
 
-It checks nothing, as the door does not: wrong arguments corrupt memory.
+Like the native interface itself, it checks no arguments: wrong ones corrupt memory.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class _Table(ctypes.Structure):
 
 
 class NativeDoor:
-    """The functions of the `echo_sampler` in a capsule, with the arguments of `Sampler`'s.
+    """The functions of the `echo_sampler` in a capsule, with the arguments of the methods of `Sampler`.
 
     Raises:
         ValueError: the capsule has another name.
-        AssertionError: the table is of another version, or shorter than this one.
+        AssertionError: the function table has another version, or is shorter than expected.
     """
 
     def __init__(self, capsule: object) -> None:
-        self._capsule = capsule  # keeps the sampler
+        self._capsule = capsule  # keeps the sampler alive
         get = ctypes.pythonapi.PyCapsule_GetPointer
         get.restype, get.argtypes = c_void_p, (ctypes.py_object, ctypes.c_char_p)
         self._table = _Table.from_address(get(capsule, b"echo_core.sampler"))
-        assert self._table.version == 1, f"version {self._table.version} of the native door"
-        assert self._table.size >= ctypes.sizeof(_Table), f"{self._table.size} bytes are no echo_sampler"
+        assert self._table.version == 1, f"version {self._table.version} of the native interface"
+        assert self._table.size >= ctypes.sizeof(_Table), f"{self._table.size} bytes are too few for an echo_sampler"
         self.victims: Callable[[int], Keys] | None = self._victims if self._table.victims else None
 
     def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Other processes and bounded waits: forked, interrupted, and calls that must come back."""
+"""Helpers for other processes and bounded waits: forked children, Ctrl-C, and calls that must return in time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["LONG", "SLOWER", "descriptors", "forked", "interrupted", "returns", 
 
 _T = TypeVar("_T")
 
-SLOWER = float(os.environ.get("ECHO_TEST_SLOWER", "1"))  # times, of an emulated machine: how much longer everything may take there
-LONG = 60.0  # seconds: nothing here takes a second on an idle machine, and some take this on one with dozens of busy processes
+SLOWER = float(os.environ.get("ECHO_TEST_SLOWER", "1"))  # factor by which everything may take longer, for an emulated machine
+LONG = 60.0  # seconds: each wait takes less than a second on an idle machine, but up to this with dozens of busy processes
 
 
 def until(ready: Callable[[], _T], what: str, within: float = LONG) -> _T:
-    """Wait for `ready()` to be true and return it; fail with `what` when it does not happen."""
+    """Wait until `ready()` is true, and return its value; fail with `what` if that does not happen in time."""
     within *= SLOWER
     end = time.monotonic() + within
     while not (answer := ready()):
@@ -35,7 +35,7 @@ def until(ready: Callable[[], _T], what: str, within: float = LONG) -> _T:
 
 
 def returns(call: Callable[[], _T], within: float = LONG) -> _T | BaseException:
-    """What `call()` returns or raises; fails, showing where it stands, when it does neither."""
+    """Return what `call()` returns or raises. If it does neither in time, fail and show its stack."""
     within *= SLOWER
     outcome: list[Any] = []
 
@@ -51,7 +51,7 @@ def returns(call: Callable[[], _T], within: float = LONG) -> _T | BaseException:
     if thread.is_alive():
         frame = sys._current_frames().get(thread.ident or 0)
         where = "".join(traceback.format_stack(frame)[-4:]) if frame else ""
-        raise AssertionError(f"still not back after {within:g} s:\n{where}")
+        raise AssertionError(f"the call has not returned after {within:g} s:\n{where}")
     return outcome[0]
 
 
@@ -60,7 +60,7 @@ def forked(check: Callable[[], object], within: float = LONG) -> None:
     within *= SLOWER
     read, write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is the point
+        warnings.simplefilter("ignore", DeprecationWarning)  # the test forks with threads on purpose
         child = os.fork()
     if child == 0:
         text = ""
@@ -86,12 +86,12 @@ def forked(check: Callable[[], object], within: float = LONG) -> None:
 
 
 def interrupted(setup: str, call: str, cwd: Path, within: float = LONG) -> None:
-    """Run `setup`, then `call`, in a Python of its own, press Ctrl-C while it waits, and fail
-    unless it ends, with what it left open closed, by KeyboardInterrupt."""
+    """Run `setup`, then `call`, in a new Python process, and send Ctrl-C while it waits. Fail unless
+    the process closes everything and ends by KeyboardInterrupt."""
     within *= SLOWER
     setup = textwrap.dedent(setup)
     code = f"""import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" leaves it ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" makes processes ignore it
 {setup}
 try:
     print("ready", flush=True)
@@ -113,14 +113,14 @@ else:
         assert child.stdout is not None
         logged = ""
         while (line := child.stdout.readline()) not in ("ready\n", ""):
-            logged += line  # of a library: what of this machine it does not like
+            logged += line  # a library's warning about this machine
         assert line, logged
         time.sleep(0.2)
         child.send_signal(signal.SIGINT)
         try:
             said, _ = child.communicate(timeout=within)
         except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGABRT)  # faulthandler shows where it stands
+            child.send_signal(signal.SIGABRT)  # faulthandler prints its stack
             said, _ = child.communicate(timeout=within)
             raise AssertionError(f"Ctrl-C did not end {call} within {within:g} s\n{said}") from None
         assert (said, child.returncode) == ("interrupted\n", 0), f"{child.returncode}: {logged}{said}"
@@ -136,7 +136,7 @@ def descriptors() -> dict[str, str]:
         try:
             found[name] = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            pass  # the one listing them
+            pass  # the descriptor that lists them
     return found
 
 
@@ -147,13 +147,13 @@ def tasks() -> dict[str, str]:
         try:
             found[name] = Path(f"/proc/self/task/{name}/comm").read_text().strip()
         except OSError:
-            pass  # it ended meanwhile
+            pass  # the thread has ended meanwhile
     return found
 
 
 def settled(look: Callable[[], dict[str, str]], before: dict[str, str], what: str) -> None:
-    """Fail if more of what `look` lists is left than `before`, once it had time to go."""
-    end = time.monotonic() + LONG / 2 * SLOWER  # a pool such as grpcio's lets a thread go that has been idle for 20 s
+    """Fail if `look` still lists more than `before` after it has had time to end."""
+    end = time.monotonic() + LONG / 2 * SLOWER  # a pool such as grpcio's ends a thread that has been idle for 20 s
     while len(look()) > len(before):
         if time.monotonic() > end:
             left = {key: value for key, value in look().items() if before.get(key) != value}

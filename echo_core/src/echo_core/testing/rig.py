@@ -1,4 +1,4 @@
-"""What a test of the contract is played with: servers, clients and processes that end with it."""
+"""Makes the servers, clients and processes of a contract test, and ends them with the test."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .samples import Tally, example
 
 __all__ = ["PATIENCE", "Rig", "drain", "hear", "sever_sockets"]
 
-PATIENCE = LONG * SLOWER  # seconds that anything in these tests may take before it counts as hanging
+PATIENCE = LONG * SLOWER  # seconds after which any step of these tests counts as hanging
 
 _spawning = multiprocessing.get_context("spawn")
 _names = itertools.count(1)
 
 
 class Contract(Protocol):
-    """What a rig needs of the `TransportContract` that it plays."""
+    """The parts of a `TransportContract` that a rig uses."""
 
     connect_options: ClassVar[dict[str, Any]]
     scratch: Path
@@ -42,7 +42,7 @@ class Contract(Protocol):
 
 
 class Rig:
-    """Makes what a test needs, over the transport under test, and ends it all afterwards."""
+    """Makes the objects that a test needs, over the transport under test, and ends all of them afterwards."""
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
@@ -59,7 +59,7 @@ class Rig:
         listen: dict[str, Any] | None = None,
         **options: Any,
     ) -> Server:
-        """A started learner; `at` an address used before, `listen` the transport's options."""
+        """A started learner. `at` is an address that was used before; `listen` are the transport's options."""
         transport = self.contract.transport(**(listen or {}))
         if at is not None:
             transport = type(transport).at(at, **(listen or {}))
@@ -69,7 +69,7 @@ class Rig:
         return server.start()
 
     def client(self, to: Server | Address | str, tree: Any = None, **options: Any) -> Client:
-        """A worker within this process; its waits end after `PATIENCE` seconds by themselves."""
+        """A worker in this process. Its waits end after `PATIENCE` seconds."""
         address = to.address if isinstance(to, Server) else to
         options = {"timeout": PATIENCE, "name": f"client-{next(_names)}", **options}
         tree = example() if tree is None else tree
@@ -78,7 +78,7 @@ class Rig:
         return client
 
     def hasty(self, to: Server, timeout: float, **options: Any) -> Client:
-        """A client with a short default timeout, which on a busy machine connecting may exceed."""
+        """A client with a short default timeout. On a busy machine, connecting may take longer than that timeout."""
         end = time.monotonic() + PATIENCE
         while True:
             try:
@@ -96,11 +96,11 @@ class Rig:
 
     @staticmethod
     def pipe() -> tuple[Pipe, Pipe]:
-        """(read, write) ends, for a process to say something."""
+        """The (read, write) ends of a pipe on which a process can report."""
         return _spawning.Pipe(duplex=False)
 
     def end(self) -> None:
-        """Hang up without ceremony: what a test cares about, it has waited for."""
+        """Close everything without waiting, because the test itself has waited for everything that it checks."""
         for process in self._processes:
             process.kill()
             process.join()
@@ -113,8 +113,8 @@ class Rig:
 
 
 def hear(pipe: Pipe) -> Any:
-    """What a process says, if it says anything in time."""
-    assert pipe.poll(PATIENCE), "the other process says nothing"
+    """The next report of a process; fails if none arrives in time."""
+    assert pipe.poll(PATIENCE), "the other process reported nothing"
     return pipe.recv()
 
 
@@ -131,11 +131,11 @@ def drain(server: Server, count: int, tally: Tally | None = None) -> Tally:
 
 
 def sever_sockets(address: Address, reset: bool = False) -> int:
-    """Cut every connection of this process from or to `address`, as a failing network would;
-    with `reset` what is under way is thrown away too. Returns how many ends were cut."""
+    """Cut every connection of this process from or to `address`, as a failing network would. With
+    `reset`, data under way is discarded too. Returns how many ends were cut."""
     cut = 0
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # not a connected socket, or closed meanwhile
+        with suppress(OSError):  # the descriptor is not a connected socket, or was closed meanwhile
             if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as twin:
@@ -154,7 +154,7 @@ def sever_sockets(address: Address, reset: bool = False) -> int:
 
 
 def _abort(connected: socket.socket) -> None:
-    """Dissolve a connection: the peer is sent a reset, and nothing in any buffer arrives."""
+    """Abort a connection: the peer gets a reset, and data in the buffers never arrives."""
     import ctypes
 
     unspecified = ctypes.create_string_buffer(16)  # struct sockaddr with sa_family AF_UNSPEC

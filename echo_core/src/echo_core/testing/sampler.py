@@ -32,35 +32,35 @@ class SamplerContract(
     CheckpointClauses,
     ABC,
 ):
-    """What a sampler's test class inherits; `sampler` is all it must give.
+    """The base class of a sampler's tests. A subclass must define only `sampler`.
 
-    A sampler that draws at random is also measured against `probabilities`, one that does not
-    against `expected`; override the one that applies.
+    A sampler that draws at random is also compared with `probabilities`, and any other sampler with
+    `expected`; override the method that applies.
     """
 
     DRAWS = 20_000  # for measuring a distribution
 
     @property
     def top(self) -> int:
-        """The largest key there can be: of a stream any number, of a replay table a row."""
+        """The largest possible key: any number in a stream, a row in a replay table."""
         return 2**64 - 1 if self.sampler().storage == "stream" else CAPACITY - 1
 
     @abstractmethod
     def sampler(self, **options: Any) -> Sampler:
-        """A new, empty sampler. Options that it needs (a replay sampler's `capacity`: at least
-        CAPACITY) it gets here; `options` go on top."""
+        """A new, empty sampler. Give it the options that it needs (for a replay sampler `capacity`, at
+        least CAPACITY); `options` override them."""
 
     def expected(self, order: Sequence[int], priorities: Sequence[float]) -> list[int] | None:
-        """The keys that sampling all must give, in order, when `order` were inserted in this
-        order with these `priorities`; None for a sampler that draws at random.
+        """The keys that must be drawn, in order, after the keys `order` were inserted in this order
+        with these `priorities`; None for a sampler that draws at random.
 
-        By default: a stream gives its keys in order of arrival.
+        By default, a stream gives its keys in the order of arrival.
         """
         return list(order) if self.sampler().storage == "stream" else None
 
     def probabilities(self, priorities: Sequence[float]) -> Sequence[float] | None:
-        """How likely each of several keys is to be the first one drawn, given their priorities;
-        None to measure only what the sampler says of itself."""
+        """The probability of each key to be drawn first, given the priorities of all keys; None
+        compares the draws only with the probabilities that the sampler reports."""
         return None
 
     # ---- helpers --------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class SamplerContract(
         return sampler.sample(n, np.random.default_rng(seed))[0].tolist()
 
     def held(self, sampler: Sampler, among: Sequence[int]) -> list[int]:
-        """Which of these keys it holds: those it can be told to update."""
+        """The keys among these that the sampler holds, that is, those that it can update."""
         found = []
         for key in among:
             try:
@@ -87,7 +87,7 @@ class SamplerContract(
         return found
 
     def held_keys(self, sampler: Sampler) -> list[int]:
-        """All that it holds, without touching it."""
+        """All keys that the sampler holds; the sampler is not changed."""
         twin = self.sampler()
         twin.restore(sampler.state())
         held: list[int] = []
@@ -98,7 +98,7 @@ class SamplerContract(
         return sorted(held)
 
     def played(self) -> Sampler:
-        """One with a history."""
+        """A sampler after some inserts, deletions and updates."""
         sampler = self.filled(*range(40), priorities=[1.0 + key % 5 for key in range(40)])
         sampler.delete(keys(*range(0, 40, 3)))
         sampler.insert(keys(100, self.top, 101))

@@ -1,5 +1,5 @@
-"""Samples that tell whether they arrived: each carries who made it, its number, and a filler that
-follows from both, so that a lost, doubled, misplaced or torn sample is seen whatever moved it.
+"""Samples that show whether they arrived. Each holds its maker, its number, and a filler that follows
+from both, so that a lost, doubled, misplaced or torn sample is detected on any transport.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def sample(maker: int, number: int, filler: int = FILLER) -> dict[str, Any]:
 
 
 def stacked(maker: int, first: int, count: int, filler: int = FILLER) -> dict[str, Any]:
-    """Samples `first` to `first + count - 1` of `maker` as `send_batch` takes them."""
+    """Samples `first` to `first + count - 1` of `maker`, in the form that `send_batch` takes."""
     makers, numbers = np.full(count, maker, np.int64), np.arange(first, first + count)
     return {"maker": makers, "number": numbers, "filler": _fill(makers, numbers, filler)}
 
@@ -54,14 +54,14 @@ def _fill(makers: np.ndarray, numbers: np.ndarray, filler: int) -> np.ndarray:
 
 
 class Tally:
-    """What has arrived. Not thread-safe: one per consumer, then `merge`."""
+    """The samples that have arrived. It is not thread-safe: use one per consumer, then `merge` them."""
 
     def __init__(self) -> None:
         self.numbers: dict[int, list[int]] = {}
         self.count = 0
 
     def add(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Take in a batch of `stacked` shape; fails at the first torn sample."""
+        """Add a batch that has the shapes of `stacked`; fails at the first torn sample."""
         makers, numbers, filler = batch["maker"], batch["number"], batch["filler"]
         torn = (filler != _fill(makers, numbers, filler.shape[1])).any(axis=1)
         assert not torn.any(), (
@@ -72,7 +72,7 @@ class Tally:
         self.count += len(makers)
 
     def merge(self, others: Iterable[Tally]) -> Tally:
-        """One tally of all, for when order across consumers means nothing (`in_order=False`)."""
+        """Merge several tallies into one; use it if the order across consumers does not matter (`in_order=False`)."""
         for other in others:
             self.count += other.count
             for maker, numbers in other.numbers.items():
@@ -80,7 +80,7 @@ class Tally:
         return self
 
     def check(self, expected: Mapping[int, int], in_order: bool = True) -> None:
-        """Every maker's samples 0 to count - 1 arrived, each once, in order; and nobody else's."""
+        """Check that the samples 0 to count - 1 of every maker arrived, each once and in order, and that no other samples did."""
         assert sorted(self.numbers) == sorted(maker for maker, count in expected.items() if count)
         for maker, count in expected.items():
             numbers = self.numbers.get(maker, [])
@@ -95,7 +95,7 @@ class Tally:
 
 
 class Pair(NamedTuple):
-    """A namedtuple, for trees that JSON cannot rebuild by itself."""
+    """A namedtuple, for trees that cannot be rebuilt from JSON alone."""
 
     left: Any
     right: Any
@@ -128,8 +128,8 @@ def rich_example() -> Any:
 
 
 def random_like(tree: Any, seed: int, lead: tuple[int, ...] = ()) -> Any:
-    """Arrays of `tree`'s dtypes and shapes (with `lead` in front) full of random bits: every NaN
-    payload, negative zero and not-a-time, but only valid bools and text."""
+    """Arrays of `tree`'s dtypes and shapes (with `lead` in front) with random bits. They include NaN
+    payloads, negative zeros and not-a-time, but bools and text are valid."""
     rng = np.random.default_rng(seed)
 
     def fill(leaf: np.ndarray) -> np.ndarray:
@@ -146,7 +146,7 @@ def random_like(tree: Any, seed: int, lead: tuple[int, ...] = ()) -> Any:
 
 
 def assert_same(got: Any, wanted: Any, namespace: str = "") -> None:
-    """Same containers (with the classes of optree's `namespace`), dtypes, shapes and bits, so that NaN and padding count."""
+    """Check that containers (with the classes of optree's `namespace`), dtypes, shapes and bits are equal, including NaN and padding."""
     got_leaves, got_tree = optree.tree_flatten(got, namespace=namespace)
     leaves, tree = optree.tree_flatten(wanted, namespace=namespace)
     assert got_tree == tree

@@ -1,7 +1,7 @@
-"""Stress programs: native code with its forbidden outcomes named, compiled plain and under sanitizers, run, and judged.
+"""Compiles stress programs of native code, plain and under sanitizers, runs them and checks their results.
 
-A program takes seconds for each scenario, prints "FORBIDDEN: ..." and fails where something happened that must not, and ends with
-"no forbidden outcome".
+A program gets the seconds for each scenario as its argument. It prints "FORBIDDEN: ..." and fails if a forbidden outcome happened;
+otherwise it ends with "no forbidden outcome".
 
     @stress.FLAGS
     def test_no_forbidden_outcome(flags, tmp_path):
@@ -28,7 +28,7 @@ CXX = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
 needs_compiler = pytest.mark.skipif(CXX is None, reason="no C++ compiler (set CXX)")
 
 PLAIN = ["-O2"]
-# GCC says that it does not follow fences; what they order is atomic in these builds.
+# GCC warns that ThreadSanitizer does not support fences; the accesses that they order are atomic in these builds.
 TSAN = ["-O1", "-g", "-fsanitize=thread", "-Wno-tsan"]
 ASAN = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
@@ -36,32 +36,32 @@ FLAGS = pytest.mark.parametrize("flags", [PLAIN, TSAN, ASAN], ids=["plain", "tsa
 
 
 def seconds(default: float) -> str:
-    """How long each scenario is to take: what ECHO_SOAK_SECONDS says, if it does."""
+    """How long each scenario takes: ECHO_SOAK_SECONDS if it is set, otherwise `default`."""
     return os.environ.get("ECHO_SOAK_SECONDS", str(default))
 
 
 def build(source: Path, program: Path, *flags: str) -> None:
-    """Compile a program, with echo_core's headers and numpy's at hand."""
+    """Compile a program with the headers of echo_core and numpy on the include path."""
     include = ["-I", np.get_include(), "-I", echo_core.get_include()]
     command = [str(CXX), "-std=c++20", "-Wall", *flags, *include, str(source), "-o", str(program), "-pthread"]
     subprocess.run(command, check=True)
 
 
 def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # ThreadSanitizer wants its shadow memory where address randomisation may have put another.
+    # ThreadSanitizer needs its shadow memory at addresses that address randomisation may have used for other memory.
     setarch = shutil.which("setarch")
     command = [*([setarch, "-R"] if setarch else []), str(program), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def play(source: Path, folder: Path, *flags: str, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """`build` in `folder`, and `run`."""
+    """`build` the program in `folder` and run it."""
     build(source, folder / source.stem, *flags)
     return run(folder / source.stem, *arguments)
 
 
 def clean(done: subprocess.CompletedProcess[str]) -> None:
-    """Fails the test unless the program met nothing forbidden and its sanitizer nothing to say."""
+    """Fail the test if the program met a forbidden outcome or its sanitizer reported anything."""
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("no forbidden outcome\n")
     assert "WARNING: ThreadSanitizer" not in done.stderr

@@ -1,4 +1,4 @@
-"""Threads of a test, which must come to their end."""
+"""Starts threads of a test, and checks that they end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ended", "in_thread"]
 
 
 def in_thread(work: Callable[[], Any]) -> threading.Thread:
-    """A thread that does `work` from now on; see `ended`."""
+    """Start a thread that runs `work`; see `ended`."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread

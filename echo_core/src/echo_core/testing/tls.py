@@ -1,4 +1,4 @@
-"""What every transport with TLS must do about certificates, as tests to inherit: `TlsContract`."""
+"""Tests to inherit that check how a transport with TLS handles certificates: `TlsContract`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKEN = "the token of these tests, long enough"
 
 
 class Certificates(NamedTuple):
-    """An authority, two of its certificates, and one of somebody else's in a worker's name."""
+    """An authority, two of its certificates, and a certificate of another authority with a worker's name."""
 
     authority: Authority
     learner: Identity
@@ -44,22 +44,22 @@ class Certificates(NamedTuple):
 
 
 def given(identity: Identity) -> dict[str, Path]:
-    """The options that make one end show it."""
+    """The options that make one end show this certificate."""
     return {"tls_certificate": identity.certificate, "tls_key": identity.key}
 
 
 class TlsContract(ABC):
-    """Subclass it and say how to make a transport that listens on a free port of 127.0.0.1, from `TlsListenOptions`.
+    """Subclass it and define how to make a transport that listens on a free port of 127.0.0.1, from `TlsListenOptions`.
 
     Attributes:
-        plain_scheme: of the same transport without TLS, which a proxy that ends TLS hears.
+        plain_scheme: the scheme of the same transport without TLS, for clients of a proxy that adds TLS.
     """
 
     plain_scheme: str
 
     @abstractmethod
     def transport(self, **options: Any) -> Transport:
-        """One with these options."""
+        """A transport with these options."""
 
     @pytest.fixture
     def certificates(self, tmp_path: Path) -> Certificates:
@@ -75,7 +75,7 @@ class TlsContract(ABC):
                 client.send_batch({"x": np.zeros((2, 4), np.float32), "n": np.arange(2)})
                 assert server.sample(20) is not None
             with pytest.raises(SecurityError, match="certificate"):
-                Client(server.address, EXAMPLE, token=TOKEN, timeout=20)  # who does not know the authority
+                Client(server.address, EXAMPLE, token=TOKEN, timeout=20)  # this client does not know the authority
             with pytest.raises(SecurityError, match="certificate"):
                 Client(server.address, EXAMPLE, **self.trust(certificates, tls_server_name="another.host"))
 
@@ -86,12 +86,12 @@ class TlsContract(ABC):
                 client.request("ping")
                 assert server.peers()[0].address.startswith("worker-3@")
             for wrong in ({}, given(certificates.stranger)):
-                with pytest.raises((SecurityError, EchoTimeoutError), match="tls_certificate"):  # what to give
+                with pytest.raises((SecurityError, EchoTimeoutError), match="tls_certificate"):  # the message names the option to give
                     Client(server.address, EXAMPLE, **self.trust(certificates, timeout=2, **wrong))
             assert server.peers() == []
 
     def test_an_expired_certificate(self, certificates: Certificates, tmp_path: Path) -> None:
-        pytest.importorskip("cryptography")  # openssl's command knows no seconds
+        pytest.importorskip("cryptography")  # openssl's command cannot give a validity in seconds
         old = certificates.authority.issue("learner", ["127.0.0.1"], days=2 / 86400, directory=tmp_path)
         with Server(EXAMPLE, 2, self.transport(**given(old)), token=TOKEN) as server:
             time.sleep(2.5)
@@ -99,7 +99,7 @@ class TlsContract(ABC):
                 Client(server.address, EXAMPLE, **self.trust(certificates))
 
     def test_an_expired_certificate_of_a_worker(self, certificates: Certificates, tmp_path: Path) -> None:
-        pytest.importorskip("cryptography")  # openssl's command knows no minutes
+        pytest.importorskip("cryptography")  # openssl's command cannot give a validity in minutes
         old = certificates.authority.issue("worker-3", days=-1 / 1440, directory=tmp_path)
         asking = self.transport(tls_client_authority=certificates.authority.certificate, **given(certificates.learner))
         trusted = self.trust(certificates, **given(certificates.worker))
@@ -111,8 +111,8 @@ class TlsContract(ABC):
             assert server.sample(20) is not None
 
     def test_a_session_of_before_stands_for_no_certificate(self, certificates: Certificates, tmp_path: Path) -> None:
-        """Who takes one up again shows none, so that one which has expired since would never be looked at again."""
-        pytest.importorskip("cryptography")  # openssl's command knows no seconds
+        """A client that resumes a session shows no certificate, so an expired one would never be checked again."""
+        pytest.importorskip("cryptography")  # openssl's command cannot give a validity in seconds
         asking = self.transport(tls_client_authority=certificates.authority.certificate, **given(certificates.learner))
         with Server(EXAMPLE, 2, asking, token=TOKEN) as server, ExitStack() as stack:
             passing = certificates.authority.issue("worker-3", days=8 / 86400, directory=tmp_path)
@@ -126,11 +126,11 @@ class TlsContract(ABC):
                 relay = stack.enter_context(TlsRelay(server.address.endpoint, context))
                 through = replace(server.address, scheme=self.plain_scheme, port=relay.port)
                 try:
-                    for _ in range(2):  # while the certificate is good a session may be taken up
+                    for _ in range(2):  # while the certificate is valid, a session may be resumed
                         with Client(through, EXAMPLE, token=TOKEN, timeout=3) as client:
                             client.request("ping")
                 except EchoError:
-                    assert newest is ssl.TLSVersion.TLSv1_2  # which need not be spoken
+                    assert newest is ssl.TLSVersion.TLSv1_2  # the listener need not support this version
                 else:
                     relays.append(through)
             time.sleep(max(0.0, expiry + 1.5 - time.time()))
@@ -141,8 +141,8 @@ class TlsContract(ABC):
             assert server.peers() == []
 
     def test_the_name_in_a_certificate_is_text(self, certificates: Certificates, tmp_path: Path) -> None:
-        """Whoever had it issued chose it, and people read it in logs and terminals."""
-        pytest.importorskip("cryptography")  # openssl's command has another way of writing names
+        """The client chose this name, and people read it in logs and terminals."""
+        pytest.importorskip("cryptography")  # openssl's command writes names in another form
         odd = Identity(tmp_path / "odd.pem", tmp_path / "odd.key")
         _make("x\nCRITICAL disk full\x1b[31m", ["odd"], 1, *odd, certificates.authority)
         asking = self.transport(tls_client_authority=certificates.authority.certificate, **given(certificates.learner))
@@ -175,7 +175,7 @@ class TlsContract(ABC):
                 else:
                     shown = {} if wrong == "no certificate" else given(certificates.stranger)
                     if wrong == "an expired certificate":
-                        pytest.importorskip("cryptography")  # openssl's command knows no minutes
+                        pytest.importorskip("cryptography")  # openssl's command cannot give a validity in minutes
                         shown = given(certificates.authority.issue("worker-3", days=-1 / 1440, directory=tmp_path))
                     with pytest.raises((SecurityError, EchoTimeoutError)):
                         Client(server.address, EXAMPLE, **self.trust(certificates, timeout=0.5, **shown))
@@ -185,7 +185,7 @@ class TlsContract(ABC):
                 good.request("ping")
                 with Client(server.address, EXAMPLE, **trusted) as another:
                     another.request("ping")
-            time.sleep(2)  # until a good handshake would count as one that failed
-            assert refused() == attempts or attempts == 1  # a worker tries more than once
+            time.sleep(2)  # long enough that even a good handshake would count as failed
+            assert refused() == attempts or attempts == 1  # a worker may try several times
             lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
             assert 1 <= len(lines) <= 4 and str(server.address) in lines[0]

@@ -1,4 +1,4 @@
-"""A proxy that speaks TLS for workers that do not, and takes up sessions of before: `TlsRelay`."""
+"""A proxy that speaks TLS for workers that do not, and resumes earlier TLS sessions: `TlsRelay`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["TlsRelay"]
 
 
 class TlsRelay:
-    """Listens on a free port of 127.0.0.1 and passes what comes there on to a learner with TLS, as proxies do: with each connection it takes
-    up the TLS session of the last one, for which it shows no certificate again. One connection at a time.
+    """Listens on a free port of 127.0.0.1 and forwards all bytes to a learner over TLS, as proxies do. Each connection resumes the TLS
+    session of the last one and so shows no certificate. It serves one connection at a time.
 
     Args:
         learner: host and port.
-        context: with the certificate that it shows.
+        context: the TLS context with the certificate that it shows.
 
     Attributes:
-        port: where it listens.
-        resumed: connections so far for which the learner took up a session of before.
-        resumes: whether it tries; True at first.
+        port: the port where it listens.
+        resumed: the number of connections so far for which the learner resumed an earlier session.
+        resumes: whether it tries to resume sessions; True at first.
     """
 
     def __init__(self, learner: tuple[str, int], context: ssl.SSLContext) -> None:
@@ -46,9 +46,9 @@ class TlsRelay:
         self._listener.close()
 
     def cut(self) -> None:
-        """End the connection that there is."""
+        """End the present connection."""
         if (worker := self._worker) is not None:
-            with suppress(OSError):  # it is over by itself
+            with suppress(OSError):  # the connection has already ended
                 worker.shutdown(socket.SHUT_RDWR)
 
     def _serve(self) -> None:
@@ -69,8 +69,8 @@ class TlsRelay:
         ):
             self.resumed += bool(learner.session_reused)
             while True:
-                # One thread for both directions, which may wait for the one while the other has more: Echo's handshakes and small samples do
-                # not fill a socket.
+                # One thread serves both directions. It may wait for one of them while the other has data, which is harmless here, because
+                # Echo's handshakes and small samples do not fill a socket.
                 ready = [learner] if learner.pending() else select.select([worker, learner], [], [], 20)[0]
                 for end, other in ((worker, learner), (learner, worker)):
                     if end in ready:

@@ -43,12 +43,12 @@ class TransportContract(
     HygieneClauses,
     ABC,
 ):
-    """What a transport's test class inherits; `transport` is all it must give.
+    """The base class of a transport's tests. A subclass must define only `transport`.
 
     Attributes:
-        capabilities: what the transport can do at all.
+        capabilities: the functions that the transport offers.
         connect_options: keywords for every `Client(address, example, ...)`.
-        scratch: an empty folder of the running test.
+        scratch: an empty folder for the running test.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -57,13 +57,13 @@ class TransportContract(
 
     @abstractmethod
     def transport(self, **options: Any) -> Transport:
-        """A transport that can listen now, beside all others: with a free address and `options`
-        (those of `ListenOptions`: auth, timeout, max_connections)."""
+        """A transport that can listen now, in addition to all others: it needs a free address and gets
+        `options` (those of `ListenOptions`: auth, timeout, max_connections)."""
 
     def sever(self, server: Server, client: Client, reset: bool) -> None:
-        """Cut the link between the two without a word to either, as a failing network would;
-        with `reset`, throw away what is under way. Does so for every kind of socket."""
-        # A link that was cut a moment ago and is not back yet has no socket.
+        """Cut the link between the two without notice to either, as a failing network would. With
+        `reset`, discard data under way. This method works for every kind of socket."""
+        # A link that was cut a moment ago and is not yet restored has no socket.
         until(lambda: sever_sockets(server.address, reset), "a socket to cut; or override sever()")
 
     def unique(self) -> str:
@@ -79,7 +79,7 @@ class TransportContract(
 
     @pytest.fixture
     def rig(self, _surroundings: None) -> Iterator[Rig]:
-        """Servers, clients and processes of this test."""
+        """The servers, clients and processes of this test."""
         rig = Rig(self)
         yield rig
         rig.end()

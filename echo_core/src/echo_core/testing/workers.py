@@ -1,4 +1,4 @@
-"""What the other processes of a test do. Importable without pytest; every argument can be pickled."""
+"""The functions that other processes of a test run. They can be imported without pytest, and every argument can be pickled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def flood(address: str, maker: int, count: int, batch: int, options: dict[str, A
 
 
 def use(client: Client, maker: int, count: int, batch: int = 0) -> None:
-    """What `flood` does, with a client that came by pickle."""
+    """Do the same as `flood`, with a client that was pickled."""
     with client:
         for number in range(0, count, batch or 1):
             if batch:
@@ -32,7 +32,7 @@ def use(client: Client, maker: int, count: int, batch: int = 0) -> None:
 
 
 def pour(address: str, maker: int, filler: int, subscribe: bool, ready: Pipe, options: Any) -> None:
-    """Send until killed; says "ready" once it is under way."""
+    """Send until killed; reports "ready" once it is sending."""
     client = Client(address, example(filler), name=f"worker-{maker}", **options)
     if subscribe:
         client.weights(timeout=LONG)
@@ -46,7 +46,7 @@ def pour(address: str, maker: int, filler: int, subscribe: bool, ready: Pipe, op
 
 
 def wander(address: str, maker: int, environments: int, length: int, ready: Pipe, options: Any) -> None:
-    """Episodes of `length` steps in each environment, sample by sample, until killed in the middle of the third; says "ready" there."""
+    """Send episodes of `length` steps in each environment, sample by sample. In the middle of the third it reports "ready" and is killed."""
     client = Client(address, Steps(example()), name=f"worker-{maker}", **options)
     for number in range(2 * length + length // 2):
         for stream in range(environments):
@@ -57,7 +57,7 @@ def wander(address: str, maker: int, environments: int, length: int, ready: Pipe
 
 
 def learn(address: str, batch_size: int, ready: Pipe) -> None:
-    """A learner that takes batches until killed; says where it listens."""
+    """A learner that takes batches until killed; reports its address."""
     with Server(example(), batch_size, transport=address) as server:
         ready.send(str(server.address))
         for _ in server.dataset_iter():

@@ -1,1 +1,1 @@
-"""What travels between learners and workers, and the contract of transports."""
+"""The wire protocol between learners and workers, and the contract of transports."""

@@ -1,7 +1,7 @@
-"""Arrays in the blob of a request or of its answer: their bytes, little-endian and one after another.
+"""Packs arrays into the blob of a request or of its answer, as little-endian bytes one after another, and unpacks them.
 
-A request and its answer carry JSON and a blob, 1 MiB together, over every transport. An operation on a table has first `n` keys (u64) in its
-blob, then the arrays that belong to them.
+A request and its answer carry JSON and a blob, at most 1 MiB together, over every transport. The blob of an operation on a table holds
+first `n` keys (u64), then the arrays that belong to them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DRAWN", "MAX_BYTES", "MAX_KEYS", "fill", "join", "max_rows", "pieces", "split"]
 
-ROOM = 4096  # bytes of a message that are left for its JSON
+ROOM = 4096  # bytes of a message that are reserved for its JSON
 MAX_BYTES = MAX_CONTROL_BYTES - ROOM
 MAX_KEYS = MAX_BYTES // 16  # keys with their priorities in one message
 DRAWN = 24  # bytes of an item's key (u64), probability (f64) and policy version (u64)
@@ -33,12 +33,12 @@ def max_rows(spec: Spec) -> int:
 
 
 def split(blob: Buffer, *parts: tuple[Any, tuple[int, ...]]) -> list[np.ndarray]:
-    """`blob` as arrays of these dtypes and shapes, which must fill it exactly; they are copies, and writable.
+    """Split `blob` into arrays of these dtypes and shapes, which must fill it exactly. The arrays are writable copies.
 
     Raises:
-        ProtocolError: it has another length.
+        ProtocolError: the blob has another length.
     """
-    # Before anything is allocated: the shapes are what the other end says.
+    # The length is checked before anything is allocated, because the other end chose the shapes.
     _check_length(blob, sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in parts))
     arrays = [np.empty(shape, dtype) for dtype, shape in parts]
     fill(blob, arrays)
@@ -47,14 +47,14 @@ def split(blob: Buffer, *parts: tuple[Any, tuple[int, ...]]) -> list[np.ndarray]
 
 def _check_length(blob: Buffer, wanted: int) -> None:
     if wanted != len(blob):
-        raise ProtocolError(f"a message of {len(blob)} bytes where {wanted} belong; install the same echo-core at both ends")
+        raise ProtocolError(f"received a message of {len(blob)} bytes instead of {wanted}; install the same echo-core at both ends")
 
 
 def fill(blob: Buffer, arrays: Sequence[np.ndarray]) -> None:
-    """Copy `blob` into contiguous arrays, one after another, which it must fill exactly.
+    """Copy `blob` into contiguous arrays, one after another. It must fill them exactly.
 
     Raises:
-        ProtocolError: it has another length; nothing was copied.
+        ProtocolError: the blob has another length; nothing was copied.
     """
     _check_length(blob, sum(array.nbytes for array in arrays))
     at = 0
@@ -65,7 +65,7 @@ def fill(blob: Buffer, arrays: Sequence[np.ndarray]) -> None:
 
 
 def pieces(*arrays: np.ndarray) -> list[memoryview]:
-    """The bytes of arrays, to be sent one after another; contiguous ones are not copied."""
+    """The bytes of arrays, to be sent one after another. Contiguous arrays are not copied."""
     return [_bytes_of(np.ascontiguousarray(array)).data for array in arrays if array.size]
 
 
@@ -75,5 +75,5 @@ def join(*arrays: np.ndarray) -> bytes:
 
 
 def _bytes_of(array: np.ndarray) -> np.ndarray:
-    """A view of a contiguous array that is not empty."""
+    """The bytes of a contiguous, non-empty array, as a view."""
     return array.reshape(-1).view(np.uint8)

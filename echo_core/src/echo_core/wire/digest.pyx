@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The digest by which a worker knows that the weights it holds are whole: see digest.hpp."""
+"""The digest with which a worker checks that its weights are complete: see digest.hpp."""
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint64_t
@@ -12,15 +12,15 @@ cdef extern from "wire/digest.hpp" namespace "echo" nogil:
         uint64_t value()
     uint64_t echo_digest "echo::digest"(const void*, size_t, uint64_t)
 
-# Below this the digest is done before another thread would have noticed.
+# Below this size, the digest is computed faster than another thread could take over.
 cdef enum: HOLD_GIL_BYTES = 16384
 
 
 def digest(buffer, uint64_t seed=0) -> int:
     """64-bit digest of a contiguous buffer's bytes; other threads run meanwhile.
 
-    `seed` chains digests: `digest(b, digest(a))` depends on both buffers and on where they meet.
-    Raises BufferError or TypeError when `buffer` has no contiguous bytes.
+    `seed` chains digests: `digest(b, digest(a))` depends on both buffers and on the boundary between them.
+    Raises BufferError or TypeError if `buffer` has no contiguous bytes.
     """
     cdef Py_buffer view
     cdef uint64_t result
@@ -38,13 +38,13 @@ def digest(buffer, uint64_t seed=0) -> int:
 
 @cython.final
 cdef class Digester:
-    """The digest of bytes that come piece by piece: `digest(a + b, seed)` is that of `a` and `b` in turn.
+    """The digest of bytes that are added in pieces: adding `a` and then `b` gives `digest(a + b, seed)`.
 
-    Every piece but the last must be a multiple of 64 bytes; ValueError otherwise. Raises BufferError or TypeError as `digest`.
+    The size of every piece but the last must be a multiple of 64 bytes; otherwise ValueError. Raises BufferError or TypeError like `digest`.
     """
 
     cdef CppDigester* digester
-    cdef bint over   # a last piece has come
+    cdef bint over   # a last piece was added
 
     def __cinit__(self, uint64_t seed=0):
         self.digester = new CppDigester(seed)
@@ -54,12 +54,12 @@ cdef class Digester:
 
     cdef int piece(self, Py_ssize_t length) except -1:
         if self.over and length:
-            raise ValueError("a piece after one that was no multiple of 64 bytes")
+            raise ValueError("no piece may follow one whose size is not a multiple of 64 bytes")
         self.over = length % 64 != 0
         return 0
 
     def update(self, buffer) -> None:
-        """Take in `buffer`."""
+        """Add the bytes of `buffer`."""
         cdef Py_buffer view
         PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
         try:
@@ -70,14 +70,14 @@ cdef class Digester:
             PyBuffer_Release(&view)
 
     def copy(self, to, source) -> None:
-        """Copy `source` to `to`, of the same size, and take it in on the way. Others may change `source` meanwhile: what is taken in is what `to` has."""
+        """Copy `source` to `to`, of the same size, and add the copied bytes. If others change `source` meanwhile, the bytes in `to` count."""
         cdef Py_buffer target, view
         PyObject_GetBuffer(to, &target, PyBUF_SIMPLE | PyBUF_WRITABLE)
         try:
             PyObject_GetBuffer(source, &view, PyBUF_SIMPLE)
             try:
                 if view.len != target.len:
-                    raise ValueError(f"{view.len} bytes do not fill {target.len}")
+                    raise ValueError(f"the source has {view.len} bytes and the target {target.len}; they must have the same size")
                 self.piece(view.len)
                 with nogil:
                     self.digester.copy(target.buf, view.buf, view.len)
@@ -88,5 +88,5 @@ cdef class Digester:
 
     @property
     def value(self) -> int:
-        """The digest of all that was taken in."""
+        """The digest of all added bytes."""
         return self.digester.value()

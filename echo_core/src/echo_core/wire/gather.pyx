@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The worker's side of frames of samples: gathered at the speed of memory, or filled in place.
+"""Makes the worker's frames of samples: it gathers samples at the speed of memory, or lets callers fill them in place.
 
-The payload of a DATA frame holds for each leaf its samples one after another. What is here makes such payloads without touching a sample
-from Python, for every transport that speaks `echo_core.wire.protocol` (see `echo_core.wire.channel`).
+The payload of a DATA frame holds, for each leaf, the leaf of all its samples one after another. This module makes such payloads without
+touching a sample from Python, for every transport that speaks `echo_core.wire.protocol` (see `echo_core.wire.channel`).
 """
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -26,24 +26,24 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef enum:
     FEW = 64                # leaves whose addresses fit on the stack
-    SPARE_CHUNKS = 2        # kept for the next samples: fresh memory costs a page fault for every 4 KiB
-    PATIENCE = 8            # full chunks that go before one that has room
+    SPARE_CHUNKS = 2        # chunks that are kept for later samples, because fresh memory costs a page fault for every 4 KiB
+    PATIENCE = 8            # full chunks that may be collected before one that still has room
 
-#: Samples up to so many bytes are gathered; larger ones fill a frame by themselves.
+#: Samples up to this many bytes are gathered; a larger sample gets its own frame.
 SMALL = 32768
 
 
 cdef class Chunk:
-    """Samples as they were given to `Gatherer.take`, leaf by leaf: as a frame has them, but for the room between the leaves.
+    """The samples that `Gatherer.take` got, leaf by leaf. The layout is that of a frame, except that there may be gaps between the leaves.
 
-    Its memory lies still for as long as anybody holds one of its `columns`.
+    Its memory does not move or change while any of its `columns` exists.
     """
 
     cdef char* data
-    cdef bytes block         # where `data` lies, if there is room in front of it
-    cdef Gatherer gatherer   # to give the memory back to; once collected, so that the two are no cycle
+    cdef bytes block         # holds `data` if there is room in front of it
+    cdef Gatherer gatherer   # gets the memory back; it is set only when the chunk is collected, so that there is no reference cycle
     cdef readonly Py_ssize_t count
-    cdef Py_ssize_t copying  # of these, how many are not here yet
+    cdef Py_ssize_t copying  # how many of these are still being copied
 
     def __dealloc__(self):
         if self.data != NULL and self.block is None:
@@ -56,7 +56,7 @@ cdef class Chunk:
         PyBuffer_FillInfo(view, self, self.data, self.gatherer.size, 1, flags)
 
     def columns(self) -> list[memoryview]:
-        """The payload of a DATA frame in pieces, nothing copied: for each leaf with any bytes, its samples one after another."""
+        """The payload of a DATA frame in pieces, without a copy: for each leaf that has bytes, the samples one after another."""
         cdef Gatherer gatherer = self.gatherer
         cdef Py_ssize_t leaf, start
         cdef list out = []
@@ -68,9 +68,9 @@ cdef class Chunk:
         return out
 
     def framed(self, bytes head) -> bytes | None:
-        """`head` and the payload in one piece, nothing copied; None if there is no room of `len(head)` in front, or the chunk is not full.
+        """`head` and the payload in one piece, without a copy; None if there is no room of `len(head)` in front, or the chunk is not full.
 
-        Nothing but `head` may ever stand in front of these samples: whoever was given the piece before has the same memory.
+        Always pass the same `head` for these samples, because pieces that were returned earlier share the same memory.
         """
         cdef Gatherer gatherer = self.gatherer
         if self.block is None or self.count != gatherer.room or len(head) != gatherer.head:
@@ -79,7 +79,7 @@ cdef class Chunk:
         return self.block
 
     def payload(self) -> bytes:
-        """The same in one piece."""
+        """The payload in one piece."""
         cdef Flattener flattener = self.gatherer.flattener
         cdef Py_ssize_t leaf, size
         cdef bytes out = PyBytes_FromStringAndSize(NULL, self.count * flattener.sample_bytes)
@@ -94,49 +94,49 @@ cdef class Chunk:
 
 @cython.final
 cdef class Gatherer:
-    """Takes samples over until somebody collects them for a frame: copied, one call each (`take`), or made in its memory (`reserve`).
+    """Keeps samples until a sender collects them for a frame. A sample is copied by one call (`take`), or made in its memory (`reserve`).
 
-    Every method is one step as other threads see it: none gives the GIL away between looking and changing. A large sample is copied
-    without the GIL, into a row that is its own by then; its chunk is not handed out before. A reserved row is its caller's for as long as
-    he likes: so no chunk has two of them, and what else the chunk has does not wait for it.
+    Every method is atomic for other threads: none releases the GIL between a check and the change that depends on it. A large sample is
+    copied without the GIL, but into a row that already belongs to it, and its chunk is not handed out before the copy ends. A caller may
+    keep a reserved row as long as it likes. Therefore a chunk never has two reserved rows, and its other rows do not wait for that one.
 
     Args:
-        flattener: of the spec.
-        chunk_bytes: samples are kept in pieces of at most so many bytes, one frame each.
-        most: samples of a piece.
-        head: bytes that are kept free in front of a piece, for `Chunk.framed`.
+        flattener: the spec's flattener.
+        chunk_bytes: samples are kept in chunks of at most this many bytes; each chunk becomes one frame.
+        most: the most samples of a chunk.
+        head: bytes that are kept free in front of a chunk, for `Chunk.framed`.
 
     Attributes:
-        taken: how many samples were taken over; `note` counts those that go another way.
+        taken: how many samples were taken; `note` adds those that are sent in another way.
         held: how many rows are reserved.
-        limit: `take` declines from this number on, and always when it is -1. Reserved rows count, whoever reserves looks himself.
-        idle: set by whoever would wait for samples: the next `take` clears it and says so.
+        limit: `take` declines from this number of samples on, and always if it is -1. Reserved rows count too; `reserve` does not check it.
+        idle: a sender that waits for samples sets it. The next `take` clears it and reports that in its result.
     """
 
     cdef Flattener flattener
-    cdef readonly Py_ssize_t room       # samples of a chunk
+    cdef readonly Py_ssize_t room       # the most samples of a chunk
     cdef readonly int64_t taken
     cdef readonly int64_t held
     cdef public int64_t limit
     cdef public bint idle
-    cdef Chunk open_chunk               # that `take` fills
+    cdef Chunk open_chunk               # the chunk that `take` fills
     cdef list full
-    cdef list spare_rows                # chunks whose next row anybody may reserve
-    cdef list lent                      # chunks whose next row somebody has reserved
-    cdef int passed                     # full chunks that were collected while committed rows waited for their chunk to be full
+    cdef list spare_rows                # chunks whose next row can be reserved
+    cdef list lent                      # chunks whose next row is reserved
+    cdef int passed                     # full chunks that were collected while committed rows waited until their chunk is full
     cdef vector[char*] spares
-    cdef vector[Py_ssize_t] starts      # of each leaf in a chunk
-    cdef Py_ssize_t size                # of a chunk
-    cdef Py_ssize_t head                # in front of it
-    cdef bint large                     # samples are copied without the GIL
+    cdef vector[Py_ssize_t] starts      # the offset of each leaf in a chunk
+    cdef Py_ssize_t size                # bytes of a chunk
+    cdef Py_ssize_t head                # bytes in front of a chunk
+    cdef bint large                     # whether samples are copied without the GIL
 
     def __cinit__(self, Flattener flattener, Py_ssize_t chunk_bytes, Py_ssize_t most, Py_ssize_t head=0):
         cdef Py_ssize_t leaf, size
         self.flattener = flattener
         self.head = head
         self.room = max(1, min(chunk_bytes // max(1, flattener.sample_bytes), most))
-        # Leaves that began at the same offset modulo 4 KiB would throw each other out of the cache. Where nothing may lie between them,
-        # it is their number that keeps them apart: 157 times 1, 2, 4, ... bytes is far from a multiple of 4 KiB.
+        # Leaves that begin at the same offset modulo 4 KiB would evict each other from the cache. If no gap is allowed between them, the
+        # number of samples keeps their offsets apart: 157 times 1, 2, 4, ... bytes is far from a multiple of 4 KiB.
         if head and self.room > 512:
             self.room -= (self.room - 157) % 256
         self.full, self.spare_rows, self.lent = [], [], []
@@ -152,7 +152,8 @@ cdef class Gatherer:
             PyMem_RawFree(self.spares[i])
 
     def take(self, sample) -> int:
-        """Copy `sample`, checked by leaf: 0 it was declined (no room), 1 taken, 2 taken and somebody waits for it. Raises SpecError."""
+        """Check each leaf of `sample` and copy it. Returns 0 if it was declined (no room), 1 if it was taken, and 2 if it was taken and a
+        sender waits for it. Raises SpecError."""
         cdef const void* few[FEW]
         cdef const void** out = few
         cdef Py_ssize_t row
@@ -169,13 +170,13 @@ cdef class Gatherer:
                     return 0
                 if self.open_chunk is None:
                     fresh = self.new_chunk()
-                    if self.open_chunk is None:  # up to Python 3.11 making it may run the garbage collector, and with it another thread
+                    if self.open_chunk is None:  # up to Python 3.11, making a chunk may run the garbage collector, and so another thread
                         self.open_chunk = fresh
                 if self.large:
                     self.flattener.pointers_held(sample, out, keep)
                 else:
                     self.flattener.pointers(sample, out, keep)
-                # Other threads ran meanwhile if a leaf had to be converted. From here on none does, so `out` stays good.
+                # If a leaf had to be converted, other threads may have run meanwhile. From here on none can run, so `out` stays valid.
                 chunk = self.open_chunk
                 if chunk is not None and self.taken + self.held < self.limit:
                     break
@@ -199,7 +200,7 @@ cdef class Gatherer:
             self.idle = False
             return 2
         if row + 1 == self.room:
-            # Whoever sends the chunk may wait for this core, which a worker that only makes samples would keep for milliseconds.
+            # The thread that sends the chunk may need this core, which a worker that only makes samples would keep for milliseconds.
             with nogil:
                 sched_yield()
         return 1
@@ -225,14 +226,14 @@ cdef class Gatherer:
         return chunk
 
     def reserve(self, spec, owner) -> Row:
-        """The next row of a chunk, to be filled in place. There must be room. `owner` has methods `commit_row` and `abort_row`, which are
-        given the row when its caller is done with it."""
+        """Reserve the next row of a chunk, to be filled in place. There must be room. When the caller has finished with the row, it is
+        passed to the method `commit_row` or `abort_row` of `owner`."""
         cdef Row row = Row.__new__(Row)
         cdef Chunk chunk = None
         if not self.spare_rows:
             chunk = self.new_chunk()
         if self.spare_rows:
-            chunk = self.spare_rows.pop()  # the one that was written last, and is in the cache
+            chunk = self.spare_rows.pop()  # the last written chunk, which is still in the cache
         self.lent.append(chunk)
         self.held += 1
         row.gatherer, row.chunk, row.number = self, chunk, chunk.count
@@ -240,7 +241,7 @@ cdef class Gatherer:
         return row
 
     def collect(self) -> Chunk | None:
-        """Samples taken over, at most a chunk; None when there are none, or the oldest are still being copied."""
+        """The oldest taken samples, at most one chunk; None if there are none, or if the oldest are still being copied."""
         cdef Chunk chunk
         cdef bint others = holds_any(self.spare_rows) or holds_any(self.lent)
         if self.full and not (others and self.passed >= PATIENCE):
@@ -263,11 +264,11 @@ cdef class Gatherer:
         return chunk
 
     def settle(self) -> list[Chunk]:
-        """All that `take` took over before this call, as soon as it is copied."""
+        """Make all samples that `take` got before this call available to `collect`, as soon as they are copied."""
         cdef Chunk chunk
         cdef list out
         if self.open_chunk is not None and self.open_chunk.count:
-            self.full.append(self.open_chunk)  # nobody begins another copy in it
+            self.full.append(self.open_chunk)  # no further copy can begin in it
             self.open_chunk = None
         out = self.full
         self.full = []
@@ -279,11 +280,11 @@ cdef class Gatherer:
         return out
 
     cdef Chunk begun(self):
-        """One that has rows to be reserved and some that were committed. If its next row is lent, they go without it, in a chunk of their own."""
+        """A chunk with free rows and some committed ones. If its next row is reserved, the committed rows go without it, in their own chunk."""
         cdef Chunk chunk, fresh = None
         if not holds_any(self.spare_rows):
             fresh = self.new_chunk()
-        for chunk in self.spare_rows:  # some of which may be there by now, should that have run another thread
+        for chunk in self.spare_rows:  # some may be there by now, if another thread has run meanwhile
             if chunk.count:
                 self.spare_rows.remove(chunk)
                 return chunk
@@ -302,7 +303,7 @@ cdef class Gatherer:
         return 0
 
     def note(self, int64_t count) -> None:
-        """`count` more samples were taken over, by the caller."""
+        """Count `count` more samples, which the caller took itself."""
         self.taken += count
 
 
@@ -316,7 +317,7 @@ cdef bint holds_any(list chunks) noexcept:
 
 @cython.final
 cdef class Row(Reservation):
-    """A sample's place in a chunk. `commit` and `abort` go by way of the `owner`, who answers with `keep` or `give_back` under his lock."""
+    """A sample's place in a chunk. `commit` and `abort` call the `owner`, which then calls `keep` or `give_back` under its lock."""
 
     cdef Gatherer gatherer
     cdef Chunk chunk
@@ -340,11 +341,11 @@ cdef class Row(Reservation):
         return 0
 
     def keep(self) -> bool:
-        """The sample is taken over; whether somebody waits for it."""
+        """Take the sample; returns whether a sender waits for it."""
         cdef Gatherer gatherer = self.gatherer
         cdef Chunk chunk = self.chunk
         gatherer.lent.remove(chunk)
-        if self.number != chunk.count:  # those before it went without it
+        if self.number != chunk.count:  # the rows before it were sent without it
             gatherer.move(chunk, self.number, chunk, chunk.count, 1)
         (gatherer.full if gatherer.idle or chunk.count + 1 == gatherer.room else gatherer.spare_rows).append(chunk)
         chunk.count += 1
@@ -357,7 +358,7 @@ cdef class Row(Reservation):
         return False
 
     def give_back(self) -> None:
-        """Nothing came of it, unless it was kept."""
+        """Free the row without a sample, unless it was kept."""
         cdef Gatherer gatherer = self.gatherer
         if self.chunk is None:
             return

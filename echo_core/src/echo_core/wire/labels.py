@@ -1,9 +1,10 @@
-"""What travels with a sample into a replay table: its priority, and the version of the policy that made it.
+"""The labels of a sample that is sent into a replay table: its priority, and the policy version that made it.
 
-A connection that carries them has one hidden leaf more, behind the sample's own: two u64, the bits of the priority (a double; all ones:
-the sampler chooses) and the version (all ones: the one published last). So every transport carries labels without knowing of them, and
-connections without labels are what they were. A table that keeps versions takes labelled connections only, under its own name; any other
-table takes both, labelled ones under its name with `SUFFIX`. The other end of the leaf is store/replay/labelled/label_leaf.hpp.
+A connection with labels has one additional hidden leaf behind the sample's own leaves. It holds two u64: the bits of the priority (a
+double; all ones: the sampler chooses) and the policy version (all ones: the version published last). Every transport therefore carries
+labels without knowing them, and connections without labels are unaffected. A table that keeps versions accepts only labelled connections,
+under its own name. Any other table accepts both; labelled ones use its name with `SUFFIX`. The learner's end of the leaf is
+store/replay/labelled/label_leaf.hpp.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAF", "SUFFIX", "Held", "LabelledConnection", "TableSpecs", "UnlabelledError", "labelled", "wants_labels"]
 
-SUFFIX = "\x1flabels"  # no table can be called so: names are printable
+SUFFIX = "\x1flabels"  # no table can have such a name, because names are printable
 NOTHING = np.uint64(0xFFFFFFFFFFFFFFFF)
 LEAF = LeafSpec("(labels)", (2,), np.dtype(np.uint64))
 
 
 class UnlabelledError(SpecError):
-    """The learner's table keeps policy versions, and the connection carries none. `Client` then makes one that does."""
+    """The learner's table keeps policy versions, but the connection has no labels. `Client` then makes a connection with labels."""
 
 
 def labelled(spec: Spec) -> Spec:
-    """The spec of connections that carry labels: `(sample, labels)`, whose leaves keep their paths."""
+    """The spec of connections with labels: `(sample, labels)`. The sample's leaves keep their paths."""
     if spec.treedef is None:
         return Spec((*spec.leaves, LEAF), [spec.structure, None])
     pair: Any = (spec.treedef.unflatten([0] * len(spec.leaves)), 0)
@@ -45,13 +46,13 @@ def labelled(spec: Spec) -> Spec:
 
 
 def wants_labels(mine: Spec, described: dict[str, Any]) -> bool:
-    """Whether a peer's description is that of `mine` with labels."""
+    """Whether a peer's description is the spec `mine` with labels."""
     leaves = described.get("leaves")
     return isinstance(leaves, list) and len(leaves) == len(mine.leaves) + 1 and labelled(mine).to_json() == described
 
 
 class TableSpecs(dict[str, Spec]):
-    """The specs of connections to a server's tables, by what they are called in a handshake. Only the tables' own names are listed."""
+    """The specs of connections to a server's tables, by their names in a handshake. Iteration lists only the tables' own names."""
 
     def __init__(self, specs: dict[str, Spec], first: Spec) -> None:
         super().__init__(specs)
@@ -67,7 +68,7 @@ class TableSpecs(dict[str, Spec]):
 
 @dataclass
 class Held:
-    """Which version of the policy makes the samples that are sent now; None: the one published last."""
+    """The policy version that makes the samples sent now; None means the version published last."""
 
     version: int | None = None
 
@@ -76,9 +77,9 @@ class LabelledConnection:
     """Sends samples with their labels through a connection whose spec is `labelled(spec)`. Thread-safe.
 
     Args:
-        connection: made for that spec.
-        spec: of the samples.
-        held: what this worker says of its policy.
+        connection: a connection with that spec.
+        spec: the spec of the samples.
+        held: this worker's policy version.
     """
 
     def __init__(self, connection: Connection, spec: Spec, held: Held) -> None:
@@ -93,7 +94,7 @@ class LabelledConnection:
         first: Any = next(iter(optree.tree_leaves(samples, namespace=self._spec.namespace)), None)
         shape = np.shape(first)
         if not shape:
-            self._spec.flattener.batch_tobytes(samples)  # says what is wrong with it
+            self._spec.flattener.batch_tobytes(samples)  # raises an error that names the fault
         given = None if priorities is None else new_priorities(priorities, shape[0])
         self.connection.send_batch((samples, self._labels(shape[0], given, policy_version)), timeout)
 

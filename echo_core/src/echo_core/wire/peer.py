@@ -1,4 +1,4 @@
-"""One connected client as the learner sees it."""
+
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Peer"]
 
 @dataclass
 class Peer:
-    """One connected client as the learner sees it. The transport updates it in place."""
+    """The learner's record of one connected client. The transport updates it in place."""
 
     id: str  # 32 hex digits, the same across reconnects
     name: str
@@ -21,9 +21,9 @@ class Peer:
     pid: int = 0
     host: str = ""
     connected_at: float = 0.0  # time.time()
-    samples: int = 0  # committed from this client, all its connections together
-    bytes: int = 0  # received on this connection
-    weights_version: int = 0  # newest version it holds whole; 0: none
+    samples: int = 0  # committed samples of this client, over all its connections
+    bytes: int = 0  # bytes received on this connection
+    weights_version: int = 0  # the newest complete version that it holds; 0: none
     weights_digest: int = 0
     state: str = "idle"  # "streaming" | "idle" | "waiting for space" | "half a message"
     state_since: float = 0.0  # time.monotonic()

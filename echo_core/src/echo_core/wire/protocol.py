@@ -1,6 +1,6 @@
-"""The byte stream after the handshake: frames, their limits, and what their payloads hold.
+"""The byte stream after the handshake: frames, their limits, and the contents of their payloads.
 
-Every frame is a 24-byte little-endian header and `length` bytes of payload:
+Every frame has a 24-byte little-endian header, followed by `length` bytes of payload:
 
     kind u8 | flags u8 | table u16 (0) | count u32 | seq u64 | length u64
 
@@ -15,18 +15,18 @@ Every frame is a 24-byte little-endian header and `length` bytes of payload:
 | PING      | both              | echoed in reply    | none                                       |
 | BYE       | both              | 0                  | UTF-8 reason                               |
 
-Samples of a session are numbered from 1, and ACK is cumulative: `seq` samples of the session lie
-in the learner's store. The first frame of a learner is an ACK, the point to resume from. If it is
-ahead of every number the worker has given out, the worker's next sample is number `seq + 1`.
-The `count` of an ACK says how many connections bring samples at this time, 0 if that is not
-known: workers on the learner's machine keep less unacknowledged when they are many.
-A DATA frame with the flag MORE need not be acknowledged for its own sake: another one follows for
-certain, and one without the flag comes before the worker runs out of room.
+The samples of a session are numbered from 1. An ACK is cumulative: `seq` samples of the session are
+in the learner's store. The learner's first frame is an ACK, which says where to resume. If its `seq`
+is above every number that the worker has used, the worker's next sample gets number `seq + 1`.
+The `count` of an ACK says how many connections send samples at this time, or 0 if that is not
+known; if there are many, workers on the learner's machine keep fewer unacknowledged samples.
+A DATA frame with the flag MORE need not be acknowledged immediately: another frame always follows,
+and a frame without the flag comes before the worker's window is full.
 
-The JSON of a CONTROL request is `{"op": str, "body": object}`, of its answer (flag REPLY)
+The JSON of a CONTROL request is `{"op": str, "body": object}`. The JSON of its answer (flag REPLY) is
 `{"body": object}` or `{"error": text, "type": name of a class in echo_core.base.errors}`.
 
-`parse_header` refuses whatever breaks a limit, before anything is allocated for the payload.
+`parse_header` refuses a frame that breaks a limit before memory is allocated for the payload.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ __all__ = [
 ]
 
 Buffer = bytes | bytearray | memoryview
-Blob = Buffer | Sequence[Buffer]  # of an answer: one after another
+Blob = Buffer | Sequence[Buffer]  # in an answer, several buffers follow one another
 
 PROTOCOL_VERSION: Final = 2
 HEADER: Final = Struct("<BBHIQQ")
@@ -93,12 +93,12 @@ HEADER_BYTES: Final = HEADER.size  # 24
 U32: Final = Struct("<I")
 U64: Final = Struct("<Q")
 
-MAX_DATA_BYTES: Final = 16 << 20  # of one DATA payload, unless a single sample is larger
-MAX_DATA_COUNT: Final = 65536  # samples of one DATA frame
+MAX_DATA_BYTES: Final = 16 << 20  # the most bytes of one DATA payload, unless a single sample is larger
+MAX_DATA_COUNT: Final = 65536  # the most samples of one DATA frame
 MAX_CONTROL_BYTES: Final = 1 << 20
-MAX_CHUNK_BYTES: Final = 256 << 10  # of one WEIGHTS frame: an ACK never waits longer than that
+MAX_CHUNK_BYTES: Final = 256 << 10  # the most bytes of one WEIGHTS frame; an ACK never waits for more than these
 MAX_REASON_BYTES: Final = 1 << 10
-MAX_NUMBER: Final = (1 << 63) - 1  # of samples, versions and request ids
+MAX_NUMBER: Final = (1 << 63) - 1  # the largest number of a sample, version or request
 
 
 class Kind(IntEnum):
@@ -137,7 +137,7 @@ _LENGTHS: Final = {  # least and most bytes of payload; DATA depends on the spec
 class Header(NamedTuple):
     kind: Kind
     flags: int
-    count: int  # type: ignore[assignment]  # of samples; tuple.count is not missed
+    count: int  # type: ignore[assignment]  # of samples; it hides tuple.count, which is not needed
     seq: int
     length: int
 
@@ -145,23 +145,23 @@ class Header(NamedTuple):
 def pack_header(
     kind: int, *, flags: int = 0, count: int = 0, seq: int = 0, length: int = 0
 ) -> bytes:
-    """The 24 bytes before a payload of `length` bytes."""
+    """The 24-byte header of a payload of `length` bytes."""
     return HEADER.pack(kind, flags, 0, count, seq, length)
 
 
 def parse_header(data: Buffer, sample_bytes: int, allowed: frozenset[Kind]) -> Header:
     """Read and check the first 24 bytes of `data`.
 
-    `allowed` is TO_LEARNER or TO_WORKER, as seen by the end that receives. Raises ProtocolError
-    for anything that the table above does not permit.
+    `allowed` is TO_LEARNER or TO_WORKER: the frames that the receiving end accepts. Raises ProtocolError
+    for any frame that the table above does not permit.
     """
     number, flags, table, count, seq, length = HEADER.unpack_from(data)
     try:
         kind = Kind(number)
     except ValueError:
-        raise ProtocolError(f"frame of unknown kind {number}") from None
+        raise ProtocolError(f"received a frame of unknown kind {number}") from None
     if kind not in allowed:
-        raise ProtocolError(f"a {kind.name} frame cannot travel this way")
+        raise ProtocolError(f"received a {kind.name} frame, which may travel only in the other direction")
     if flags & ~_FLAGS.get(kind, 0) or table:
         raise ProtocolError(f"{kind.name} frame with unknown flags {flags:#x} or table {table}")
     if seq > MAX_NUMBER:
@@ -207,26 +207,26 @@ def dump_json(value: Any) -> bytes:
 
 
 def parse_json(data: Buffer, what: str) -> dict[str, Any]:
-    """`data` as a JSON object; ProtocolError naming `what` for anything else, however nested."""
+    """Read `data` as a JSON object. Raises ProtocolError with `what` for anything else, also if it is nested too deeply."""
     try:
         value = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise ProtocolError(f"{what} is not JSON: {reason}") from None
     if not isinstance(value, dict):
-        raise ProtocolError(f"{what} is a JSON {type(value).__name__}, expected an object")
+        raise ProtocolError(f"{what} is a JSON {type(value).__name__}, but must be an object")
     return value
 
 
 def _control_pieces(message: dict[str, Any], blob: Blob) -> list[Buffer]:
-    """The payload of a CONTROL frame as the buffers to send one after another; none is copied."""
+    """The payload of a CONTROL frame as buffers to send one after another; none is copied."""
     text = dump_json(message)
     pieces: list[Buffer] = [U32.pack(len(text)) + text]
     for piece in [blob] if isinstance(blob, (bytes, bytearray, memoryview)) else blob:
-        pieces.append(piece.cast("B") if isinstance(piece, memoryview) else piece)  # so that its length is its bytes
+        pieces.append(piece.cast("B") if isinstance(piece, memoryview) else piece)  # so that its length is its number of bytes
     if (size := sum(map(len, pieces))) > MAX_CONTROL_BYTES:
         raise ValueError(
-            f"control message of {size} bytes; at most {MAX_CONTROL_BYTES} travel at once"
+            f"a control message has {size} bytes; at most {MAX_CONTROL_BYTES} are allowed"
         )
     return pieces
 
@@ -240,12 +240,12 @@ def _parse_control(payload: Buffer) -> tuple[dict[str, Any], memoryview]:
 
 
 def pack_request(op: str, body: dict[str, Any], blob: Buffer = b"") -> bytes:
-    """Payload of a CONTROL request. ValueError if it is larger than MAX_CONTROL_BYTES."""
+    """The payload of a CONTROL request. Raises ValueError if it is larger than MAX_CONTROL_BYTES."""
     return b"".join(_control_pieces({"op": op, "body": body}, blob))
 
 
 def parse_request(payload: Buffer) -> tuple[str, dict[str, Any], bytes]:
-    """(op, body, blob) of a CONTROL request; ProtocolError if it is none."""
+    """The (op, body, blob) of a CONTROL request. Raises ProtocolError if the payload is not a CONTROL request."""
     message, blob = _parse_control(payload)
     op, body = message.get("op"), message.get("body", {})
     if not isinstance(op, str) or not isinstance(body, dict):
@@ -254,30 +254,30 @@ def parse_request(payload: Buffer) -> tuple[str, dict[str, Any], bytes]:
 
 
 def pack_reply(body: dict[str, Any], blob: Blob = b"") -> bytes:
-    """Payload of the answer to a CONTROL request."""
+    """The payload of the answer to a CONTROL request."""
     return b"".join(reply_pieces(body, blob))
 
 
 def reply_pieces(body: dict[str, Any], blob: Blob = b"") -> list[Buffer]:
-    """The same as the buffers to send one after another, which must stay unchanged until then."""
+    """The payload of an answer as buffers to send one after another, which must stay unchanged until they are sent."""
     return _control_pieces({"body": body}, blob)
 
 
 def reply_frame(number: int, pieces: list[Buffer]) -> list[Buffer]:
-    """The whole frame that answers request `number`, likewise, for a payload in pieces."""
+    """The whole frame that answers request `number`, as buffers to send one after another."""
     size = sum(map(len, pieces))
     return [pack_header(Kind.CONTROL, flags=REPLY, seq=number, length=size), *pieces]
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Payload that reports `error` as text; never the object, never a traceback."""
+    """A payload that reports `error` as text, without the object or a traceback."""
     text = str(error) if isinstance(error, EchoError) else f"{type(error).__name__}: {error}"
     return b"".join(_control_pieces({"error": text[:65536], "type": type(error).__name__}, b""))
 
 
 def parse_reply(payload: Buffer) -> tuple[dict[str, Any], memoryview]:
-    """(body, blob) of an answer; the blob is a part of `payload`. An error reported by the other end
-    is raised: as the class of `echo_core.base.errors` it names, or as EchoError."""
+    """The (body, blob) of an answer; the blob is a part of `payload`. If the other end reports an error,
+    it is raised as the class of `echo_core.base.errors` that it names, or as EchoError."""
     message, blob = _parse_control(payload)
     if "error" in message:
         known = {name: getattr(errors, name) for name in errors.__all__ if name[0].isupper()}
@@ -292,12 +292,12 @@ def parse_reply(payload: Buffer) -> tuple[dict[str, Any], memoryview]:
 
 
 def weights_frames(weights: PackedWeights) -> Iterator[list[Buffer]]:
-    """The WEIGHTS frames of one version, each as the buffers to send one after another.
+    """The WEIGHTS frames of one version, each as buffers to send one after another.
 
-    The payload is sliced, never copied; the arrays must stay unchanged while frames are taken.
+    The payload is sliced, never copied. The arrays must stay unchanged while frames are read from this iterator.
     """
     head = memoryview(U32.pack(len(weights.meta)) + weights.meta)
-    body = weights.payload.data  # uint8, so its length is its bytes
+    body = weights.payload.data  # it is uint8, so its length is its number of bytes
     total = len(head) + len(body)
     for start in range(0, total, MAX_CHUNK_BYTES):
         stop = min(start + MAX_CHUNK_BYTES, total)
@@ -313,10 +313,10 @@ def weights_frames(weights: PackedWeights) -> Iterator[list[Buffer]]:
 
 
 class WeightsAssembler:
-    """Puts the chunks of a version together again; every connection needs a new one.
+    """Joins the chunks of a version; every connection needs a new assembler.
 
-    A version is returned whole or not at all: chunks out of order or of two versions mixed are
-    a ProtocolError. The chunks are kept (not copied) until the last.
+    A version is returned as a whole or not at all: chunks in a wrong order, or of two mixed versions,
+    raise ProtocolError. The chunks are kept (not copied) until the last one arrives.
     """
 
     def __init__(self) -> None:
@@ -324,16 +324,16 @@ class WeightsAssembler:
         self._chunks: list[Buffer] = []
 
     def add(self, header: Header, chunk: Buffer) -> tuple[int, bytes, np.ndarray] | None:
-        """Take one chunk; (version, meta JSON, payload) once that was the last, else None.
+        """Add one chunk; returns (version, meta JSON, payload) after the last chunk, and None otherwise.
 
-        The payload is a uint8 array of its own that begins at a multiple of 64 bytes.
+        The payload is a new uint8 array that begins at a multiple of 64 bytes.
         """
         if header.flags & FIRST:
             if self._chunks:
-                raise ProtocolError(f"weights {self._version} interrupted by {header.seq}")
+                raise ProtocolError(f"the chunks of weights {self._version} were interrupted by weights {header.seq}")
             self._version = header.seq
         elif not self._chunks or header.seq != self._version:
-            raise ProtocolError(f"chunk of weights {header.seq} without its beginning")
+            raise ProtocolError(f"received a chunk of weights {header.seq} without the first one")
         self._chunks.append(chunk)
         if not header.flags & LAST:
             return None
@@ -346,10 +346,10 @@ def _join(version: int, chunks: list[Buffer]) -> tuple[bytes, np.ndarray]:
 
     size = sum(map(len, chunks))
     start = b"".join(chunks[: U32.size])[: U32.size]  # no chunk is empty
-    begin = U32.size + U32.unpack(start.ljust(U32.size, b"\xff"))[0]  # of the payload
+    begin = U32.size + U32.unpack(start.ljust(U32.size, b"\xff"))[0]  # where the payload begins
     if begin > min(size, U32.size + MAX_META_BYTES):
-        raise ProtocolError(f"weights {version} without a whole description")
-    shift = -begin % ALIGNMENT  # so that the payload is what lies aligned
+        raise ProtocolError(f"received weights {version} with an incomplete description")
+    shift = -begin % ALIGNMENT  # so that the payload is aligned
     memory = aligned_bytes(shift + size)
     whole = memory[shift:]
     position = 0

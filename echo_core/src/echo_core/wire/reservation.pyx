@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""Memory of one sample that an environment fills in place, whoever owns it: see `Client.reserve`."""
+"""Memory of one sample that an environment fills in place, for every owner of such memory: see `Client.reserve`."""
 import numpy as np
 
 cimport cython
@@ -11,7 +11,7 @@ from libcpp.vector cimport vector
 
 @cython.no_gc_clear
 cdef class Leaf:
-    """Exporter of one leaf's bytes in a slot. It lives as long as any array on them (numpy keeps the exporter, not the buffer)."""
+    """Exports the bytes of one leaf of a slot. It lives as long as any array on them, because numpy keeps the exporter and not the buffer."""
 
     def __cinit__(self, Reservation slot):
         self.slot = slot
@@ -32,7 +32,7 @@ cdef class Reservation:
             slot.sample["reward"][...] = reward
             slot.commit()
 
-    Leaving the block uncommitted aborts. One slot, one thread.
+    Leaving the block without a commit aborts the slot. Use a slot from one thread only.
 
     Attributes:
         sample: the example's pytree of writable arrays, uninitialised.
@@ -55,19 +55,19 @@ cdef class Reservation:
         return self.spec.flattener.unflatten(leaves)
 
     def commit(self):
-        """The sample is whole: send it.
+        """Send the sample, which is now complete.
 
         Raises:
-            BufferError: an array of `sample` is still alive; it would write to memory that is another's.
-            ValueError: committed or aborted already.
-            EchoTimeoutError, ConnectionClosedError, ClosedError: as `Client.send`; nothing was sent.
-            EchoError: it was held for too long and taken away, or the learner is gone; nothing was sent.
+            BufferError: an array of `sample` is still alive; it could write to memory that belongs to another sample by then.
+            ValueError: the slot was already committed or aborted.
+            EchoTimeoutError, ConnectionClosedError, ClosedError: the same as in `Client.send`; nothing was sent.
+            EchoError: the slot was held for too long and was revoked, or the learner is gone; nothing was sent.
         """
         self.finish()
         self.put()
 
     def abort(self):
-        """Give the slot back. Raises BufferError and ValueError as `commit`."""
+        """Give the slot back. Raises BufferError and ValueError like `commit`."""
         self.finish()
         self.leave()
 
@@ -77,7 +77,7 @@ cdef class Reservation:
         if not self.open:
             raise ValueError("this slot was committed or aborted already; reserve another")
         if self.views:
-            raise BufferError(f"{self.views} arrays of this slot are still alive: drop them (and what was made of them) before commit or abort")
+            raise BufferError(f"{self.views} arrays of this slot are still alive: drop them (and all views of them) before commit or abort")
         self.open = False
         return 0
 
@@ -89,7 +89,7 @@ cdef class Reservation:
             self.abort()
 
     def __del__(self):
-        if self.open and self.here():  # every array is dead: each holds a reference to this slot
+        if self.open and self.here():  # no array is alive, because each would hold a reference to this slot
             self.open = False
             self.drop()
 
@@ -111,11 +111,11 @@ cdef class Reservation:
 
 @cython.final
 cdef class CopiedReservation(Reservation):
-    """A slot of its own memory, for transports that have none to lend: `send` copies it when it is committed.
+    """A slot with its own memory, for transports that cannot lend memory. `send` copies it when it is committed.
 
     Args:
-        spec: of the sample.
-        send: is given the tree and `timeout`.
+        spec: the spec of the sample.
+        send: called with the tree and `timeout`.
     """
 
     cdef vector[char*] leaves

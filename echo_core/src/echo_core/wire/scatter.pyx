@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The learner's side of frames of samples: scattered into slots at the speed of memory. `echo_core.wire.gather` is the worker's.
+"""The learner's side of frames of samples: it scatters them into slots at the speed of memory. `echo_core.wire.gather` is the worker's side.
 
-The payload of a DATA frame holds for each leaf its samples one after another. What is here takes such payloads without touching a sample
-from Python, for every transport that speaks `echo_core.wire.protocol` (see `echo_core.wire.channel`).
+The payload of a DATA frame holds, for each leaf, the leaf of all its samples one after another. This module reads such payloads without
+touching a sample from Python, for every transport that speaks `echo_core.wire.protocol` (see `echo_core.wire.channel`).
 """
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -19,11 +19,11 @@ from echo_core.base.errors import ClosedError
 
 @cython.final
 cdef class Inserter:
-    """Puts frames into a store: `Inserter(sink.native)`. One may be used from any thread, by several at a time."""
+    """Inserts frames into a store: `Inserter(sink.native)`. Several threads may use it at the same time."""
 
     cdef const echo_capi* api
     cdef echo_store* store
-    cdef object capsule     # keeps the store's memory
+    cdef object capsule     # keeps the store's memory alive
     cdef vector[uint64_t] sizes
     cdef readonly Py_ssize_t sample_bytes
 
@@ -40,22 +40,22 @@ cdef class Inserter:
         """Copy samples of a frame into slots and commit them, without waiting for space.
 
         Args:
-            payload: of a DATA frame of `count` samples: any contiguous buffer.
-            first: the sample to begin with, from 0.
-            most: how many to insert at most; -1: all that follow.
+            payload: the payload of a DATA frame of `count` samples: any contiguous buffer.
+            first: the sample to begin with, counted from 0.
+            most: the most samples to insert; -1: all that follow.
 
         Returns:
-            how many went in, in order; fewer than asked for when the store is full.
+            how many were inserted, in order; fewer than requested if the store is full.
 
         Raises:
-            ClosedError: the store is closed, and none went in.
+            ClosedError: the store is closed, and none was inserted.
             ValueError: the payload does not have the bytes of `count` samples.
         """
         cdef Py_buffer view
         cdef Py_ssize_t wanted, done = 0
         cdef bint closed = False
         if not 0 <= first <= count:
-            raise ValueError(f"sample {first} of a frame of {count}")
+            raise ValueError(f"sample {first} is not in a frame of {count} samples")
         wanted = count - first if most < 0 else min(most, count - first)
         PyObject_GetBuffer(payload, &view, PyBUF_SIMPLE)
         try:
@@ -66,7 +66,7 @@ cdef class Inserter:
         finally:
             PyBuffer_Release(&view)
         if closed and not done:
-            raise ClosedError("the server is closed and takes no more samples")
+            raise ClosedError("the server is closed and accepts no more samples")
         return done
 
     cdef Py_ssize_t copy(self, const char* data, Py_ssize_t count, Py_ssize_t first, Py_ssize_t wanted, bint* closed) noexcept nogil:

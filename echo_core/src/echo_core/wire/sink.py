@@ -1,4 +1,4 @@
-"""What a listener is handed: the door through which it puts samples into the learner's store and reports its peers."""
+"""The contract of the sink, through which a listener puts samples into the learner's store and reports its peers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["Sink"]
 
 
 class Sink(ABC):
-    """One server, as its listeners see it.
+    """A listener's access to one server.
 
-    It refers to the server weakly: threads of a listener must not keep a dropped server alive. Every method may be called from any
-    thread; once the server is gone they raise ClosedError (the reporting ones do nothing).
+    It has only a weak reference to the server, because threads of a listener must not keep a dropped server alive. Every method may be
+    called from any thread. Once the server is gone, methods raise ClosedError, except that the reporting ones do nothing.
 
     Attributes:
-        spec: the `Spec` that every sample must match; with labels where the table keeps policy versions, see labels.py.
-        incarnation: 32 hex digits, new for every server: workers tell a restart from a dropped connection by it.
-        native: PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the store's memory alive.
-        table_name: of the replay table this sink is for; "" is the first, or the stream.
+        spec: the `Spec` that every sample must match. It includes labels if the table keeps policy versions; see labels.py.
+        incarnation: 32 hex digits, new for every server. By them, workers distinguish a restarted learner from a dropped connection.
+        native: PyCapsule "echo_core.store" for the native interface (include/echo_capi.h); it keeps the store's memory alive.
+        table_name: the name of this sink's replay table; "" is the first table, or the stream.
         tables: the `Spec` of each replay table that clients may name in their handshake; empty for a stream. `spec`, `native` and
-            `claim` are those of the first.
+            `claim` belong to the first table.
     """
 
     spec: Spec
@@ -41,7 +41,7 @@ class Sink(ABC):
     @property
     @abstractmethod
     def tokens(self) -> Sequence[bytes]:
-        """Tokens that authenticate a client, any of them. Ask again for every client: they are read anew (and created on first use)."""
+        """The tokens, any of which authenticates a client. Call it again for every client, because they are read anew (and created on first use)."""
 
     @property
     @abstractmethod
@@ -50,7 +50,7 @@ class Sink(ABC):
 
     @abstractmethod
     def claim(self, timeout: float | None = None) -> Slot:
-        """Claim one slot: see `Slot`. timeout in seconds, None waits for ever.
+        """Claim one slot: see `Slot`. `timeout` is in seconds; None waits for ever.
 
         Raises:
             EchoTimeoutError: the store stayed full. ClosedError: it is closed.
@@ -58,7 +58,7 @@ class Sink(ABC):
 
     @abstractmethod
     def table(self, name: str) -> Sink:
-        """The same server as a client sees it that named a table in its handshake; "" is the sink itself.
+        """The sink for clients that name this table in their handshake; "" is the sink itself.
 
         Raises:
             UnknownTableError: the server has no such table.
@@ -66,28 +66,28 @@ class Sink(ABC):
 
     @abstractmethod
     def shared(self, claim_timeout: float) -> SharedStore | None:
-        """The store as memory that other processes can write to; None when it lies in private memory.
+        """The store as memory to which other processes can write; None if it lies in private memory.
 
-        claim_timeout in seconds: how long a claim may delay the batch it is in before it is revoked.
+        `claim_timeout` is in seconds: a claim that delays its batch for longer is revoked.
         """
 
     @abstractmethod
     def connected(self, peer: Peer) -> None:
-        """A client passed the handshake. The server keeps `peer` and shows it; the transport updates it in place."""
+        """Report that a client has passed the handshake. The server keeps `peer` and shows it; the transport updates it in place."""
 
     @abstractmethod
     def lost(self, peer: Peer, reason: str) -> None:
-        """A client's connection ended; an orderly end has an empty reason."""
+        """Report that a client's connection has ended; `reason` is empty if it was closed in order."""
 
     @abstractmethod
     def receipt(self, peer: Peer, version: int, digest: int) -> None:
-        """`peer` holds this version of the weights whole."""
+        """Report that `peer` holds this complete version of the weights."""
 
     @abstractmethod
     def control(self, peer: Peer, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
-        """Answer a client's request: with a body, and bytes or several buffers that follow one another (`protocol.pack_reply` takes either).
+        """Answer a client's request with a body, and with bytes or several buffers in order (`protocol.pack_reply` accepts either).
 
         Raises:
             SecurityError: the client's token does not permit the operation.
-            EchoError: unknown operation or a failed one; its text travels back to the client.
+            EchoError: the operation is unknown or failed; the text is sent back to the client.
         """

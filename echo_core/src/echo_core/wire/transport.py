@@ -1,51 +1,55 @@
-"""What a transport is: the whole contract between Echo and a way for bytes to travel.
+"""The contract of transports: everything that Echo requires of a way for bytes to travel.
 
-A `Transport` has two ends. Its *listener* lives beside the learner and puts what arrives into a
-`sink`; its *connection* lives in a worker. Four flows cross both: samples go up and are
-acknowledged once they lie in the learner's store, weights go down and come back as a receipt,
-small control messages go both ways, and each end can count what it did.
+A `Transport` has two ends. Its *listener* runs in the learner's process and puts samples into a
+`sink`; its *connection* runs in a worker. Samples travel up and are acknowledged once they are in
+the learner's store. Weights travel down and are confirmed by a receipt. Small control messages travel
+both ways. Each end also counts what it does.
 
-Writing one over a reliable byte stream means writing less than this: see `echo_core.wire.channel`,
-which implements everything below over an object that can send and receive bytes, and
-docs/plugins/transport.md.
+A transport over a reliable byte stream needs less code: `echo_core.wire.channel` implements
+everything below over an object that can send and receive bytes. See also docs/plugins/transport.md.
 
 Duties of every transport
 -------------------------
 1. **Nothing before the handshake.** Both ends run `echo_core.wire.handshake` (or its equal): protocol
    version, role, authentication, spec. A mismatch is an error at both ends that names the leaf.
 2. **An acknowledgement means committed.** A sample is acknowledged only after `slot.commit()`.
-   What is not acknowledged is kept by the worker, sent again after a reconnect, and dropped by
-   the learner if it had it already: nothing acknowledged is lost, nothing is inserted twice.
+   The worker keeps samples that are not acknowledged and sends them again after a reconnect. The
+   learner drops those that it already has: nothing acknowledged is lost, nothing is inserted twice.
 3. **A slow sender never holds a slot.** A sample is staged outside the store until it is whole.
 4. **Backpressure reaches exactly the client that causes it.** One slow, stalled or broken peer
-   never delays another.
-5. **Weights are whole or not there.** Latest wins, versions may be skipped, none is ever torn,
-   and publishing never stalls experience.
+   never delays another one.
+5. **Weights arrive as a whole or not at all.** The latest version wins, versions may be skipped, no
+   version is ever torn, and publishing never stalls experience.
 6. **Sizes are checked before memory is allocated**, and errors travel as text, never as objects.
 
 Threading
 ---------
 Every method of every class here may be called from any thread at any time, concurrently, except
 that `close()` may cut other calls short with `ClosedError`. Samples of one thread keep their
-order; samples of several threads interleave whole. Sink methods may be called from any thread of
-the transport; callbacks (`sink.connected`, `sink.lost`, `sink.control`, `sink.receipt`) must not
-be made while holding a lock that `publish()` or `close()` takes.
+order; samples of several threads interleave as whole samples. Sink methods may be called from any
+thread of the transport. A thread that holds a lock which `publish()` or `close()` takes must not
+call `sink.connected`, `sink.lost`, `sink.control` or `sink.receipt`.
 
 Waiting
 -------
 `timeout` is in seconds. None means the object's default (option `timeout`, 30 s), `math.inf`
-waits for ever, 0 tries once. A wait sleeps in the kernel without the GIL, answers Ctrl-C within
-100 ms, logs one line on the logger `echo` once it has taken a few seconds, and when it runs out
-raises `EchoTimeoutError` saying who waits for whom.
+waits for ever, and 0 tries once. A wait sleeps in the kernel without the GIL, reacts to Ctrl-C within
+100 ms, and logs one line on the logger `echo` once it has taken a few seconds. When the time is over,
+it raises `EchoTimeoutError`, which says who waits for whom.
 
 Errors
 ------
-`SpecError` a sample or the peer's spec differs, naming the leaf · `SecurityError` token or
-exposure · `HandshakeRefused` the other end said no (`.code`) · `ProtocolError` the other end
-broke the wire format · `ConnectionClosedError` the other end is gone for good ·
-`EchoTimeoutError` · `ClosedError` use after close · `ForkError` use in a forked child of a
-connection made before the fork · `ConfigError` an option is unknown or unusable. A call that
-raises has not taken its sample: calling it again sends it once.
+* `SpecError`: a sample or the peer's spec differs; the message names the leaf.
+* `SecurityError`: a token is wrong, or an address would be exposed.
+* `HandshakeRefused`: the other end refused the connection (`.code`).
+* `ProtocolError`: the other end broke the wire format.
+* `ConnectionClosedError`: the other end is gone for good.
+* `EchoTimeoutError`: the time of a wait is over.
+* `ClosedError`: the object was used after its `close()`.
+* `ForkError`: a connection that was made before a fork was used in the child.
+* `ConfigError`: an option is unknown or unusable.
+
+A call that raises has not taken its sample: calling it again sends the sample once.
 """
 
 from __future__ import annotations
@@ -76,11 +80,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectOptions", "Connection", "Finding", "ListenOptions", "Listener", "Pending", "Transport"]
 
-Pending = Callable[..., "tuple[dict[str, Any], Buffer]"]  # of a request that was sent: waits for the answer, at most the given seconds
+Pending = Callable[..., "tuple[dict[str, Any], Buffer]"]  # waits for the answer to a sent request, for at most the given seconds
 
 
 def _shown(address: Address) -> Address:
-    """For people: without what a token in it says."""
+    """The address for messages, with any token in it hidden."""
     return replace(address, options={name: "..." if name == "token" else value for name, value in address.options.items()})
 
 
@@ -92,15 +96,15 @@ class Finding(NamedTuple):
     """One line of `echoctl doctor`."""
 
     status: Literal["ok", "warning", "failure"]
-    what: str  # was looked at
+    what: str  # the thing that was checked
     found: str
-    fix: str = ""  # the thing to do, unless all is well
+    fix: str = ""  # the remedy, if something is wrong
 
 
 class Transport(ABC):
     """One way for samples, weights and control messages to travel.
 
-    A subclass sets `scheme` (what stands before `://`, and the entry point's name), its two
+    A subclass sets `scheme` (the text before `://`, which is also the entry point's name) and its two
     option classes, and implements `listen` and `connect`.
     """
 
@@ -115,11 +119,11 @@ class Transport(ABC):
 
     @classmethod
     def at(cls, address: Address, **options: Any) -> Transport:
-        """A transport that will listen at `address`: its host, port and path become the options
-        of these names, what follows its `?` the others, and `options` win over both.
+        """A transport that will listen at `address`. Host, port and path become the options of these
+        names, the text behind `?` gives the other options, and `options` win over both.
 
         Raises:
-            ConfigError: as the constructor, and for what the address says twice.
+            ConfigError: like the constructor, and also if the address gives an option twice.
         """
         place = {"host": address.host, "port": address.port, "path": address.path}
         given = {name: value for name, value in place.items() if value not in ("", None)}
@@ -140,10 +144,10 @@ class Transport(ABC):
 
     @abstractmethod
     def listen(self, sink: Sink) -> Listener:
-        """Open the learner's end and start serving clients into `sink` on threads of its own.
+        """Open the learner's end, and start threads that serve clients and put their samples into `sink`.
 
-        Returns once clients can connect. Raises OSError with the address in its text when the
-        address cannot be taken, SecurityError when it would be exposed without authentication.
+        It returns once clients can connect. Raises OSError with the address in its text if the address
+        cannot be bound, and SecurityError if it would be exposed without authentication.
         """
 
     @classmethod
@@ -151,46 +155,46 @@ class Transport(ABC):
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
         """Open the worker's end; returns after the handshake.
 
-        A learner that is not there yet, or says "busy" or "shutdown", is tried again with backoff
-        until `timeout`: then EchoTimeoutError with the last reason, or that HandshakeRefused.
-        Raises SpecError, SecurityError, ProtocolError and any other HandshakeRefused at once.
+        If the learner is not there yet, or answers "busy" or "shutdown", it is tried again with backoff
+        until `timeout`. Then EchoTimeoutError with the last reason is raised, or that HandshakeRefused.
+        SpecError, SecurityError, ProtocolError and any other HandshakeRefused are raised at once.
         """
 
     @classmethod
     def findings(cls) -> Iterable[Finding]:
-        """For `echoctl doctor`: what of this machine helps it or gets in its way, and what it chose in this process; opens nothing.
+        """For `echoctl doctor`: which features of this machine help or hinder the transport, and what it chose in this process. It opens nothing.
 
-        An exception's text is a failure.
+        If it raises, the exception's text is shown as a failure.
         """
         return ()
 
     @classmethod
     def describe(cls) -> dict[str, str]:
-        """Its findings without a verdict but with the remedy, as `echoctl plugins show` prints them: `{"what": "finding"}`."""
+        """Its findings without a verdict but with the remedy, for `echoctl plugins show`: `{"what": "finding"}`."""
         return {finding.what: " ".join(filter(None, (finding.found, finding.fix))) for finding in cls.findings()}
 
 
 class Listener(ABC):
     """The learner's end: serves many clients until closed."""
 
-    address: Address  # where clients connect, with the port that was really taken
+    address: Address  # where clients connect, with the actual port
 
     @abstractmethod
     def publish(self, weights: PackedWeights) -> None:
-        """Offer `weights` to every subscriber, now and as they come; returns at once.
+        """Offer `weights` to all present and future subscribers; returns at once.
 
-        A subscriber is sent the newest version when it has confirmed the one before; versions
-        in between are never sent. Its receipt is reported by `sink.receipt`.
+        A subscriber gets the newest version when it has confirmed the previous one; versions in between
+        are never sent. `sink.receipt` reports its receipts.
         """
 
     def weights_memory(self, count: int) -> np.ndarray | None:
-        """A uint8 array of `count` bytes from the beginning of a page, contents undefined, into which the next weights should be
-        packed, because this listener's clients read them there; None: anywhere. It is the version's for as long as anything refers to it."""
+        """A uint8 array of `count` bytes that begins at a page, with undefined contents. The next weights should be packed into it, because
+        this listener's clients read them there; None: any memory will do. The version uses the array as long as anything refers to it."""
         return None
 
     @abstractmethod
     def peers(self) -> list[Peer]:
-        """The clients connected now (the same `Peer` objects `sink.connected` was given)."""
+        """The connected clients (the same `Peer` objects that `sink.connected` got)."""
 
     @abstractmethod
     def stats(self) -> dict[str, float | int]:
@@ -199,8 +203,8 @@ class Listener(ABC):
 
     @abstractmethod
     def close(self, timeout: float | None = None) -> None:
-        """Commit what has arrived whole, say BYE to every client, free the address, join every
-        thread. Idempotent. Running out of time closes the rest hard rather than raising."""
+        """Commit samples that have arrived completely, send BYE to every client, free the address, and join
+        every thread. Idempotent. If the time runs out, the rest is closed hard and nothing is raised."""
 
     def __enter__(self) -> Listener:
         return self
@@ -214,45 +218,48 @@ class Connection(ABC):
 
     @abstractmethod
     def send(self, sample: Any, timeout: float | None = None) -> None:
-        """Take over one sample (copied: its arrays may be changed at once). Waits while the
-        window of unacknowledged samples is full."""
+        """Take one sample. It is copied, so its arrays may be changed at once. Waits while the window of
+        unacknowledged samples is full."""
 
     @abstractmethod
     def send_batch(self, samples: Any, timeout: float | None = None) -> None:
-        """Take over N samples at once: the tree of `send`, every leaf of shape (N, *leaf.shape).
-        All or nothing: waits for room for the whole batch (one larger than the window waits for
-        an empty window). N = 0 does nothing."""
+        """Take N samples at once: the tree of `send`, with every leaf of shape (N, *leaf.shape). It takes
+        all or none: it waits for room for the whole batch (a batch that is larger than the window waits
+        for an empty window). N = 0 does nothing."""
 
     def reserve(self, timeout: float | None = None) -> Reservation | None:
-        """Memory for one sample, to be filled in place and sent without a copy: see `Client.reserve`. None: there is none to lend, and
-        what the client lends instead is copied by `send`."""
+        """Memory for one sample, to be filled in place and sent without a copy: see `Client.reserve`. None: the transport cannot lend
+        memory, so the client lends its own, which `send` copies."""
         return None
 
     @abstractmethod
     def flush(self, timeout: float | None = None) -> None:
-        """Hand everything taken over so far to the network."""
+        """Pass all samples taken so far to the network."""
 
     @abstractmethod
     def wait(self, timeout: float | None = None) -> None:
-        """Return when everything taken over so far is acknowledged."""
+        """Return when all samples taken so far are acknowledged."""
 
     @abstractmethod
     def weights(
         self, timeout: float | None = None, newer_than: int | None = None, like: Any = None
     ) -> Weights:
-        """The newest whole version; waits for one with version > `newer_than` (None: any).
-        `like` is an example tree for structures JSON cannot carry."""
+        """The newest complete version; waits for one with version > `newer_than` (None: any version).
+        `like` is an example tree for structures that JSON cannot carry."""
 
     @abstractmethod
     def request(
         self, op: str, body: dict[str, Any], blob: bytes = b"", timeout: float | None = None
     ) -> tuple[dict[str, Any], bytes]:
-        """Ask the learner and return its answer (body, blob). Both ways at most 1 MiB together.
-        An error on the learner's side is raised here as EchoError with its text."""
+        """Send a request to the learner and return its answer (body, blob). In each direction, JSON and blob
+        have at most 1 MiB together. An error on the learner's side is raised here as EchoError with its text."""
 
     def ask(self, op: str, body: dict[str, Any], blob: bytes = b"") -> Pending:
-        """`request` in two halves, so that several can be under way: send it, and be given what waits for the answer when it is called,
-        once, with a timeout. The blob it returns may be any bytes-like object. Here it is sent only then, as every transport can."""
+        """The first half of `request`, so that several requests can be under way: send it, and return a function that waits for the answer.
+
+        Call that function once, with a timeout; the blob that it returns may be any bytes-like object. This default implementation works
+        with every transport, and sends the request only when that function is called.
+        """
         return partial(self.request, op, body, blob)
 
     @abstractmethod
@@ -262,8 +269,8 @@ class Connection(ABC):
 
     @abstractmethod
     def close(self, timeout: float | None = None) -> None:
-        """Deliver what was taken over, say BYE, release everything. Idempotent. Raises
-        EchoTimeoutError or ConnectionClosedError saying how many samples were not acknowledged;
+        """Deliver all taken samples, send BYE, and release everything. Idempotent. Raises
+        EchoTimeoutError or ConnectionClosedError with the number of samples that were not acknowledged;
         the connection is closed even then."""
 
     def __enter__(self) -> Connection:

@@ -1,12 +1,12 @@
-"""Weights as they travel: one flat, aligned payload, and a JSON description of what lies where.
+"""Packs weights for the wire: one flat, aligned payload, and a JSON description of the place of each leaf.
 
     packed = pack({"policy": {"w": w, "b": b}}, version=7)
     weights = unpack(packed.meta, packed.payload)      # zero-copy, read-only arrays
     weights.params["policy"]["w"], weights.version, weights.digest
 
 The digest covers the payload and the description but not the version, so equal weights published
-twice have equal digests. It is computed by the learner, checked by the worker on arrival (unless no
-byte of what it read can have changed meanwhile: shared memory) and sent back in its receipt.
+twice have equal digests. The learner computes it. The worker checks it on arrival (except with shared
+memory, where the bytes cannot have changed on the way) and sends it back in its receipt.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .digest import Digester, digest
 __all__ = ["ALIGNMENT", "PackedWeights", "Weights", "aligned_bytes", "digest", "pack", "unpack", "verify"]
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
-LARGE = 1 << 20  # bytes from which on memory is used again
+LARGE = 1 << 20  # bytes; memory of at least this size is used again
 MAX_LEAVES = 1 << 16
 MAX_META_BYTES = 16 << 20
 
-# What reading a description can raise when it is not one.
+# The exceptions that reading an invalid description can raise.
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
@@ -43,8 +43,8 @@ class PackedWeights:
     """One published version, ready for any transport.
 
     Attributes:
-        version: as given to `publish`, at least 1.
-        digest: of payload and description (64 bits).
+        version: its number, at least 1.
+        digest: the 64-bit digest of payload and description.
         meta: the description, UTF-8 JSON.
         payload: read-only uint8 array; every leaf begins at a multiple of 64 bytes.
     """
@@ -61,8 +61,8 @@ class PackedWeights:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """One version as a worker holds it: `params` is the published tree with read-only arrays over
-    the received bytes, which stay alive with any of them."""
+    """One version in a worker. `params` is the published tree, with read-only arrays over the received
+    bytes. The bytes stay alive as long as any of these arrays."""
 
     params: Any
     version: int
@@ -70,8 +70,8 @@ class Weights:
 
 
 def aligned_bytes(count: int) -> np.ndarray:
-    """A writable uint8 array of `count` bytes that begins at a multiple of `ALIGNMENT`, contents
-    undefined: where a transport should receive a payload."""
+    """A writable uint8 array of `count` bytes that begins at a multiple of `ALIGNMENT`, with undefined
+    contents. A transport should receive a payload into such an array."""
     if count >= LARGE:
         return large(count)
     raw = np.empty(count + ALIGNMENT, np.uint8)
@@ -84,20 +84,20 @@ def pack(
 ) -> PackedWeights:
     """Copy `tree` (arrays, array-likes, and Python numbers, bools and strings) into one payload.
 
-    `memory` gives the array of so many bytes that becomes the payload. The tree may be changed as
-    soon as this returns. Raises SpecError naming the leaf that cannot travel.
+    `memory` is called with a number of bytes and returns the array that becomes the payload. The tree
+    may be changed as soon as this returns. Raises SpecError with the name of a leaf that cannot be sent.
     """
     values, treedef = optree.tree_flatten(tree, namespace=namespace)
     if len(values) > MAX_LEAVES:
         raise SpecError(
-            f"these weights have {len(values)} leaves, at most {MAX_LEAVES} are carried; stack some"
+            f"these weights have {len(values)} leaves, but at most {MAX_LEAVES} can be sent; stack some of them"
         )
     layout, arrays = _layout(tree, values, treedef)
     payload = memory(layout.size)
     digester = Digester(layout.seed)
     for offset, array in zip(layout.offsets, arrays):
         end = offset + array.nbytes
-        # What is a whole number of lines is digested on its way; in pieces of 64 bytes, so that the rest comes after.
+        # The whole 64-byte lines are digested while they are copied; pieces must be multiples of 64 bytes, so the rest is digested after them.
         even = array.nbytes // ALIGNMENT * ALIGNMENT
         if even and array.dtype == native(array.dtype) and array.flags.c_contiguous:
             source = array.reshape(-1).view(np.uint8)
@@ -108,7 +108,7 @@ def pack(
             if array.nbytes:
                 np.copyto(np.ndarray(array.shape, native(array.dtype), payload, offset), array)
         upto = -(-end // ALIGNMENT) * ALIGNMENT
-        payload[end:upto] = 0  # so that equal weights digest equally
+        payload[end:upto] = 0  # so that equal weights have equal digests
         digester.update(payload[offset + even : upto])
     payload.flags.writeable = False
     value = digester.value
@@ -117,16 +117,16 @@ def pack(
 
 
 class _Layout(NamedTuple):
-    """What lies where in the payload of some tree: of all trees with such containers and arrays, where they have nothing but arrays."""
+    """The place of each leaf in a payload. It holds for all trees that have the same containers and arrays and no other leaves."""
 
     offsets: list[int]
     size: int
-    seed: int  # of the payload's digest
-    text: str  # the description from its third entry on
+    seed: int  # the seed of the payload's digest
+    text: str  # the text of the description from its third entry on
 
 
-# The newest, and of which trees it holds: who trains publishes the same arrays again and again, and writing the description of a small network
-# takes longer than copying it.
+# The newest layout, and the trees for which it holds. A learner publishes the same arrays again and again, and for a small network
+# writing the description takes longer than copying the arrays.
 _latest: tuple[Any, _Layout] | None = None
 
 
@@ -158,8 +158,8 @@ def _layout(tree: Any, values: list[Any], treedef: optree.PyTreeSpec) -> tuple[_
 
 
 def _shape(tree: Any, depth: int = structure.MAX_DEPTH) -> Any:
-    """The keys of its dicts in their order, which is published, and which optree's specs leave out when they are compared. None: it has containers
-    of other kinds, or too many in each other."""
+    """The keys of the tree's dicts in their order. That order is published, but comparing optree's specs ignores it. None: the tree has
+    containers of other kinds, or they are nested too deeply."""
     if type(tree) is np.ndarray:
         return ()
     if depth == 0 or type(tree) not in (dict, list, tuple):
@@ -173,17 +173,17 @@ def _shape(tree: Any, depth: int = structure.MAX_DEPTH) -> Any:
 def unpack(
     meta: bytes, payload: Any, like: Any = None, *, namespace: str = "", proven: int | None = None
 ) -> Weights:
-    """The tree that `pack` was given, over `payload` (any contiguous buffer) without copying.
+    """Rebuild the tree that was given to `pack`, over `payload` (any contiguous buffer) without copying.
 
-    Dicts, lists, tuples and None are rebuilt by themselves (any kind of dict as a plain dict, in
-    the published order of keys); other classes need `like`, an example tree, whose containers and,
-    where it has numpy arrays, shapes and dtypes must be those published.
+    Dicts, lists, tuples and None are rebuilt without help (any kind of dict becomes a plain dict, in the
+    published order of keys). Other classes need `like`, an example tree. Its containers must be the
+    published ones, and so must the shapes and dtypes of its numpy arrays.
 
-    `proven` is the digest of these same bytes as `verify` found it, or as the transport that they came by guarantees it: they are not
-    read once more, which takes as long as a copy of them.
+    `proven` is the digest of these bytes, if `verify` computed it or the transport guarantees it. The bytes are then not read again, which
+    would take as long as copying them.
 
-    Raises ProtocolError when the bytes are not what was packed (damaged or mixed up), SpecError
-    when `like` is missing or differs, naming the leaf. Trusts nothing it reads.
+    Raises ProtocolError if the bytes are not the packed ones (damaged or mixed up), and SpecError with
+    the name of the leaf if `like` is missing or differs. It validates everything that it reads.
     """
     try:
         content, buffer, version, found = _opened(meta, payload, proven)
@@ -199,19 +199,19 @@ def unpack(
     except (ProtocolError, SpecError):
         raise
     except _MALFORMED as error:
-        raise ProtocolError(f"weights with a malformed description: {error!r}") from error
+        raise ProtocolError(f"the description of these weights is malformed: {error!r}") from error
     return Weights(params, version, found)
 
 
 def verify(meta: bytes, payload: Any) -> int:
-    """The digest of a version that has arrived, proven over all of its bytes.
+    """Check all bytes of a version that has arrived, and return its digest.
 
-    Raises ProtocolError when the bytes are not what was packed.
+    Raises ProtocolError if the bytes are not the packed ones.
     """
     try:
         return _opened(meta, payload)[3]
     except _MALFORMED as error:
-        raise ProtocolError(f"weights with a malformed description: {error!r}") from error
+        raise ProtocolError(f"the description of these weights is malformed: {error!r}") from error
 
 
 def _opened(meta: bytes, payload: Any, proven: int | None = None) -> tuple[dict[str, Any], np.ndarray, int, int]:
@@ -222,14 +222,14 @@ def _opened(meta: bytes, payload: Any, proven: int | None = None) -> tuple[dict[
     found = digest(buffer, _seed(content)) if proven is None else proven
     _same(version, claimed, found)
     if len(content["leaves"]) > MAX_LEAVES:
-        raise ProtocolError(f"{len(content['leaves'])} leaves")
+        raise ProtocolError(f"these weights have {len(content['leaves'])} leaves, more than {MAX_LEAVES}")
     return content, buffer, version, found
 
 
 def _parsed(meta: bytes) -> tuple[dict[str, Any], Any, int]:
-    """The description without version and digest, and those."""
+    """The description without version and digest, then version and digest."""
     if len(meta) > MAX_META_BYTES:
-        raise ProtocolError(f"a description of {len(meta)} bytes")
+        raise ProtocolError(f"the description of these weights has {len(meta)} bytes, which is too many")
     content = json.loads(meta)
     version, claimed = content.pop("version"), int(content.pop("digest"), 16)
     return content, version, claimed
@@ -239,13 +239,13 @@ def _same(version: Any, claimed: int, found: int) -> None:
     if found != claimed or type(version) is not int:
         raise ProtocolError(
             f"weights {version!r:.20} arrived damaged: their digest is {found:016x}, "
-            f"published was {claimed:016x}; ask for the weights again"
+            f"but {claimed:016x} was published; ask for the weights again"
         )
 
 
 def _seed(content: dict[str, Any]) -> int:
-    """Of the payload's digest: that of the description."""
-    # Written again from what was read, so that neither blanks nor the order of keys matter.
+    """The seed of the payload's digest: the digest of the description."""
+    # The description is written again from its parsed form, so that neither blanks nor the order of keys matter.
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return digest(text.encode())
 
@@ -285,10 +285,10 @@ def _leaf_from_json(leaf: dict[str, Any], buffer: np.ndarray) -> Any:
             return float.fromhex(value["float"])
         if type(value) in (bool, int, str):
             return value
-        raise ProtocolError(f"{leaf_name(str(leaf['path']))} is no scalar")
+        raise ProtocolError(f"{leaf_name(str(leaf['path']))} is not a scalar")
     shape, offset, dtype = leaf["shape"], leaf["offset"], dtype_from_json(leaf["dtype"])
     if dtype.hasobject or not all(type(n) is int and n >= 0 for n in (*shape, offset)):
-        raise ProtocolError(f"{leaf_name(str(leaf['path']))} is no array")
+        raise ProtocolError(f"{leaf_name(str(leaf['path']))} is not an array")
     if prod(shape) * dtype.itemsize == 0:
         array = np.empty(shape, dtype)
         array.flags.writeable = False
@@ -315,7 +315,7 @@ def _rebuild(node: Any, leaves: list[Any]) -> Any:
             f"these weights contain a {what!s:.80}, which only its class can rebuild; pass "
             "like=<a tree of the same classes>, or publish dicts, lists and tuples"
         )
-    raise ProtocolError(f"{node!r:.40} is no container")
+    raise ProtocolError(f"{node!r:.40} is not a container")
 
 
 def _rebuild_like(
@@ -330,7 +330,7 @@ def _rebuild_like(
             )
     if structure.sorted_dicts(containers) != structure.to_json(treedef):
         raise SpecError(
-            f"the published containers {json.dumps(containers):.200} are not those of `like`; "
+            f"the published containers {json.dumps(containers):.200} differ from those of `like`; "
             "build `like` as the learner builds its weights"
         )
     for path, value, example in zip(paths, leaves, examples):
@@ -341,7 +341,7 @@ def _rebuild_like(
         ):
             got = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else repr(value)
             raise SpecError(
-                f"{leaf_name(path)} of the published weights is {got}, `like` has {example.dtype} "
+                f"{leaf_name(path)} of the published weights is {got}, but `like` has {example.dtype} "
                 f"{example.shape}; learner and worker must build the same network"
             )
     return treedef.unflatten(leaves)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""UCX for Python: every call of libucp goes through here. What works without Python is in ucx/."""
+"""UCX for Python: every call of libucp goes through here. The code that works without Python is in ucx/."""
 from __future__ import annotations
 
 import os
@@ -30,7 +30,7 @@ cdef extern from *:
     #include <pthread.h>
     #include <string>
 
-    // The length of the socket address; 0: `host` is none.
+    // Returns the length of the socket address; 0 if `host` is not an address.
     static socklen_t echo_address(const std::string &host, int port, sockaddr_storage *out) {
         memset(out, 0, sizeof *out);
         std::string place = host.substr(0, host.find('%'));
@@ -49,11 +49,11 @@ cdef extern from *:
         return sizeof *v6;
     }
 
-    // Forks until here: UCX belongs to the process that set it up. Counted by fork() itself, before any hook of Python's can run in the child.
+    // Counts forks, because UCX belongs to the process that set it up. fork() itself counts, before any hook of Python can run in the child.
     static int echo_generation = 0;
     [[maybe_unused]] static const int echo_atfork = pthread_atfork(nullptr, nullptr, [] { echo_generation++; });
 
-    // In a forked child: what threads of the parent may hold must not be destroyed here.
+    // For a forked child: an object that threads of the parent may hold must not be destroyed here.
     template <class T> void leak(std::shared_ptr<T> &held) { new std::shared_ptr<T>(std::move(held)); }
     """
     cdef struct sockaddr:
@@ -118,7 +118,7 @@ cdef extern from "ucx/engine.hpp" namespace "echo_rdma" nogil:
         void stop()
 
 def load(str path) -> tuple[int, int, int]:
-    """Take libucp from `path`, for as long as the process lives. Returns its version; OSError says what is wrong with it."""
+    """Load libucp from `path`, for as long as the process lives. Returns its version; OSError says what is wrong with it."""
     cdef bytes name = os.fsencode(path)
     cdef string wrong = library().open(name)
     if not wrong.empty():
@@ -127,10 +127,10 @@ def load(str path) -> tuple[int, int, int]:
 
 
 cdef class Context:
-    """UCX with some settings: pairs such as ("KEEPALIVE_INTERVAL", "1s"), which win over UCX_* variables.
+    """UCX with some settings: pairs such as ("KEEPALIVE_INTERVAL", "1s"), which take precedence over UCX_* variables.
 
     Attributes:
-        refused: those of them that this version of UCX does not know, for people.
+        refused: the settings that this version of UCX does not know, as a text for people.
     """
     cdef CContext* context
     cdef readonly str refused
@@ -178,7 +178,7 @@ cdef class Engine:
             self.engine.reset()
 
     def listen(self, str host, int port) -> int:
-        """Take clients at an address of this machine, given as a number. Returns the port."""
+        """Take clients at an IP address of this machine. Returns the port."""
         cdef sockaddr_storage where
         cdef string text = host.encode()
         cdef unsigned length = echo_address(text, port, &where)
@@ -192,7 +192,7 @@ cdef class Engine:
         return port
 
     def connect(self, str host, int port) -> Wire:
-        """Begin to connect; whether that works is seen when something is received."""
+        """Begin to connect. Whether that works shows when something is received."""
         cdef sockaddr_storage where
         cdef string text = host.encode()
         cdef unsigned length = echo_address(text, port, &where)
@@ -208,7 +208,7 @@ cdef class Engine:
         return wire
 
     def accept(self) -> Wire | None:
-        """Wait for the next client; None after `deafen`, and once it is `stuck`."""
+        """Wait for the next client; None after `deafen`, and when the engine is `stuck`."""
         cdef Wire wire = Wire.__new__(Wire)
         with nogil:
             wire.peer = self.engine.get().accept()
@@ -219,11 +219,11 @@ cdef class Engine:
 
     @property
     def stuck(self) -> bool:
-        """Nothing arrives here any longer, everybody was given up: another engine has to take its place. See ucx/watch.hpp."""
+        """Whether messages no longer arrive here. All peers were given up, and another engine has to replace this one. See ucx/watch.hpp."""
         return self.engine.get().is_stuck()
 
     def deafen(self) -> None:
-        """Take no more clients, free the address."""
+        """Take no more clients, and free the address."""
         with nogil:
             self.engine.get().deafen()
 
@@ -245,18 +245,18 @@ cdef class Wire:
 
     @property
     def address(self) -> str:
-        """Of the other end, "" when this end connected."""
+        """The address of the other end; "" if this end connected."""
         return self.peer.get().address.decode()
 
     def lanes(self) -> list[str]:
-        """The transports that carry it: "tcp/eth0", "posix/memory", "rc_mlx5/mlx5_0:1"; none once it is lost."""
+        """The transports that carry the connection: "tcp/eth0", "posix/memory", "rc_mlx5/mlx5_0:1"; empty after it is lost."""
         cdef string text
         with nogil:
             text = self.engine.engine.get().lanes(self.peer.get()[0])
         return text.decode().split(",") if not text.empty() else []
 
     def send(self, buffers) -> None:
-        """Send the buffers one after another, as one frame. Waits while the other end reads slowly. ConnectionError when it is over."""
+        """Send the buffers one after another, as one frame. Waits while the other end reads slowly. Raises ConnectionError if the connection has ended."""
         cdef Py_ssize_t total = sum([len(buffer) for buffer in buffers]), room = 0, done = 0, take, at
         cdef Memory memory
         cdef size_t size = 0
@@ -293,7 +293,7 @@ cdef class Wire:
         return 0
 
     def receive(self) -> bytes:
-        """The next bytes, waited for; b"" at the end of the stream. ConnectionError when the other end is lost."""
+        """Wait for the next bytes; b"" at the end of the stream. Raises ConnectionError if the other end is lost."""
         cdef string why
         cdef Piece piece
         with nogil:
@@ -307,13 +307,13 @@ cdef class Wire:
         return b""
 
     def leave(self) -> None:
-        """End the stream: what was sent still arrives, nothing more is read."""
+        """End the stream: bytes that were sent still arrive, and nothing more is read."""
         if self.engine.generation == generation:
             with nogil:
                 self.engine.engine.get().leave(self.peer.get()[0])
 
     def release(self) -> None:
-        """It is needed no longer."""
+        """Say that this connection is needed no longer."""
         if self.engine.generation == generation:
             with nogil:
                 self.engine.engine.get().release(self.peer.get()[0])

@@ -1,4 +1,4 @@
-# The learner's end of samples for Python; a part of _ucx.pyx. What works without Python is in ucx/intake.hpp.
+# The learner's end of samples for Python. Part of _ucx.pyx. The code that works without Python is in ucx/intake.hpp.
 
 cdef extern from "ucx/intake.hpp" namespace "echo_rdma" nogil:
     cdef struct IntakeFigures "echo_rdma::Intake::Figures":
@@ -18,9 +18,9 @@ cdef class Intake:
 
     Args:
         store: PyCapsule "echo_core.store" (`sink.native`).
-        committed: samples of the session that are in the store.
-        credit_bytes: by how much the worker may be ahead of the store.
-        direct: large messages are received straight into slots.
+        committed: how many samples of the session are in the store.
+        credit_bytes: by how many bytes the worker may be ahead of the store.
+        direct: whether large messages are received straight into slots.
     """
     cdef shared_ptr[CIntake] intake
     cdef Wire wire
@@ -39,15 +39,15 @@ cdef class Intake:
             leak(self.intake)
 
     def stop(self) -> None:
-        """Commit nothing more, so that `figures` are final, and acknowledge what was committed."""
+        """Commit nothing more, so that `figures` are final, and acknowledge the samples that were committed."""
         with nogil:
             stop_intake(self.wire.engine.engine.get()[0], self.intake.get()[0], self.wire.peer.get()[0])
 
     @property
     def idle(self) -> bool:
-        """Nothing that has arrived waits for space."""
+        """Whether no sample that has arrived waits for space."""
         return self.intake.get().idle()
 
     def figures(self) -> dict[str, int]:
-        """committed (of the session), inserted, duplicates, bytes, messages, direct and shown (samples), waiting_since (CLOCK_MONOTONIC, ns; 0: it does not)."""
+        """committed (of the session), inserted, duplicates, bytes, messages, direct and shown (samples), waiting_since (CLOCK_MONOTONIC, ns; 0: not waiting)."""
         return self.intake.get().figures()

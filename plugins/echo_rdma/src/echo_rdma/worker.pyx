@@ -1,4 +1,4 @@
-# The worker's end of samples for Python; a part of _ucx.pyx. What works without Python is in ucx/window.hpp.
+# The worker's end of samples for Python. Part of _ucx.pyx. The code that works without Python is in ucx/window.hpp.
 
 cdef extern from "ucx/window.hpp" namespace "echo_rdma" nogil:
     cdef struct WindowFigures "echo_rdma::Window::Figures":
@@ -21,26 +21,26 @@ cdef extern from "ucx/window.hpp" namespace "echo_rdma" nogil:
     int WINDOW_NO_MEMORY "echo_rdma::Window::NO_MEMORY"
 
 cdef enum:
-    FEW = 64                # leaves whose addresses fit on the stack
+    FEW = 64                # the addresses of so many leaves fit on the stack
     GIL_BYTES = 32768       # copies larger than this are done without the GIL
-    PATIENCE_NS = 2000000   # that a call waits for room by itself, before it does so where it can be interrupted
+    PATIENCE_NS = 2000000   # how long a call waits for room in native code before it waits where it can be interrupted
 
 
 @cython.final
 cdef class Window:
-    """Samples until they are acknowledged: what `echo_core.wire.channel.window.SampleWindow` describes, for samples that the engine sends.
+    """Keeps samples until they are acknowledged, as `echo_core.wire.channel.window.SampleWindow` describes, for samples that the engine sends.
 
     Args:
         spec: of the samples.
-        most: samples under way; at this bound `send` waits.
-        chunk_bytes: of memory that is used together, about.
+        most: the most unacknowledged samples; at this bound `send` waits.
+        chunk_bytes: approximate size of the memory blocks.
 
     Attributes:
-        message_bytes: the most that one message carries, from the next `resume` on.
-        near: the learner is on this machine: it reads samples where they lie, if UCX has memory for that.
+        message_bytes: the most bytes of one message, from the next `resume` on.
+        near: whether the learner is on this machine. It then reads samples in place, if UCX has memory for that.
     """
     cdef shared_ptr[CWindow] window
-    cdef Engine engine  # that the window rings: it must not go before another is attached, though its connection may be over
+    cdef Engine engine  # the window wakes it, so it must stay until another engine is attached, even if its connection has ended
     cdef object spec, slow, slow_batch
     cdef list spare
     cdef Py_ssize_t leaves, sample_bytes
@@ -66,7 +66,7 @@ cdef class Window:
             leak(self.window)
 
     def connect(self, slow, slow_batch):
-        """Weak references to what is called for samples and batches `(samples, timeout)` for which there is no room soon."""
+        """Set the functions that are called for samples and batches `(samples, timeout)` that find no room soon. They are held weakly."""
         self.slow, self.slow_batch = slow, slow_batch
 
     # ---- samples
@@ -99,7 +99,7 @@ cdef class Window:
             call(self.slow_batch)(samples, timeout)
 
     def take(self, sample) -> int:
-        """Copy one sample: 1 taken, 0 there is no room, also after a moment. Raises SpecError."""
+        """Copy one sample. Returns 1 if it was taken, 0 if there was no room even after a moment. Raises SpecError."""
         cdef const void* few[FEW]
         cdef vector[const void*] many
         cdef const void** out = few
@@ -110,7 +110,7 @@ cdef class Window:
         if self.leaves > FEW:
             many.resize(self.leaves)
             out = many.data()
-        # Another thread may be in here while optree or numpy run Python code for this one.
+        # Another thread may enter this method while optree or numpy run Python code for this one.
         keep, self.spare = self.spare, None
         if keep is None:
             keep = []
@@ -123,7 +123,7 @@ cdef class Window:
                 self.spare = keep
                 return 1
             keep.clear()
-        # Without the GIL another thread could take an array out of the sample and free what is copied from.
+        # Without the GIL, another thread could take an array out of the sample and free the memory that is being copied.
         echo_leaf_pointers_held(self.spec, sample, out, keep)
         with nogil:
             status = self.window.get().take(out, 1, PATIENCE_NS)
@@ -134,7 +134,7 @@ cdef class Window:
         return status == WINDOW_TAKEN
 
     def add(self, Py_ssize_t count, data) -> None:
-        """Take `count` samples, given for each leaf in turn, by somebody who has waited for room."""
+        """Take `count` samples, given leaf after leaf. The caller has already waited for room."""
         cdef vector[const void*] out
         cdef const unsigned char[::1] view = data
         cdef const char* at = <const char*>&view[0] if view.shape[0] else NULL
@@ -147,10 +147,10 @@ cdef class Window:
         if status != WINDOW_TAKEN:
             raise MemoryError() if status == WINDOW_NO_MEMORY else ClosedError("this connection is closed")
 
-    # ---- what the uplink asks of a window
+    # ---- the interface of a window that the uplink uses
 
     def lent(self) -> str:
-        """It lends no rows: see `RdmaConnection.reserve`."""
+        """This window cannot lend rows: see `RdmaConnection.reserve`."""
         return ""
 
     @property
@@ -165,10 +165,10 @@ cdef class Window:
         return self.window.get().has_room(count)
 
     def next_frame(self) -> None:
-        """There is none: samples do not go over the stream."""
+        """Always None, because samples do not travel over the stream."""
 
     def acknowledge(self, number) -> None:
-        """The engine has done that; the uplink now wakes who waits for it."""
+        """The engine has already done this; the uplink now wakes the callers that wait for it."""
 
     def resume(self, uint64_t number) -> None:
         if not self.window.get().resume(number, self.message_bytes, self.near):
@@ -177,17 +177,17 @@ cdef class Window:
             )
 
     def stop(self) -> None:
-        """No more are taken; those that are being copied have been by then."""
+        """Take no more samples. Samples that are being copied are taken when this returns."""
         if self.generation == generation:
             with nogil:
                 self.window.get().stop()
 
-    # ---- beyond that
+    # ---- further methods
 
     def attach(self, Wire wire) -> None:
-        """Samples go over `wire` from now on; begun by `resume`."""
+        """Send samples over `wire` from now on; `resume` begins it."""
         self.window.get().attach(wire.engine.engine.get())
-        self.engine = wire.engine  # only now may the earlier one go
+        self.engine = wire.engine  # the earlier engine may be freed only now
         with nogil:
             wire.engine.engine.get().attach(wire.peer.get()[0], <shared_ptr[Flow]>self.window)
 
@@ -197,11 +197,11 @@ cdef class Window:
         self.engine = None
 
     def watch(self, int change) -> None:
-        """While somebody watches, acknowledgements are told to the reader of the stream."""
+        """While anyone watches, acknowledgements are also passed to the reader of the stream."""
         self.window.get().watch(change)
 
     def wait_sent(self, uint64_t number, double seconds) -> bool:
-        """Wait until that many samples have been handed to the network."""
+        """Wait until so many samples have been handed to the network."""
         cdef cbool sent
         cdef int64_t ns = <int64_t>(seconds * 1e9)
         with nogil:

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The words on the first page of a board, with the order in memory that they need: see board.hpp."""
+"""Access to the words on the first page of a board, with the memory order that they need: see board.hpp."""
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport uint32_t, uint64_t
@@ -32,12 +32,12 @@ PLACES = kPlaces
 
 
 cdef class Places:
-    """A board that lies in `memory`, a buffer that is kept: a page and `PLACES` places.
+    """A board in `memory`, a buffer that this object keeps: a page and `PLACES` places.
 
-    Raises ValueError when it has no space for those; `begin` and `finish` raise ValueError when it cannot be written to.
+    Raises ValueError if `memory` is too small for those; `begin` and `finish` raise ValueError if it is read-only.
 
     Attributes:
-        capacity: of a place, in bytes.
+        capacity: size of a place in bytes.
     """
 
     cdef Py_buffer view
@@ -63,16 +63,16 @@ cdef class Places:
         return self.board.capacity()
 
     def start(self, uint32_t place) -> int:
-        """Where it begins, in bytes from the beginning of the memory."""
+        """The offset at which `place` begins, in bytes from the beginning of the memory."""
         return self.board.start(place)
 
     def begin(self, uint32_t place) -> None:
-        """From here on `place` may be written to, until `finish`; readers turn away from it."""
+        """Mark that `place` is being written until `finish`; readers avoid it meanwhile."""
         self.writing(place)
         self.board.begin(place)
 
     def finish(self, uint32_t place, uint64_t version, uint64_t digest, uint64_t payload, uint64_t meta) -> None:
-        """`place` has the whole of this version, the newest: `payload` bytes, and a description of `meta` bytes at the next page."""
+        """Publish `place`: it holds the whole of this newest version, `payload` bytes and, at the next page, a description of `meta` bytes."""
         cdef Version found
         self.writing(place)
         if not self.board.fits(payload, meta):
@@ -81,9 +81,9 @@ cdef class Places:
         self.board.finish(place, found)
 
     def look(self):
-        """The newest version, to be copied; None when a newer one is about to be, so that it is worth looking again.
+        """The newest version, to be copied; None if it is just being overwritten. Then a newer one is coming, so look again.
 
-        Raises ProtocolError when it would reach past its place.
+        Raises ProtocolError if the version would reach past its place.
         """
         cdef Copyable found = Copyable.__new__(Copyable)
         cdef int outcome = self.board.look(&found.found)
@@ -99,8 +99,8 @@ cdef class Copyable:
     """A version that was whole on the board.
 
     Attributes:
-        version, digest: its own, as the learner wrote them.
-        payload: its bytes, without the description.
+        version, digest: the numbers that the learner wrote.
+        payload: number of its bytes, without the description.
     """
 
     cdef Found found
@@ -119,7 +119,7 @@ cdef class Copyable:
         return self.found.payload
 
     def copy(self, to):
-        """Its payload into `to`, without the GIL. Its description; None when it was overwritten meanwhile, and `to` has rubbish."""
+        """Copy the payload into `to`, without the GIL. Returns the description; None if the version was overwritten meanwhile, and then `to` is invalid."""
         cdef Py_buffer target
         cdef bytes meta = PyBytes_FromStringAndSize(NULL, self.found.meta)
         cdef char* described = PyBytes_AS_STRING(meta)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The learner's end of a lane, see lane.hpp: `Copier` copies a worker's samples into the store, without the GIL."""
+"""The learner's end of a lane (see lane.hpp): `Copier` copies a worker's samples into the store, without the GIL."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
@@ -22,7 +22,7 @@ ENDED, CLOSED, BROKEN = range(3)  # outcomes of `Copier.run`
 
 
 def lane_bytes(spec, uint64_t rows) -> int:
-    """Memory of a lane of `rows` samples. Raises MemoryError when no machine has that."""
+    """The size in bytes of a lane of `rows` samples. Raises MemoryError if no machine has so much."""
     cdef vector[uint64_t] sizes
     for leaf in spec.leaves:
         sizes.push_back(leaf.nbytes)
@@ -33,9 +33,9 @@ def lane_bytes(spec, uint64_t rows) -> int:
 
 
 cdef class Copier:
-    """Copies from the lane in `fd` (which can be closed afterwards) into the store of `native`. `run` is for one thread.
+    """Copies from the lane in `fd` (which can be closed afterwards) into the store of `native`. Only one thread may call `run`.
 
-    Raises MemoryError when the lane cannot be mapped.
+    Raises MemoryError if the lane cannot be mapped.
     """
 
     cdef LaneReader* lane
@@ -52,18 +52,18 @@ cdef class Copier:
         del self.lane
 
     def run(self) -> int:
-        """Copy what comes. ENDED: after `finish`. CLOSED: the store takes no more. BROKEN: the worker wrote what cannot be."""
+        """Copy samples as they come. ENDED: `finish` was called. CLOSED: the store is closed. BROKEN: the worker wrote an impossible number."""
         cdef int outcome
         with nogil:
             outcome = self.lane.run()
         return outcome
 
     def finish(self) -> None:
-        """`run` is to end when what is whole by now is copied, as far as there is space for that."""
+        """End `run` when all samples that are whole by now are copied, as far as there is space for them."""
         self.lane.finish()
 
     def catch_up(self, double seconds) -> bool:
-        """Sleep until what is whole by now is committed, at most so long, or until `run` ends. Whether it is."""
+        """Sleep until all samples that are whole by now are committed, the time is over, or `run` ends. Returns whether they are committed."""
         cdef bint whole
         cdef int64_t ns = <int64_t>(seconds * 1e9)
         with nogil:
@@ -72,11 +72,11 @@ cdef class Copier:
 
     @property
     def copied(self) -> int:
-        """Samples that are committed."""
+        """The number of committed samples."""
         return self.lane.copied()
 
     @property
     def waiting(self) -> float:
-        """For how many seconds it has been waiting for space; 0.0 if it is not."""
+        """How many seconds it has been waiting for space; 0.0 if it is not waiting."""
         cdef int64_t since = self.lane.waits_since()
         return (monotonic_ns() - since) * 1e-9 if since else 0.0

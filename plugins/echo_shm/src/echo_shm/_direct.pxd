@@ -1,4 +1,4 @@
-# The worker's end as the package's other native modules see it.
+# Declarations of the worker's end for the package's other native modules.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
@@ -23,7 +23,7 @@ cdef extern from "<mutex>" namespace "std" nogil:
 
 cdef class Mapping:
     cdef echo_remote* store
-    cdef int lifeline  # closed after the store is unmapped, by which the learner knows
+    cdef int lifeline  # closed after the store is unmapped, which tells the learner so
     cdef void cut(self) noexcept
 
 
@@ -32,12 +32,12 @@ cdef class Lane:
 
 
 cdef class Direct:
-    cdef mutex lock              # of everything below; never held while waiting for the GIL
-    cdef readonly Mapping mapping  # None: no learner's store is mapped
+    cdef mutex lock              # guards everything below; it is never held while waiting for the GIL
+    cdef readonly Mapping mapping  # None while no learner's store is mapped
     cdef echo_remote* store      # mapping.store, or NULL
     cdef Lane kept               # the newest lane, until `take_back`
-    cdef uint64_t lost           # samples that lay in it when it was dropped
-    cdef LaneWriter* lane        # kept.writer while the learner copies from it, else NULL
+    cdef uint64_t lost           # number of samples that lay in it when it was dropped
+    cdef LaneWriter* lane        # kept.writer while the learner copies from it, otherwise NULL
     cdef readonly bint ready
     cdef uint32_t record
     cdef list reservable         # records for `reserve`
@@ -49,7 +49,7 @@ cdef class Direct:
     cdef int slices, generation
     cdef readonly uint64_t samples, pumped, blocked, revoked
     cdef object give_up
-    cdef readonly object dropped  # (record, mapping) of reservations that were neither committed nor aborted; None: there will be no more
+    cdef readonly object dropped  # (record, mapping) of reservations that were neither committed nor aborted; None says that no further ones will come
 
     cdef bint here(self) noexcept
     cdef int put(self, const void** leaves, uint64_t n, uint64_t* done, bint held) except -1

@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The worker's end of the memory it shares with the learner: the learner's store, where samples are written where they will be read, or a
-lane of the worker's own (lane.hpp), from which the learner copies them.
+"""The worker's end of the memory that it shares with the learner. This is either the learner's store, where samples are written to their final
+place, or a lane of the worker's own (lane.hpp), from which the learner copies them.
 
-`Direct` takes a sample over within one call while there is space: in the store that is claim, copy, commit, by the atomics of echo_core's
-remote.hpp. When it cannot (the store is full, no learner is connected, earlier samples wait) it leaves the sample to `slow`, the
-connection's window, which keeps the order and waits. Small samples are copied with the GIL held: giving it back and taking it again would cost more.
+While there is space, `Direct` takes a sample over within one call. In the store this is claim, copy and commit, with the atomics of echo_core's
+remote.hpp. If it cannot (the store is full, no learner is connected, or earlier samples wait), it passes the sample to `slow`, the connection's
+window, which keeps the order and waits. Small samples are copied with the GIL held, because to release it and take it again would cost more.
 """
 import os
 from queue import SimpleQueue
@@ -23,12 +23,12 @@ from echo_core.store.shared.shared_store cimport (
 from echo_core.base.errors import ClosedError, EchoError, ProtocolError
 
 cdef enum:
-    BUSY = 99             # a status of ours, beside echo_status
-    FEW = 64              # leaves whose addresses fit on the stack
+    BUSY = 99             # a status of this module, beside echo_status
+    FEW = 64              # the addresses of so many leaves fit on the stack
     GIL_BYTES = 32768     # copies larger than this are done without the GIL
-    SLICE_NS = 2000000    # of a wait for space that others must be able to cut short
+    SLICE_NS = 2000000    # slice of a wait for space that other threads must be able to end early
 
-cdef int generation = 0  # of forks: a connection belongs to the process that made it
+cdef int generation = 0  # counts forks: a connection belongs to the process that made it
 
 
 def _forked():
@@ -40,7 +40,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 cdef class Mapping:
-    """The learner's store as this process has mapped it; unmapped with the last reference."""
+    """This process's mapping of the learner's store; it is unmapped with the last reference."""
 
     def __cinit__(self, int lifeline):
         self.lifeline = lifeline
@@ -57,7 +57,7 @@ cdef class Mapping:
 
 
 cdef class Lane:
-    """A lane as this process has mapped it; unmapped with the last reference."""
+    """This process's mapping of a lane; it is unmapped with the last reference."""
 
     def __dealloc__(self):
         del self.writer
@@ -71,9 +71,9 @@ cdef class Direct:
         patience: seconds that `send` itself waits for space.
 
     Attributes:
-        ready: whether samples may be put: nothing waits that was taken over before them.
-        samples: how many were put; into the store they are committed, into a lane they are under way until the learner has copied them.
-        pumped: those of them that had to wait.
+        ready: whether samples may be put, which requires that no earlier sample waits.
+        samples: how many were put. Samples in the store are committed; samples in a lane are in flight until the learner has copied them.
+        pumped: how many of them had to wait.
         blocked: how often the store was found full.
         revoked: how many claims were taken away because they were held for too long.
     """
@@ -87,11 +87,11 @@ cdef class Direct:
         self.slices = <int>(patience * 1e9 / SLICE_NS)
         self.generation = generation
         self.reservable = []
-        self.dropped = SimpleQueue()  # whose `put` may interrupt a `put` of the same thread
+        self.dropped = SimpleQueue()  # its `put` is reentrant: it may interrupt another `put` of the same thread
 
     def connect(self, slow, slow_batch, rest, give_up):
-        """Weak references to what is called for samples `(sample, timeout)` and batches `(samples, timeout)` that cannot be put at once,
-        for what is left `(count, bytes)` of a batch that was begun, and for a `(record, mapping)` whose claim the learner is to take back."""
+        """Set the functions that are called for samples `(sample, timeout)` and batches `(samples, timeout)` that cannot be put at once, for the
+        rest `(count, bytes)` of a batch that was begun, and for a `(record, mapping)` whose claim the learner should take back. Held weakly."""
         self.slow, self.slow_batch, self.rest, self.give_up = slow, slow_batch, rest, give_up
 
     # ---- samples -----------------------------------------------------------------------------------------------------------
@@ -109,11 +109,11 @@ cdef class Direct:
             if self.count > FEW:
                 many.resize(self.count)
                 leaves = many.data()
-            # Another thread may be in here while optree or numpy run Python code for this one.
+            # Another thread may enter this method while optree or numpy run Python code for this one.
             keep, self.spare = self.spare, None
             if keep is None:
                 keep = []
-            # Without the GIL another thread could take an array out of the sample and free what is copied from.
+            # Without the GIL, another thread could take an array out of the sample and free the memory that is being copied.
             held = self.sample_bytes > GIL_BYTES
             if held:
                 echo_leaf_pointers_held(self.spec, sample, leaves, keep)
@@ -157,16 +157,16 @@ cdef class Direct:
         if done == 0:
             self.call(self.slow_batch)(samples, timeout)
             return
-        # A batch is taken whole or not at all: what is left of it must not wait for room in the window, which might not come.
+        # A batch is taken as a whole or not at all: the rest of it must not wait for room in the window that might never come.
         parts = []
         for i in range(self.count):
             parts.append((<const char*>leaves[i] + done * self.leaf_bytes[i])[:(n - done) * self.leaf_bytes[i]])
         self.call(self.rest)(n - done, b"".join(parts))
 
     def pump(self, const unsigned char[::1] data, uint64_t n, uint64_t row, double seconds):
-        """Put samples from number `row` on of the `n` whose leaves lie one after another in `data`, waiting up to `seconds` for space.
+        """Put the samples from number `row` on, of the `n` samples whose leaves lie one after another in `data`. Waits up to `seconds` for space.
 
-        Returns how many were put; None when no store is mapped any more.
+        Returns how many were put; None if no store is mapped any more.
         """
         cdef vector[const void*] leaves
         cdef const unsigned char* at = NULL
@@ -193,8 +193,8 @@ cdef class Direct:
         return self.generation == generation
 
     cdef int put(self, const void** leaves, uint64_t n, uint64_t* done, bint held) except -1:
-        """ECHO_OK: all are committed; otherwise the first `done` of them. BUSY: another thread is putting one, and what is behind
-        `leaves` is not `held` and so good only under the GIL."""
+        """ECHO_OK: all samples are committed; otherwise only the first `done` of them. BUSY: another thread is putting a sample, and this call cannot
+        wait for it without the GIL, because the memory behind `leaves` is not `held`."""
         cdef int status
         if not self.lock.try_lock():
             if not held:
@@ -214,7 +214,7 @@ cdef class Direct:
         return status
 
     cdef int put_soon(self, const void** leaves, uint64_t n, uint64_t* done, object timeout) except -1:
-        """The same, waiting a little for space."""
+        """The same, with a short wait for space."""
         cdef int status = ECHO_FULL, i, slices = self.slices + 1
         if timeout is not None and timeout * 1e9 < slices * <double>SLICE_NS:
             slices = <int>(timeout * 1e9 / SLICE_NS) + 1
@@ -232,7 +232,7 @@ cdef class Direct:
         return status
 
     cdef int pour(self, const void** leaves, uint64_t n, uint64_t* done) noexcept nogil:
-        """`lock` held."""
+        """Copy samples to the store or lane until all `n` are there; updates `done`. Call with `lock` held."""
         cdef echo_run run
         cdef uint32_t i
         cdef uint64_t size, before = done[0]
@@ -252,14 +252,14 @@ cdef class Direct:
                 size = self.leaf_bytes[i]
                 memcpy(remote_leaf(store, &run, i), <const char*>leaves[i] + done[0] * size, size * run.count)
             if remote_commit(store, self.record, &run) == ECHO_REVOKED:
-                self.revoked += 1  # we were stopped for a while, and others have our slots: once more
+                self.revoked += 1  # this process was stopped for a while, and others got its slots: try once more
                 continue
             done[0] += run.count
             self.samples += run.count
         return ECHO_OK
 
     cdef bint rest_for_space(self, int64_t ns) noexcept nogil:
-        """`lock` held, and something mapped. Whether there may be space."""
+        """Wait for space. Call with `lock` held while a store or lane is mapped. Returns whether there may be space."""
         if self.lane != NULL:
             return self.lane.wait_room(ns)
         return remote_wait_space(self.store, self.record, ns) == ECHO_OK
@@ -270,10 +270,10 @@ cdef class Direct:
             raise ClosedError("this client was dropped; keep it for as long as you send")
         return function
 
-    # ---- what the connection does ---------------------------------------------------------------------------------------------
+    # ---- calls of the connection ----------------------------------------------------------------------------------------------
 
     def attach(self, int fd, int lifeline, list records):
-        """Map the learner's store, and keep the `lifeline` open while it is. Raises MemoryError, ProtocolError."""
+        """Map the learner's store, and keep `lifeline` open while it is mapped. Raises MemoryError, ProtocolError."""
         cdef Mapping mapping = Mapping(lifeline)
         mapping.store = remote_attach(fd, self.spec)
         with nogil:
@@ -283,7 +283,7 @@ cdef class Direct:
         self.lock.unlock()
 
     def attach_lane(self, int fd, uint64_t rows):
-        """Map a lane of `rows` samples. What an earlier one had must have been taken back. Raises MemoryError, ProtocolError."""
+        """Map a lane of `rows` samples. The samples of an earlier lane must have been taken back before. Raises MemoryError, ProtocolError."""
         cdef Lane lane = Lane()
         try:
             lane.writer = new LaneWriter(fd, self.leaf_bytes, rows)
@@ -300,11 +300,11 @@ cdef class Direct:
         self.lock.unlock()
 
     def under_way(self):
-        """How many samples lie in a lane that the learner has not copied, as far as is known."""
+        """How many samples in the lane the learner has not copied yet, as far as this end knows."""
         return self.lost if self.kept is None else self.kept.writer.under_way()
 
     def wait_copied(self, double seconds):
-        """Sleep until the learner has copied all that lies in the lane now, at most so long, or until a signal comes."""
+        """Sleep until the learner has copied all samples that lie in the lane now, the time is over, or a signal comes."""
         cdef Lane lane = self.kept
         cdef uint64_t target
         cdef int64_t ns = <int64_t>(seconds * 1e9)
@@ -314,13 +314,13 @@ cdef class Direct:
                 lane.writer.wait_copied(target, ns)
 
     def drop_lane(self):
-        """The connection is over for good: what the learner has not copied is lost."""
+        """The connection has ended for good: samples that the learner has not copied are lost."""
         if self.kept is not None:
             self.lost = self.kept.writer.under_way()
             self.kept = None
 
     def take_back(self):
-        """`(count, payload of a frame)`: what the learner has not copied out of the lane. It copies no more when this is called."""
+        """The samples in the lane that the learner has not copied: `(count, payload of a frame)`. The learner must have stopped before this call."""
         cdef Lane lane = self.kept
         cdef uint64_t count
         self.kept = None
@@ -335,7 +335,7 @@ cdef class Direct:
         return count, payload
 
     def detach(self):
-        """No sample is put any more; what a call had begun is done when this returns."""
+        """Put no further samples. Calls that had begun are finished when this returns."""
         cdef Mapping mapping
         cdef uint32_t record
         with nogil:
@@ -347,30 +347,30 @@ cdef class Direct:
         self.lock.unlock()
         if mapping is not None:
             remote_leave(mapping.store, self.record)
-            for record in reservable:  # those in use leave when they are done
+            for record in reservable:  # records that are in use leave when their reservation ends
                 remote_leave(mapping.store, record)
 
     def open(self, bint ready):
-        """Whether samples may be put."""
+        """Say whether samples may be put."""
         if ready == self.ready:
-            return  # without the lock, which the pump holds while it waits
+            return  # checked without the lock, because the pump holds the lock while it waits
         with nogil:
             self.lock.lock()
         self.ready = ready and (self.store != NULL or self.lane != NULL)
         self.lock.unlock()
 
     def abandon(self):
-        """In a forked child: the mapping and all its records are the parent's."""
+        """Let go in a forked child: the mapping and all its records belong to the parent."""
         self.ready = False
         self.store = NULL
         self.lane = NULL  # it is not mapped in a child
         self.kept = None
         if self.mapping is not None:
             self.mapping.store = NULL
-            self.mapping.cut()  # our copy: the learner is to see the parent go
+            self.mapping.cut()  # closes the child's copy, so that the learner sees when the parent ends
 
     def wait_space(self, double seconds):
-        """Sleep until there may be space, at most so long; at once when no store is mapped."""
+        """Sleep until there may be space or the time is over; return at once if no store is mapped."""
         with nogil:
             self.lock.lock()
             if self.ready:

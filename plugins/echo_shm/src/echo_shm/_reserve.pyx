@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""Slots of the learner's store that an environment fills in place: `reserve(direct)` gives a `Reserved`."""
+"""Slots of the learner's store that an environment fills in place: `reserve(direct)` returns a `Reserved`."""
 from libc.stdint cimport uint32_t
 
 from echo_core.store.door.capi cimport ECHO_OK, echo_run
@@ -12,7 +12,7 @@ from echo_core.base.errors import EchoError
 
 
 def reserve(Direct owner not None):
-    """A claimed slot; None when the store is full or not mapped, or the learner has yet to take back one that was given up (see `idle`).
+    """A claimed slot; None if the store is full or not mapped, or if the learner has not yet taken back one that was given up (see `idle`).
 
     Raises EchoError when all reservations are in use.
     """
@@ -35,7 +35,7 @@ def reserve(Direct owner not None):
 
 
 cpdef uint32_t idle(Direct owner) except? 0:
-    """A record for a reservation; 0 while there is none, because what was given up with it is the learner's until that says so."""
+    """A record for a reservation; 0 while none is free, because a record that was given up belongs to the learner until the learner returns it."""
     cdef Mapping mapping = owner.mapping
     cdef uint32_t record
     if mapping is not None:
@@ -46,8 +46,8 @@ cpdef uint32_t idle(Direct owner) except? 0:
 
 
 cdef class Reserved(Reservation):
-    """One slot in the learner's store, claimed for this worker. One that is held longer than the learner's `claim_timeout` while its batch
-    waits for nothing else is given to others: commit() then says so."""
+    """One slot in the learner's store, claimed for this worker. If it is held longer than the learner's `claim_timeout` while its batch
+    waits for nothing else, the learner gives it to others, and commit() then says so."""
 
     cdef Mapping mapping
     cdef echo_run run
@@ -79,13 +79,13 @@ cdef class Reserved(Reservation):
 
     cdef int drop(self) except -1:
         self.free()
-        # The garbage collector may run in a thread that holds the connection's lock: whoever may wait for that tells the learner.
+        # The garbage collector may run in a thread that holds the connection's lock. So another thread, which may wait for the lock, informs the learner.
         if self.owner.mapping is self.mapping:
             self.owner.dropped.put((self.record, self.mapping))
         return 0
 
     cdef int free(self) except -1:
-        """The record is for another reservation, or for the learner to take."""
+        """Make the record free for another reservation, or leave it to the learner to take back."""
         if self.owner.mapping is self.mapping:
             self.owner.reservable.append(self.record)
         else:

@@ -1,11 +1,11 @@
-// A board: where a learner leaves its weights for all workers of the machine to copy. A page of words, then a few places of the same size,
-// which are written in turn.
+// A board: shared memory in which a learner publishes its weights, and from which all workers of the machine copy them. It has a page of words
+// and then a few places of the same size, which are written in turn.
 //
-// Each place has a turn, which is odd from before the first byte is written there until after the last one. A reader takes the turn, copies, and
-// takes it again: the same even number both times means that nothing was written meanwhile, and it has the whole of one version. Nobody waits for
-// anybody, and the bytes need no proof of their own. A learner that dies while it writes leaves a turn odd, and `newest` with the version before.
+// Each place has a turn, a number that is odd from before its first byte is written until after its last one. A reader reads the turn, copies,
+// and reads the turn again. If it was the same even number both times, nothing was written meanwhile, and the copy is one whole version. No side
+// waits for the other, and the bytes need no checksum. If a learner dies while it writes, a turn stays odd, and `newest` names the version before.
 //
-// What a reader finds here is bounded before it is used: sizes by the memory that was mapped, which is sealed, and not by a word of the page.
+// A reader checks every number before it uses it. It checks sizes against the mapped memory, which is sealed, and not against words of the page.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 #include <emmintrin.h>
 #endif
 
-// The test-suite builds once without the mark, to prove that it would see torn weights.
+// The test suite also builds this file without the mark, to prove that it would notice torn weights.
 #ifndef ECHO_BOARD_MARKS
 #define ECHO_BOARD_MARKS 1
 #endif
@@ -24,7 +24,7 @@
 namespace echo_shm {
 
 constexpr uint64_t kBoardPage = 4096;
-constexpr uint32_t kPlaces = 3;  // the newest, the one being written, and one for who still reads
+constexpr uint32_t kPlaces = 3;  // the newest, the one that is being written, and one that a slow reader may still read
 
 struct Version {
     uint64_t version, digest, payload, meta;  // the last two in bytes; the description follows the payload at the next page
@@ -36,7 +36,7 @@ struct Place {
 };
 
 struct BoardHead {
-    std::atomic<uint64_t> newest;  // a place
+    std::atomic<uint64_t> newest;  // index of a place
     Place places[kPlaces];
 };
 static_assert(sizeof(BoardHead) <= kBoardPage && std::atomic<uint64_t>::is_always_lock_free);
@@ -45,12 +45,13 @@ struct Found : Version {
     uint64_t place, turn;
 };
 
-// What is large is copied past the caches: reading the old contents of the target would cost half as much again, and another core has written the
-// source past its own, so that it comes from main memory, of which the processor's own prefetching reads no further than the end of a page.
+// Copies large blocks past the caches. A normal copy reads the old contents of the target first, which would cost half as much again. The source
+// comes from main memory, because the other core wrote it past its caches too; it is prefetched here, because the processor's own prefetching
+// stops at the end of a page.
 inline void copy_out(char *to, const char *from, uint64_t count) {
 #if defined(__SSE2__)
     constexpr uint64_t kLarge = 1 << 20;
-    constexpr ptrdiff_t kSoon = 512, kAhead = 4096;  // past the end a prefetch is no access
+    constexpr ptrdiff_t kSoon = 512, kAhead = 4096;  // a prefetch past the end is harmless, because it is not an access
     if (count >= kLarge && reinterpret_cast<uintptr_t>(to) % 16 == 0) {
         const uint64_t whole = count / 64 * 64;
         for (const char *end = from + whole; from != end; from += 64, to += 64) {
@@ -66,36 +67,36 @@ inline void copy_out(char *to, const char *from, uint64_t count) {
     std::memcpy(to, from, count);
 }
 
-// Either end's view of the memory, which it does not own. The learner's end is for one thread at a time, a reader's for any number.
+// The view that either end has of the memory. It does not own the memory. The learner's calls are for one thread at a time, a reader's for any number.
 class Board {
 public:
     Board(void *memory, uint64_t length)
         : head_(static_cast<BoardHead *>(memory)), base_(static_cast<char *>(memory)), capacity_((length - kBoardPage) / kPlaces / kBoardPage * kBoardPage) {}
 
-    uint64_t capacity() const { return capacity_; }  // of a place, in bytes
+    uint64_t capacity() const { return capacity_; }  // size of a place in bytes
     uint64_t start(uint64_t place) const { return kBoardPage + place * capacity_; }
     static uint64_t up(uint64_t count) { return (count + kBoardPage - 1) / kBoardPage * kBoardPage; }
     bool fits(uint64_t payload, uint64_t meta) const { return payload <= capacity_ && meta <= capacity_ && up(payload) + meta <= capacity_; }
 
     // ---- the learner's end
 
-    // `place` is going to be written to.
+    // Marks that `place` is going to be written.
     void begin(uint32_t place) {
         std::atomic<uint64_t> &turn = head_->places[place].turn;
         const uint64_t before = turn.load(std::memory_order_relaxed);
         if (before % 2 == 0 && ECHO_BOARD_MARKS) turn.store(before + 1, std::memory_order_relaxed);
-        // The mark comes before all that is written there, past the caches too, which a release fence would not order on x86.
+        // The mark must be visible before every byte that is written there. That includes stores past the caches, which a release fence does not order on x86.
         std::atomic_thread_fence(std::memory_order_seq_cst);  // SYNC begun
     }
 
-    // `place` has the whole of `found`, the newest.
+    // Publishes `place`: it holds the whole of `found`, which is now the newest version.
     void finish(uint32_t place, const Version &found) {
         Place &to = head_->places[place];
         to.version.store(found.version, std::memory_order_relaxed);
         to.digest.store(found.digest, std::memory_order_relaxed);
         to.payload.store(found.payload, std::memory_order_relaxed);
         to.meta.store(found.meta, std::memory_order_relaxed);
-        std::atomic_thread_fence(std::memory_order_seq_cst);  // as in begin(): what went past the caches
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // as in begin(): orders the stores past the caches too
         const uint64_t turn = to.turn.load(std::memory_order_relaxed);
         to.turn.store(turn + (ECHO_BOARD_MARKS ? 1 : 0), std::memory_order_release);  // SYNC whole
         head_->newest.store(place, std::memory_order_release);                        // SYNC newest
@@ -105,7 +106,7 @@ public:
 
     enum Outcome { kWhole = 0, kAgain = 1, kForeign = 2 };
 
-    // What is newest. kAgain: it is being overwritten, so that there is a newer one. kForeign: no learner of ours writes such numbers.
+    // Finds the newest version. kAgain: it is being overwritten, so there is a newer one. kForeign: no learner of Echo writes such numbers.
     Outcome look(Found *found) const {
         found->place = head_->newest.load(std::memory_order_acquire);  // SYNC newest
         if (found->place >= kPlaces) return kForeign;
@@ -119,7 +120,7 @@ public:
         return fits(found->payload, found->meta) ? kWhole : kForeign;
     }
 
-    // Copies what look() found. Whether it was still there, whole, at the end: otherwise what `payload` and `meta` have is rubbish.
+    // Copies the version that look() found. True if it was still there and whole at the end; otherwise the bytes in `payload` and `meta` are invalid.
     bool copy(const Found &found, char *payload, char *meta) const {
         const char *from = base_ + start(found.place);
         std::memcpy(meta, from + up(found.payload), found.meta);
@@ -129,7 +130,7 @@ public:
 
 private:
     bool still(const Found &found) const {
-        std::atomic_thread_fence(std::memory_order_acquire);  // SYNC begun: who has read a byte of the next version finds its mark
+        std::atomic_thread_fence(std::memory_order_acquire);  // SYNC begun: a reader that has read a byte of the next version also sees its mark
         return head_->places[found.place].turn.load(std::memory_order_relaxed) == found.turn;
     }
 

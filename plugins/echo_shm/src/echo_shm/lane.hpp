@@ -1,12 +1,12 @@
-// A lane: memory that one worker and the learner share and nobody else sees. The worker writes samples into it, the learner copies them
-// into its store.
+// A lane: memory that only one worker and the learner share. The worker writes samples into it, and the learner copies them into its
+// store.
 //
-// The learner takes for granted nothing that it reads here: a worker may write anything, anywhere in the lane, at any moment.
-// * Of the words, it believes one: `written`. It is read once, checked against what the learner itself keeps outside of the lane, and only
-//   the copy that was checked is used. All addresses follow from numbers that the worker cannot reach.
-// * The other words only say who wants to be woken. Nonsense there costs a system call, or a sleep that ends by itself.
-// * Samples are copied once, and looked at by nobody before: a worker that changes one meanwhile tears its own sample.
-// The memory cannot shrink (it is sealed), so that reading it never faults.
+// The learner trusts nothing that it reads here: a worker may write anything, anywhere in the lane, at any moment.
+// * Of the words, the learner uses only `written` as a number. It reads it once and checks it against numbers that it keeps outside of the lane,
+//   and uses only the checked copy. All addresses follow from numbers that the worker cannot reach.
+// * The other words only say which side wants to be woken. A wrong value there costs a system call, or a sleep that ends by itself.
+// * Samples are copied once, and nothing reads them before. A worker that changes a sample meanwhile tears only its own sample.
+// The memory cannot shrink (it is sealed), so a read of it never faults.
 #pragma once
 
 #include <linux/futex.h>
@@ -28,7 +28,7 @@
 
 #include "include/echo_capi.h"
 
-// The test-suite builds once with a relaxed order here, to prove that ThreadSanitizer would see the mistake.
+// The test suite also builds this file with a relaxed order here, to prove that ThreadSanitizer would see the mistake.
 #ifndef ECHO_WRITTEN_ORDER
 #define ECHO_WRITTEN_ORDER std::memory_order_seq_cst
 #endif
@@ -37,11 +37,11 @@ namespace echo_shm {
 
 struct LaneWords {
     enum Bell : uint32_t { kAwake = 0, kNap = 1, kAsleep = 2 };
-    alignas(64) std::atomic<uint64_t> written;  // samples that are whole; the worker's
-    alignas(64) std::atomic<uint64_t> copied;   // of them in the store; the learner's
-    alignas(64) std::atomic<uint32_t> bell;     // what the learner's thread does; it sleeps on this word
-    alignas(64) std::atomic<uint64_t> wake_at;  // the worker wants to be woken as soon as `copied` is this
-    std::atomic<uint32_t> turns;                // counts that it was; it sleeps on this word
+    alignas(64) std::atomic<uint64_t> written;  // number of samples that are whole; the worker writes it
+    alignas(64) std::atomic<uint64_t> copied;   // number of them that are in the store; the learner writes it
+    alignas(64) std::atomic<uint32_t> bell;     // whether the learner's thread sleeps; it sleeps on this word
+    alignas(64) std::atomic<uint64_t> wake_at;  // the worker wants to be woken when `copied` reaches this number
+    std::atomic<uint32_t> turns;                // counts how often the worker was woken; it sleeps on this word
 };
 
 inline int64_t monotonic_ns() {
@@ -63,13 +63,13 @@ class LaneMemory {
 public:
     static constexpr uint64_t kHead = 4096, kMostRows = 1 << 30;
 
-    // Of a lane of `rows` samples; 0 if that is no number of bytes that anybody has.
+    // The size of a lane of `rows` samples; 0 if no machine has so much memory.
     static uint64_t bytes(const std::vector<uint64_t> &leaf_bytes, uint64_t rows) { return plan(leaf_bytes, rows, nullptr); }
 
     uint64_t rows() const { return rows_; }
 
 protected:
-    // Throws std::bad_alloc when it cannot be mapped, std::invalid_argument when it is not of the size that the leaves say.
+    // Throws std::bad_alloc if the memory cannot be mapped, and std::invalid_argument if its size does not fit the leaves.
     LaneMemory(int fd, const std::vector<uint64_t> &leaf_bytes, uint64_t rows) : rows_(rows), leaf_bytes_(leaf_bytes) {
         struct stat found;
         length_ = plan(leaf_bytes, rows, &offset_);
@@ -77,12 +77,12 @@ protected:
         void *memory = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (memory == MAP_FAILED) throw std::bad_alloc();
         base_ = static_cast<char *>(memory);
-        madvise(base_, length_, MADV_DONTFORK);  // what a forked child does is no business of the lane's
+        madvise(base_, length_, MADV_DONTFORK);  // a forked child must not see the lane
         madvise(base_, length_, 23 /* MADV_POPULATE_WRITE */);
         words_ = reinterpret_cast<LaneWords *>(base_);
     }
     ~LaneMemory() {
-        if (getpid() == born_) munmap(base_, length_);  // a forked child has no such mapping, and perhaps another there
+        if (getpid() == born_) munmap(base_, length_);  // a forked child does not have this mapping, and may have another one at this address
     }
     LaneMemory(const LaneMemory &) = delete;
     LaneMemory &operator=(const LaneMemory &) = delete;
@@ -100,7 +100,7 @@ private:
         uint64_t end = kHead, index = 0;
         if (rows < 1 || rows > kMostRows) return 0;
         for (uint64_t leaf : leaf_bytes) {
-            // As in the store (area.hpp): arrays that began at the same offset of a page would compete for the same cache sets.
+            // As in the store (area.hpp): arrays that begin at the same offset of a page would compete for the same cache sets.
             const uint64_t begin = ((end + 63) & ~uint64_t(63)) + index++ * 192 % 4096;
             uint64_t size;
             if (__builtin_mul_overflow(leaf, rows, &size) || __builtin_add_overflow(begin, size, &end) || end > UINT64_MAX / 2) return 0;
@@ -110,12 +110,12 @@ private:
     }
 };
 
-// The worker's end. One thread at a time puts; any thread may wait.
+// The worker's end. One thread at a time may call put; any thread may wait.
 class LaneWriter : public LaneMemory {
 public:
     LaneWriter(int fd, const std::vector<uint64_t> &leaf_bytes, uint64_t rows) : LaneMemory(fd, leaf_bytes, rows) {}
 
-    // Copies samples number *done to n - 1 of arrays `leaves`. ECHO_FULL: only up to *done.
+    // Copies the samples *done to n - 1 of the arrays `leaves`. ECHO_FULL: only those before the new *done were copied.
     int put(const void *const *leaves, uint64_t n, uint64_t *done) {
         while (*done < n) {
             uint64_t room = rows_ - (written_ - seen_);
@@ -132,7 +132,7 @@ public:
             *done += count;
             written_ += count;
             row_ = row_ + count == rows_ ? 0 : row_ + count;
-            // release: the samples come before the number that shows them. seq_cst: SYNC bell.
+            // release: the samples are visible before the number that announces them. seq_cst: SYNC bell.
             words_->written.store(written_, ECHO_WRITTEN_ORDER);  // SYNC written
             if (words_->bell.load(std::memory_order_seq_cst) == LaneWords::kAsleep) ring();  // SYNC bell
         }
@@ -142,7 +142,7 @@ public:
     uint64_t written() const { return words_->written.load(std::memory_order_relaxed); }
     uint64_t under_way() const { return written() - words_->copied.load(std::memory_order_acquire); }
 
-    // Sleep until the learner has copied `target` samples, for at most so long, or until a signal comes.
+    // Sleeps until the learner has copied `target` samples, the time is over, or a signal comes.
     bool wait_copied(uint64_t target, int64_t timeout_ns) {
         const int64_t deadline = monotonic_ns() + timeout_ns;
         for (;;) {
@@ -157,10 +157,10 @@ public:
         }
     }
 
-    // The same until a quarter is free: woken for every single row, the two would run in step.
+    // Sleeps in the same way until a quarter of the rows is free. If every single row woke the worker, the two sides would run in lockstep.
     bool wait_room(int64_t timeout_ns) { return wait_copied(written_ - rows_ + (rows_ + 3) / 4, timeout_ns); }
 
-    // The oldest samples that the learner has not copied, leaf after leaf, into `to`; it must have ended. Returns how many.
+    // Copies the samples that the learner has not copied to `to`, oldest first, leaf after leaf. The learner's end must have stopped. Returns how many.
     uint64_t copy_rest(char *to) const {
         const uint64_t count = under_way(), first = (row_ + rows_ - count % rows_) % rows_, head = count < rows_ - first ? count : rows_ - first;
         for (uint32_t i = 0; i < leaf_bytes_.size(); ++i) {
@@ -177,10 +177,10 @@ private:
     }
 
     uint64_t written_ = 0, row_ = 0;  // row_ == written_ % rows_
-    uint64_t seen_ = 0;               // of words_->copied
+    uint64_t seen_ = 0;               // last value read from words_->copied
 };
 
-// The learner's end: run() by one thread, the others from any.
+// The learner's end. One thread calls run(); any thread may call the other functions.
 class LaneReader : public LaneMemory {
 public:
     enum Outcome { kEnded = 0, kClosed = 1, kBroken = 2 };
@@ -195,7 +195,7 @@ public:
     }
     ~LaneReader() { api_.release(store_); }
 
-    // Copies what comes, until finish(), or the store is closed, or the worker has written what cannot be.
+    // Copies samples as they come, until finish() is called, the store is closed, or the worker has written an impossible number.
     Outcome run() {
         const Outcome outcome = copy();
         over_.store(true, std::memory_order_seq_cst);
@@ -203,14 +203,14 @@ public:
         return outcome;
     }
 
-    // run() is to end: after what is whole by now, as far as there is space for that.
+    // Ends run() after it has copied all samples that are whole by now, as far as there is space for them.
     void finish() {
         finishing_.store(true, std::memory_order_seq_cst);  // SYNC bell
         words_->bell.store(LaneWords::kAwake, std::memory_order_seq_cst);
         futex_wake(words_->bell, 1);
     }
 
-    // Sleep until what is whole by now is copied (true), or run() ends, or `ns` have passed.
+    // Sleeps until all samples that are whole by now are copied (then true), run() ends, or `ns` have passed.
     bool catch_up(int64_t ns) {
         const int64_t deadline = monotonic_ns() + ns;
         const uint64_t written = words_->written.load(std::memory_order_acquire);  // SYNC written
@@ -230,16 +230,16 @@ public:
     int64_t waits_since() const { return waits_since_.load(std::memory_order_relaxed); }
 
 private:
-    static constexpr uint64_t kTurnBytes = 256 << 10;                         // of one claim: others are to have their turn
+    static constexpr uint64_t kTurnBytes = 256 << 10;                         // largest claim, so that other workers get their turn
     static constexpr int64_t kNap = 30'000, kLongNap = 100'000;               // ns
-    static constexpr int64_t kSleep = 250'000'000, kSpaceSlice = 20'000'000;  // ns; after that, look by oneself
+    static constexpr int64_t kSleep = 250'000'000, kSpaceSlice = 20'000'000;  // ns; after so long a sleeper looks without being woken
 
     Outcome copy() {
-        prctl(PR_SET_TIMERSLACK, 1000);  // naps are shorter than what the kernel would add to them
+        prctl(PR_SET_TIMERSLACK, 1000);  // the kernel's default slack would be longer than the naps themselves
         bool last = false;
         for (;;) {
             if (!last) {
-                last = finishing_.load(std::memory_order_acquire);  // before `written`: all that was whole by then is copied
+                last = finishing_.load(std::memory_order_acquire);  // read before `written`, so that all samples that were whole at finish() are copied
                 const uint64_t written = words_->written.load(std::memory_order_acquire);  // SYNC written
                 if (written - done_ > rows_) return kBroken;
                 known_ = written;
@@ -272,10 +272,10 @@ private:
         copied_.store(done_, std::memory_order_seq_cst);
         if (listeners_.load(std::memory_order_seq_cst) != 0) tell();  // SYNC listeners
         if (waits_since_.load(std::memory_order_relaxed) != 0) waits_since_.store(0, std::memory_order_relaxed);
-        // release: our reads come before the worker's next bytes in these rows. seq_cst: SYNC turns.
+        // release: our reads of these rows come before the worker writes new bytes there. seq_cst: SYNC turns.
         words_->copied.store(done_, std::memory_order_seq_cst);  // SYNC copied
         if (words_->wake_at.load(std::memory_order_seq_cst) <= done_) {  // SYNC turns
-            words_->wake_at.store(UINT64_MAX, std::memory_order_seq_cst);  // who lowers it now has read `turns` before we count it up
+            words_->wake_at.store(UINT64_MAX, std::memory_order_seq_cst);  // a worker that lowers it now has read `turns` before the increment below
             words_->turns.fetch_add(1, std::memory_order_seq_cst);
             futex_wake(words_->turns, INT_MAX);
         }
@@ -292,7 +292,7 @@ private:
         futex_wake(heard_, INT_MAX);
     }
 
-    // A worker that sends without a break is not to pay for waking us: we nap, for as long as naps bring something, and only then sleep.
+    // A worker that sends without a break should not pay for waking this thread. So it takes short naps as long as they bring samples, and sleeps only then.
     void idle() {
         const auto nothing = [this] { return words_->written.load(std::memory_order_seq_cst) == done_ && !finishing_.load(std::memory_order_seq_cst); };
         const uint32_t state = quiet_ < 2 ? LaneWords::kNap : LaneWords::kAsleep;
@@ -305,7 +305,7 @@ private:
             return;
         }
         quiet_ = quiet_ < 2 ? quiet_ + 1 : 2;
-        if (early) {  // rung for nothing: a worker that does that without end must not keep a core busy
+        if (early) {  // the worker woke us without new samples; one that does so without end must not keep a core busy
             const timespec pause = {0, kLongNap};
             nanosleep(&pause, nullptr);
         }
@@ -313,13 +313,13 @@ private:
 
     const echo_capi &api_;
     echo_store *const store_;
-    uint64_t most_;      // samples of one claim
+    uint64_t most_;      // most samples of one claim
     uint64_t done_ = 0, row_ = 0;  // row_ == done_ % rows_
-    uint64_t known_ = 0;           // `written`, checked
-    int quiet_ = 2;                // naps that brought nothing
+    uint64_t known_ = 0;           // the checked copy of `written`
+    int quiet_ = 2;                // number of naps in a row that brought nothing
     std::atomic<uint64_t> copied_{0};
     std::atomic<int64_t> waits_since_{0};
-    std::atomic<uint32_t> listeners_{0}, heard_{0};  // threads in catch_up(), and what they sleep on
+    std::atomic<uint32_t> listeners_{0}, heard_{0};  // number of threads in catch_up(), and the word they sleep on
     std::atomic<bool> finishing_{false}, over_{false};
 };
 

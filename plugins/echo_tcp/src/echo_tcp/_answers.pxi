@@ -1,8 +1,8 @@
-# A worker's requests that were sent, and what came back: part of _worker.pyx.
+# A worker's requests that were sent, and their answers. Part of _worker.pyx.
 
-@cython.no_gc  # nothing that it refers to can refer to it; collected, it could not take its question back
+@cython.no_gc  # no object that it refers to can refer to it; if the garbage collector cleared it, it could not withdraw its question
 cdef class Question:
-    """A request that was sent. Called with a timeout, once, it waits for the answer; dropped before, nobody does."""
+    """A request that was sent. Call it once, with a timeout, to wait for the answer. If it is dropped before, the answer is dropped too."""
 
     def __call__(self, timeout=None):
         cdef Answer answer = Answer.__new__(Answer)
@@ -40,7 +40,7 @@ cdef class Question:
 
 
 cdef class Answer:
-    """The payload of an answer: read-only bytes, whose memory is the next one's with the last view of them."""
+    """The payload of an answer: read-only bytes. When the last view of them is gone, the next answer may use their memory."""
 
     def __getbuffer__(self, Py_buffer* view, int flags):
         PyBuffer_FillInfo(view, self, <void*>self.payload.data(), self.payload.size(), True, flags)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The learner's data plane for Python: a thin skin over learner/learner.hpp."""
+"""The learner's data plane for Python: a thin wrapper around learner/learner.hpp."""
 from __future__ import annotations
 
 from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
@@ -72,7 +72,7 @@ cdef enum:
 
 
 cdef class _Payload:
-    """Keeps the bytes of one published version where they are."""
+    """Keeps the memory of one published version alive and in place."""
     cdef Py_buffer view
     cdef cbool held
 
@@ -90,8 +90,8 @@ cdef class NativeLearner:
 
     Args:
         store: PyCapsule "echo_core.store" (`sink.native`).
-        threads: loops, one thread each; a client is always served by the same one.
-        staging_bytes: memory of one loop for large frames that cannot go straight into slots.
+        threads: number of loops, each with one thread; a client is always served by the same loop.
+        staging_bytes: memory of each loop for large frames that cannot go straight into slots.
 
     Every method may be called from any thread.
     """
@@ -105,7 +105,7 @@ cdef class NativeLearner:
         self.learner.reset(new Learner(table, native, threads, staging_bytes))
 
     def __dealloc__(self):
-        # Joins the threads, which are not told goodbye here: that is stop()'s.
+        # Joins the threads without a goodbye to the peers, which is the task of stop().
         with nogil:
             self.learner.reset()
 
@@ -114,13 +114,13 @@ cdef class NativeLearner:
         return self.learner.get().events_fd()
 
     def add(self, sock, bytes client, uint64_t base, *, cbool echo1, bytes unsent, bytes leftover) -> int:
-        """Hand over a connected, non-blocking socket, which is detached: the loop owns it from now on. Its first event is `ADDED`.
+        """Hand over a connected, non-blocking socket. It is detached, and the loop owns it from now on. Its first event is `ADDED`.
 
         Args:
             client: 16 bytes, the same for every connection of a session.
-            base: samples of the session that the client knows to be committed.
+            base: number of samples of the session that the client knows to be committed.
             echo1: whether it speaks the original protocol.
-            unsent, leftover: what the handshake left to be sent, and what came behind it.
+            unsent, leftover: bytes of the handshake that are still to be sent, and bytes that came after the handshake.
 
         Returns:
             the key under which events name the connection.
@@ -129,7 +129,7 @@ cdef class NativeLearner:
             raise ValueError(f"a client id has 16 bytes, not {len(client)}")
         cdef NewPeer peer
         peer.fd = sock.fileno()
-        sockets_of_ours.add(peer.fd)  # first: while another thread forks it is in one set of sockets or the other
+        sockets_of_ours.add(peer.fd)  # before the detach: if another thread forks now, the socket is in one of the two sets
         sock.detach()
         memcpy(peer.client.data(), <const char*>client, 16)
         peer.base = base
@@ -139,10 +139,10 @@ cdef class NativeLearner:
         return self.learner.get().add(move(peer))
 
     def take_events(self) -> list[tuple[int, int, int, int, bytes]]:
-        """All that happened since the last call, in order: (kind, key, number, digest, text).
+        """All events since the last call, in order: (kind, key, number, digest, text).
 
-        `ADDED`: served once `begin` is called. `LOST`: text is the reason, number 1 if the peer broke the protocol. `CONTROL`: number is the
-        request's id, text its payload. `RECEIPT`: number is the version.
+        `ADDED`: the connection is served after `begin` is called. `LOST`: text is the reason, and number is 1 if the peer broke the protocol.
+        `CONTROL`: number is the request's id, and text is its payload. `RECEIPT`: number is the version.
         """
         cdef vector[Event] events = self.learner.get().take_events()
         cdef size_t i
@@ -155,15 +155,15 @@ cdef class NativeLearner:
         return out
 
     def begin(self, uint64_t key) -> None:
-        """Serve a connection whose `ADDED` event was taken."""
+        """Serve a connection whose `ADDED` event was handled."""
         self.learner.get().begin(key)
 
     def forget(self, uint64_t key) -> None:
-        """Drop the figures of a connection whose `LOST` event was taken."""
+        """Drop the figures of a connection whose `LOST` event was handled."""
         self.learner.get().forget(key)
 
     def reply(self, uint64_t key, list pieces) -> None:
-        """Send a whole frame, given as buffers that follow one another, which answers a `CONTROL` event; does nothing if the connection is gone."""
+        """Answer a `CONTROL` event with a whole frame, given as consecutive buffers. Does nothing if the connection is gone."""
         cdef string frame = self.learner.get().frame_for(key, sum(map(len, pieces)))
         cdef Py_buffer view
         for piece in pieces:
@@ -192,11 +192,11 @@ cdef class NativeLearner:
         return [row for row in rows]
 
     def totals(self) -> dict[str, int]:
-        """Counters of all loops together."""
+        """Counters, summed over all loops."""
         return self.learner.get().totals()
 
     def stop(self, double seconds) -> None:
-        """Commit what has arrived whole, say goodbye to everybody for at most `seconds`, end the threads. Idempotent."""
+        """Commit all samples that have arrived as a whole, say goodbye to all peers for at most `seconds`, and end the threads. Idempotent."""
         cdef int64_t deadline = clock_ns() + <int64_t>(seconds * 1e9)
         with nogil:
             self.learner.get().stop(deadline)

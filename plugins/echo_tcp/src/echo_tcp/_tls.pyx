@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""Records of a TLS socket whose handshake the ssl module has made: see tls/session.hpp."""
+"""Sends and receives the records of a TLS socket after the ssl module has made its handshake: see tls/session.hpp."""
 import os
 import ssl
 
@@ -37,7 +37,7 @@ cdef extern from "tls/session.hpp" namespace "echo_tcp" nogil:
 
 
 cdef class Records:
-    """One thread sends while another receives."""
+    """The records of one socket. One thread may send while another receives."""
     cdef const Libssl* lib
     cdef Ssl* ssl
     cdef TlsSession* session
@@ -45,7 +45,7 @@ cdef class Records:
 
     @staticmethod
     def of(make):
-        """Call `make`, which makes a socket of the ssl module; return it, and its records: None if its SSL is out of reach."""
+        """Call `make`, which makes a socket of the ssl module. Return the socket and its records; the records are None if its SSL cannot be reached."""
         global latest_ssl
         cdef const Libssl* lib = Libssl.found()
         latest_ssl = NULL
@@ -58,12 +58,12 @@ cdef class Records:
         return sock, records
 
     def begin(self):
-        """The handshake is done: from here on the socket's own `send` and `recv` may not be called."""
+        """Take over after the handshake. From here on the socket's own `send` and `recv` must not be called."""
         if self.session == NULL:
             self.session = new TlsSession(self.lib[0], self.ssl, self.sock.fileno())
 
     def send(self, data):
-        """Encrypt all of `data`; it has gone, all of it, when `flush` returns. Raises ssl.SSLError, OSError."""
+        """Encrypt all of `data`. The socket has taken all of it when `flush` returns. Raises ssl.SSLError, OSError."""
         cdef Py_buffer view
         cdef size_t done = 0
         cdef Outcome outcome
@@ -81,7 +81,7 @@ cdef class Records:
             raise self.error(outcome)
 
     def flush(self):
-        """Raises OSError."""
+        """Send the records that are still in the buffer. Raises OSError."""
         cdef Outcome outcome
         while True:
             with nogil:
@@ -93,7 +93,7 @@ cdef class Records:
             PyErr_CheckSignals()
 
     def recv_into(self, buffer):
-        """Wait for bytes, then take all that have come and for which there is room: how many; 0 at the end. Raises ssl.SSLError, OSError."""
+        """Wait for bytes, then take as many as have come and fit. Returns their number, 0 at the end. Raises ssl.SSLError, OSError."""
         cdef Py_buffer view
         cdef size_t taken = 0
         cdef Outcome outcome
@@ -114,7 +114,7 @@ cdef class Records:
         return taken
 
     def end(self):
-        """Whoever sends or receives later is told that the connection is closed; to be followed by a shutdown of the socket."""
+        """Mark the connection as closed: later sends and receives fail with that. The caller shuts the socket down afterwards."""
         if self.session != NULL:
             with nogil:
                 self.session.end()
@@ -122,7 +122,7 @@ cdef class Records:
     cdef object error(self, Outcome outcome):
         if outcome.how == How.refused:
             error = ssl.SSLError(1, (<bytes>outcome.reason).decode())
-            error.reason = error.args[1].upper().replace(" ", "_")  # as the ssl module spells them
+            error.reason = error.args[1].upper().replace(" ", "_")  # the ssl module spells reasons like this
             return error
         if outcome.how == How.failed and outcome.number:
             return OSError(outcome.number, os.strerror(outcome.number))

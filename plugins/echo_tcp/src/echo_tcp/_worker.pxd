@@ -1,5 +1,5 @@
 # cython: language_level=3
-# The worker's engine (worker/engine.hpp) as Cython sees it, and the objects around it.
+# Cython declarations of the worker's engine (worker/engine.hpp), and the objects around it.
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool
@@ -111,12 +111,12 @@ cdef extern from "frame.hpp" namespace "echo_tcp" nogil:
     uint64_t max_data_bytes, max_data_count, max_control_bytes, max_weights_chunk, max_bye_bytes
 
 
-# What a call may wait for.
+# The goals that a call may wait for.
 cdef enum Goal:
-    FLUSHED       # everything up to a number is in the network's hands
-    ACKNOWLEDGED  # everything up to a number is committed
-    HELD          # more versions of weights have come than a number says
-    LINKED        # the learner has said where to go on
+    FLUSHED       # the network has all samples up to a number
+    ACKNOWLEDGED  # all samples up to a number are committed
+    HELD          # more versions of weights have come than a given number
+    LINKED        # the learner has sent the resume point
     PARTED        # the link has ended
 
 
@@ -129,9 +129,9 @@ cdef class Worker:
     cdef object spec
     cdef object flattener
     cdef double timeout
-    cdef list spare        # an empty list for the next send, or None while one has it
-    cdef tuple newest      # (version, meta, Blob, digest, restarts of the learner before it), verified
-    cdef int64_t shown     # the last of these in what a caller was given last; -1: nothing yet
+    cdef list spare        # an empty list for the next send, or None while a send uses it
+    cdef tuple newest      # verified weights: (version, meta, Blob, digest, number of learner restarts before it)
+    cdef int64_t shown     # the number of restarts of the weights that a caller got last; -1 if no caller got any
     cdef readonly str name
     cdef readonly str address
 

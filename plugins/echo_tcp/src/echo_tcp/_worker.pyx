@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 """The worker's end of TCP for Python: `Worker` wraps the native engine of worker/engine.hpp.
 
-What happens here is what needs Python: finding a sample's bytes, turning answers of the engine
-into exceptions, and looking for Ctrl-C while the engine waits. Dialling and the handshake are
-`echo_tcp.keeper`'s. Every wait of the engine is without the GIL; a send of a small sample keeps
-it, because giving it back and taking it again would cost more than the copy.
+This module does the work that needs Python: it finds a sample's bytes, turns results of the engine
+into exceptions, and looks for Ctrl-C while the engine waits. `echo_tcp.keeper` dials and makes the
+handshake. Every wait of the engine runs without the GIL. A send of a small sample keeps the GIL,
+because to release it and take it again would cost more than the copy.
 """
 import logging
 import time
@@ -29,10 +29,10 @@ cdef double monotonic():
 log = logging.getLogger("echo")
 
 cdef enum:
-    FEW = 64  # leaves whose addresses fit on the stack
+    FEW = 64  # the addresses of so many leaves fit on the stack
 
 cdef double SLICE = 0.1       # seconds a wait may take before it looks for Ctrl-C
-cdef double LOG_AFTER = 5.0   # seconds until a wait says so in the log
+cdef double LOG_AFTER = 5.0   # seconds after which a wait writes a line to the log
 cdef double FAREWELL = 1.0    # seconds for the learner to hang up after our goodbye
 
 LINK_LOST = 1
@@ -64,11 +64,11 @@ cdef class Worker:
 
     Args:
         spec: of the samples.
-        name, address: for people.
+        name, address: shown to people.
         timeout: seconds, the default of every wait.
-        window_bytes, max_inflight_msgs: samples kept until acknowledged, in bytes and number.
-        coalesced_bytes: of samples that are gathered into one frame while the link is busy.
-        silence: seconds after which a peer that owes TCP an answer is given up.
+        window_bytes, max_inflight_msgs: the most samples kept until they are acknowledged, in bytes and in number.
+        coalesced_bytes: size of the samples that are gathered into one frame while the link is busy.
+        silence: seconds after which a peer that owes a TCP acknowledgement counts as gone.
         original: speak the protocol of the first Echo.
     """
 
@@ -134,7 +134,7 @@ cdef class Worker:
         if self.engine.forked():
             self.check()
         if self.small:
-            # Another thread may be in here while optree or numpy run Python code for this one.
+            # Another thread may enter this method while optree or numpy run Python code for this one.
             keep, self.spare = self.spare, None
             if keep is None:
                 keep = []
@@ -151,8 +151,8 @@ cdef class Worker:
                 return 0
             if status != Status.wait:
                 raise self.error(status)
-        # Without the GIL the arrays must be held: another thread may take them out of the sample, or Python code that
-        # converts one of them may. So their addresses come from a tree that is this call's alone.
+        # Without the GIL the arrays must be kept alive: another thread may take them out of the sample, and so may Python
+        # code that converts one of them. So their addresses come from a tree that belongs to this call alone.
         held = self.flattener.unflatten(self.flattener.flatten(sample))
         keep = []
         echo_leaf_pointers(self.spec, held, leaves, keep)
@@ -226,8 +226,8 @@ cdef class Worker:
             self.until(HELD, holds, patience)
 
     def newer(self, version, life, than):
-        """Is `version` of the learner's `life`, the newest here, newer than `than`? A learner that was restarted counts
-        from 1 again, so there any other version than the one held is news, and so is the same one unless it was shown already."""
+        """Whether `version` of the learner's `life`, the newest here, is newer than `than`. A learner that was restarted counts
+        from 1 again. Then every version other than `than` is new, and `than` itself is new unless a caller already got it."""
         if than is None or version > than:
             return True
         if self.shown not in (-1, life):
@@ -247,7 +247,7 @@ cdef class Worker:
         except ProtocolError as error:
             self.fail(str(error), True)
             return
-        # This thread attaches links, too, so it has not come over a later one.
+        # The weights cannot belong to a later link, because this same thread also attaches links.
         self.newest = (version, meta, blob, digest, self.engine.stats().counters.restarts)
         with nogil:
             self.engine.hold(version, digest)
@@ -276,17 +276,17 @@ cdef class Worker:
                 "protocol='echo2' to a learner that speaks it"
             )
 
-    # --- what the keeper does -------------------------------------------------------------------
+    # --- calls of the keeper --------------------------------------------------------------------
 
     def attach(self, sock, bytes rest, bint restarted):
-        """Go on over `sock`, after its handshake; False if it is too late. Takes the descriptor."""
+        """Go on over `sock`, after its handshake; False if the session has ended. Takes the descriptor."""
         cdef int fd = sock.fileno()
-        sockets_of_ours.add(fd)  # first: while another thread forks it is in one set of sockets or the other
+        sockets_of_ours.add(fd)  # before the detach: if another thread forks now, the socket is in one of the two sets
         sock.detach()
         return self.engine.attach(fd, rest, restarted)
 
     def wait_event(self, double seconds):
-        """A set of LINK_LOST, WEIGHTS_HERE and OVER; 0 when the time is over."""
+        """Wait for events: a set of LINK_LOST, WEIGHTS_HERE and OVER; 0 if none came in time."""
         cdef unsigned events
         cdef int64_t slice_ns = <int64_t>(seconds * 1e9)
         with nogil:
@@ -294,11 +294,11 @@ cdef class Worker:
         return events
 
     def wait_linked(self, double seconds):
-        """Wait until samples can flow. Raises what ended the connection, EchoTimeoutError."""
+        """Wait until samples can flow. Raises the error that ended the connection, or EchoTimeoutError."""
         self.until(LINKED, 0, Patience(self, seconds, "connect"))
 
     def fail(self, str why, bint broken_format=False):
-        """No link will come any more: every call raises from now on."""
+        """There will be no further link: every call raises from now on."""
         self.engine.fail(why.encode(), broken_format)
 
     def base(self):
@@ -309,7 +309,7 @@ cdef class Worker:
         """Why the last link was lost."""
         return self.engine.why().decode("utf-8", "replace")
 
-    # --- looking, and the end -------------------------------------------------------------------
+    # --- statistics, and the end ----------------------------------------------------------------
 
     def stats(self):
         """See `echo_core.wire.transport.Connection.stats`."""
@@ -329,7 +329,7 @@ cdef class Worker:
             "window_bytes_used": now.window_bytes,
             "send_blocked": now.counters.send_blocked,
             "blocked_seconds": now.counters.blocked_ns * 1e-9,
-            "weights_version": 0 if self.newest is None else self.newest[0],  # what callers see
+            "weights_version": 0 if self.newest is None else self.newest[0],  # the version that callers see
             "weights_received": now.holds,
             "ack_rtt_p50_ns": now.rtt_p50,
             "ack_rtt_p99_ns": now.rtt_p99,
@@ -354,7 +354,7 @@ cdef class Worker:
             try:
                 self.until(PARTED, 0, Patience(self, FAREWELL, "close"))
             except EchoError:
-                pass  # it will see the end of the stream
+                pass  # the learner will see the end of the stream instead
         finally:
             with nogil:
                 self.engine.stop()
@@ -430,15 +430,15 @@ cdef class Worker:
         )
 
     cdef str advice(self):
-        """What somebody who waited in vain can do about it."""
+        """A hint for the error message: what the user can do after a wait that timed out."""
         if not self.engine.stats().connected:
             return "start the learner, or wait longer (timeout=)"
         return f"see what it does (echoctl top {self.address}), or wait longer (timeout=)"
 
 
 cdef class Patience:
-    """How long one call still waits: slices between looks for Ctrl-C, a line in the log once it
-    has taken a while, and at last the error that says who waits for whom."""
+    """The wait of one call: gives slices between which it looks for Ctrl-C, writes a line to the log after
+    some seconds, and at the end raises the error that says who waits for whom."""
 
     def __cinit__(self, Worker worker, timeout, str what):
         self.worker, self.what = worker, what
@@ -462,7 +462,7 @@ include "_answers.pxi"
 
 
 cdef class Blob:
-    """The payload of one version of weights: read-only bytes, freed with the last array on them."""
+    """The payload of one version of weights: read-only bytes, which are freed with the last array that uses them."""
 
     def __getbuffer__(self, Py_buffer* view, int flags):
         if flags & PyBUF_WRITABLE == PyBUF_WRITABLE:

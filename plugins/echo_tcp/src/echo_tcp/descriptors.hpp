@@ -1,8 +1,8 @@
-// The sockets that native code of this process owns, so that a forked child gives its copies of them back at once.
+// The sockets that native code of this process owns, so that a forked child can close its copies of them at once.
 //
-// A connection ends when the last copy of its descriptor is closed. A child that outlives a process that was killed (a
-// data loader, a tool somebody started by os.fork) would keep every one of its connections: the other ends would wait
-// for ever for a process that is no more.
+// A connection ends when the last copy of its descriptor is closed. A child (a data loader, or a tool that was started
+// by os.fork) may outlive a parent that was killed. Its copies would keep every connection of the parent open, and the
+// other ends would wait for ever for a process that no longer exists.
 #pragma once
 
 #include <pthread.h>
@@ -14,7 +14,7 @@
 
 namespace echo_tcp {
 
-// A bit for each descriptor. There is no lock: in the child a thread that held it would not exist to give it back.
+// One bit for each descriptor. There is no lock, because in the child a thread that held it would not exist to release it.
 class Descriptors {
 public:
     void add(int fd) noexcept {
@@ -22,12 +22,12 @@ public:
         words_[fd / 64].fetch_or(bit(fd));
         for (int last = last_.load(); last < fd && !last_.compare_exchange_weak(last, fd);) {}
     }
-    // Before it is closed, and once it is shut down: the number may be another file's a moment later, which a child must
-    // not close, and a child that is forked in between keeps a copy of a connection that has ended.
+    // To be called after the socket is shut down and before it is closed. A moment after the close the number may belong to
+    // another file, which a child must not close. A child that is forked in between keeps a copy of a connection that has ended.
     void remove(int fd) noexcept {
         if (fd >= 0 && fd < most) words_[fd / 64].fetch_and(~bit(fd));
     }
-    // In the child, whose only thread this is.
+    // To be called in the child, while this is its only thread.
     void close_all() noexcept {
         for (int word = 0; word <= last_.load() / 64; ++word)
             for (std::uint64_t left = words_[word].exchange(0); left != 0; left &= left - 1)
@@ -35,7 +35,7 @@ public:
     }
 
 private:
-    static constexpr int most = 1 << 20;  // what a process may have, unless its machine was told otherwise
+    static constexpr int most = 1 << 20;  // the kernel's default limit of descriptors per process
     static constexpr std::uint64_t bit(int fd) noexcept { return std::uint64_t(1) << fd % 64; }
 
     std::atomic<std::uint64_t> words_[most / 64]{};

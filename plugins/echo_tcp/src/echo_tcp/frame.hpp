@@ -1,7 +1,7 @@
 // The byte stream of echo wire protocol 2 after the handshake, as both native ends see it.
 //
-// Every message is one FrameHeader followed by `length` bytes of payload. echo_core/wire/protocol.py is the
-// same table in Python, spoken by pure-Python peers; a test compares the two.
+// Every message is one FrameHeader followed by `length` bytes of payload. echo_core/wire/protocol.py holds the
+// same table for pure-Python peers; a test compares the two.
 #pragma once
 
 #include <bit>
@@ -18,7 +18,7 @@ static_assert(std::endian::native == std::endian::little,
 enum class Kind : std::uint8_t {
     data = 1,       // worker -> learner: count samples, numbered from seq on (a session starts at 1)
     ack = 2,        // learner -> worker: seq samples are committed; the first is the resume point. count: connections that
-                    // bring samples at this time, 0 if that is not known
+                    // send samples at this time, or 0 if that is not known
     control = 3,    // both ways: u32 n, n bytes of JSON, then a raw blob; seq is the request's id
     weights = 4,    // learner -> worker: one chunk of version seq
     receipt = 5,    // worker -> learner: version seq is held whole; payload: its digest, u64
@@ -27,11 +27,11 @@ enum class Kind : std::uint8_t {
     bye = 8,        // both ways: an orderly end; payload: the reason, UTF-8
 };
 
-// Bits of FrameHeader::flags. What bit 0 means depends on the kind.
-inline constexpr std::uint8_t flag_reply = 1;        // control, ping: answers one of yours
-inline constexpr std::uint8_t flag_more = 1;         // data: another frame of samples follows; need not be acknowledged by itself
+// Bits of FrameHeader::flags. The meaning of bit 0 depends on the kind.
+inline constexpr std::uint8_t flag_reply = 1;        // control, ping: this answers a request of the receiver
+inline constexpr std::uint8_t flag_more = 1;         // data: another frame of samples follows, so this one needs no acknowledgement of its own
 inline constexpr std::uint8_t flag_last_chunk = 1;   // weights: the version is whole with this one
-inline constexpr std::uint8_t flag_first_chunk = 2;  // weights: forget what was begun before
+inline constexpr std::uint8_t flag_first_chunk = 2;  // weights: discard a version that was begun before
 
 struct FrameHeader {
     std::uint8_t kind;
@@ -48,7 +48,7 @@ static_assert(offsetof(FrameHeader, table) == 2 && offsetof(FrameHeader, count) 
 static_assert(offsetof(FrameHeader, seq) == 8 && offsetof(FrameHeader, length) == 16);
 static_assert(std::is_trivially_copyable_v<FrameHeader>);
 
-// What a peer may announce. More is a broken peer, told before anything is allocated for it.
+// The most that a peer may announce. A peer that announces more is broken; this is found before anything is allocated.
 inline constexpr std::uint64_t max_data_bytes = 16u << 20;  // or one sample, if that is larger
 inline constexpr std::uint32_t max_data_count = 65536;
 inline constexpr std::uint64_t max_control_bytes = 1u << 20;

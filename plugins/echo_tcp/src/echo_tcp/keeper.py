@@ -137,8 +137,13 @@ class Keeper:
     def _dial_until(
         self, start: float, seconds: float, pause: Callable[[float], bool]
     ) -> Link | Exception:
-        """Attempts with pauses between them: a link, or the reason why there was none in time."""
+        """Attempts with pauses between them: a link, or the reason why there was none in time.
+
+        The end of the time cuts the last attempt short. If that is why it failed, the reason is that of the attempt before it, in which the
+        learner may have said why it refuses.
+        """
         wait, factor, longest = BACKOFF
+        reason: Exception | None = None
         while True:
             left = start + seconds - time.monotonic()
             try:
@@ -146,11 +151,13 @@ class Keeper:
             except (EchoTimeoutError, ConnectionClosedError) as error:
                 if isinstance(error, HandshakeRefused) and error.code not in ("busy", "shutdown"):
                     raise
-                reason: Exception = error
+                cut_short = left < ATTEMPT_SECONDS and isinstance(error, TimeoutError)
+                reason = reason if reason and cut_short else error
             except EchoError:
                 raise  # another spec, token or protocol: the next attempt would end the same
             except OSError as error:
-                reason = error
+                cut_short = left < ATTEMPT_SECONDS and isinstance(error, TimeoutError)
+                reason = reason if reason and cut_short else error
             finally:
                 self._dialling = None
             left = start + seconds - time.monotonic()

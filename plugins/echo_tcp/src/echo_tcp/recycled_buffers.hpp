@@ -1,5 +1,5 @@
-// Memory of large messages, kept for the next ones: an allocator that gives it back to the system in between has its pages cleared anew
-// for every message, which takes longer than to copy them.
+// Keeps the memory of large messages for the next ones. If the allocator gave it back to the system in between, the kernel would clear
+// its pages anew for every message, which takes longer than the copy of the message.
 #pragma once
 
 #include <cstddef>
@@ -26,17 +26,17 @@ public:
         return memory;
     }
 
-    // Who has read a message needs it no more.
+    // Takes the memory of a message that has been read.
     void give(std::string memory) noexcept {
         if (memory.capacity() < large) return;
         memory.clear();
-        // Tried only: in a forked child another thread may hold the lock for ever.
+        // try_to_lock, because in a forked child a thread that does not exist there may hold the lock for ever.
         const std::unique_lock<std::mutex> lock(lock_, std::try_to_lock);
         if (lock && kept_.size() < kept_.capacity()) kept_.push_back(std::move(memory));
     }
 
 private:
-    static constexpr std::size_t large = 64 << 10;  // smaller blocks the allocator keeps
+    static constexpr std::size_t large = 64 << 10;  // the allocator itself keeps smaller blocks
     static constexpr std::size_t most = 8;
 
     static std::vector<std::string> room() {

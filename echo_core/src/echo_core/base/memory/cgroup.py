@@ -1,23 +1,24 @@
-"""How much memory the control groups of this process still allow, which in a container is less than the machine has."""
+"""How much memory the control groups of this process still allow. In a container, that is less than the machine has."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["memory_left"]
+__all__ = ["available_memory", "memory_left"]
 
 ROOT = Path("/sys/fs/cgroup")
 
 
 def memory_left() -> float:
-    """Bytes until the first limit is met, counting as free what the kernel would give back first; inf where nothing limits."""
+    """Bytes until the first limit is reached; inf where there is no limit. Memory that the kernel would reclaim first counts as free."""
     return min((left for group in _groups() if (left := _left(group)) is not None), default=math.inf)
 
 
 def _groups() -> Iterator[Path]:
-    """The memory groups of this process, each with all those above it: a limit holds for everything below."""
+    """The memory groups of this process and all their parents, because a parent's limit also holds for everything below it."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -33,7 +34,7 @@ def _groups() -> Iterator[Path]:
         for root in roots:
             group = root / path.lstrip("/")
             if not group.is_dir():
-                group = root  # seen from inside of a container, the path may be that outside
+                group = root  # inside a container, the path may be the one that is valid outside
             while True:
                 yield group
                 if group == root:
@@ -42,7 +43,7 @@ def _groups() -> Iterator[Path]:
 
 
 def _left(group: Path) -> float | None:
-    """None where there is no limit to be read."""
+    """Bytes that this group still allows; None if it has no limit that can be read."""
     for limit, usage, idle in (
         ("memory.max", "memory.current", "inactive_file "),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
@@ -56,3 +57,13 @@ def _left(group: Path) -> float | None:
         free = sum(int(line.split()[1]) for line in stat if line.startswith(idle))
         return max(0, most - used + free)
     return None
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated without swapping, and without the control group's limit being met."""
+    left = memory_left()
+    with open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(min(left, int(line.split()[1]) * 1024))
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

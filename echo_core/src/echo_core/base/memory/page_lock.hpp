@@ -1,5 +1,5 @@
-// Memory of the host that devices read and write by themselves, without the processor: page-locked by CUDA's driver (cuda.py), whose
-// functions these are. Native because it has to be undone where the memory is unmapped, which may be long after its server is gone.
+// Page-locks host memory through CUDA's driver (cuda.py), so that devices can read and write it without the processor. This is native
+// code because the lock has to be undone where the memory is unmapped, which may be long after its server is gone.
 #pragma once
 
 #include <unistd.h>
@@ -20,7 +20,7 @@ public:
 
     explicit operator bool() const { return lock_ != nullptr; }
 
-    // The driver's status.
+    // Locks the memory and returns the driver's status.
     int apply(void *memory, size_t bytes) const {
         if (const int status = enter_(context_)) return status;
         const int status = lock_(memory, bytes, kPortable);
@@ -28,7 +28,7 @@ public:
         leave_(&before);
         return status;
     }
-    // Of memory that was locked. A driver that is shutting down refuses, and has let go of it.
+    // Unlocks memory that was locked. A driver that is shutting down refuses, but has already released the memory.
     void undo(void *memory) const {
         if (process_ != getpid() || enter_(context_) != 0) return;
         unlock_(memory);

@@ -1,4 +1,4 @@
-# What Cython code of echo_core itself sees of page_lock.hpp.
+# The declarations of page_lock.hpp for Cython code inside echo_core.
 from libc.stdint cimport uintptr_t
 
 cdef extern from "base/memory/page_lock.hpp" namespace "echo" nogil:

@@ -1,4 +1,4 @@
-"""Large memory that is used again: fresh pages cost more than a copy into them, as the kernel clears each on first touch."""
+"""Large blocks of memory that are used again: fresh pages cost more than a copy into them, as the kernel clears each on first touch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 
 __all__ = ["empty", "large"]
 
-LARGE = 256 << 10  # bytes; smaller blocks the allocator keeps itself
-MOST_BYTES = 128 << 20  # of memory that is kept for the next who asks
+LARGE = 256 << 10  # bytes; the allocator itself keeps smaller blocks
+MOST_BYTES = 128 << 20  # of memory that is kept for later calls
 MOST = 8
 
 _lock = threading.Lock()
@@ -22,8 +22,8 @@ _spares: list[mmap.mmap] = []
 
 
 def large(count: int) -> np.ndarray:
-    """A writable uint8 array of `count` bytes from the beginning of a page, contents undefined. Its memory is kept for the
-    next one of that size when the last array on it is gone."""
+    """A writable uint8 array of `count` bytes that begins at a page; its contents are undefined. When the last array on its memory
+    is gone, the memory is kept for the next array of that size."""
     size = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
     with _lock:
         memory = next((spare for spare in _spares if len(spare) == size), None)
@@ -33,14 +33,14 @@ def large(count: int) -> np.ndarray:
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
-    # The array that others are views of: it has an owner that is no array, so that numpy keeps it, and not its owner, for them.
+    # All other arrays are views of this one. numpy makes it their base (and not its own base) because its base is not an array.
     whole = np.frombuffer(memory, np.uint8)
     weakref.finalize(whole, _give_back, memory).atexit = False
     return whole[:count]
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """As `numpy.empty`, in memory that is used again where it is large."""
+    """Like `numpy.empty`, but a large array lies in memory that is used again."""
     count = math.prod(shape) * np.dtype(dtype).itemsize
     if count < LARGE:
         return np.empty(shape, dtype)
@@ -49,7 +49,7 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def _give_back(memory: mmap.mmap) -> None:
-    # May run anywhere, also where this thread holds the lock: then the memory is simply not kept.
+    # This may run at any point, also while this thread holds the lock. In that case the memory is simply not kept.
     if not _lock.acquire(blocking=False):
         return
     try:

@@ -1,4 +1,4 @@
-// Copies of samples to where nobody reads them soon.
+// Copies samples to memory that nobody reads soon.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@ inline void stream_line(char *to, const char *from) {
 }  // namespace detail
 #endif
 
-// memcpy. What is as large as a core's share of the caches does not pass through them: a window or a store of samples is larger than these
-// and would throw out the messages that are next, and a core that writes whole lines need not read them first. Measured: 30 to 40 GB/s
-// where memcpy does 20 to 25.
+// A memcpy that bypasses the caches for copies that are as large as a core's share of them. A window or a store of samples is larger than
+// the caches and would evict the messages that are read next; and a core that writes whole cache lines need not read them first.
+// Measured: 30 to 40 GB/s where memcpy reaches 20 to 25.
 inline void copy_past_cache(void *to, const void *from, size_t size) {
     auto *out = static_cast<char *>(to);
     auto *in = static_cast<const char *>(from);
@@ -40,7 +40,7 @@ inline void copy_past_cache(void *to, const void *from, size_t size) {
         out += before, in += before, size -= before;
         for (; size >= 256; size -= 256, out += 256, in += 256)
             for (int line = 0; line < 256; line += 64) detail::stream_line(out + line, in + line);
-        _mm_sfence();  // such stores are in no order with others: without it a reader could see the commit before the sample
+        _mm_sfence();  // such stores are not ordered with others: without the fence a reader could see the commit before the sample
     }
 #endif
     std::memcpy(out, in, size);

@@ -1,7 +1,7 @@
-"""What clients may ask a server by `request()`, each operation with the roles that it takes (without roles: admin).
+"""The operations that clients can request from a server by `request()`. Each names the roles that it requires (without roles: admin).
 
-An operation is given the server: closures over it would be a reference cycle, and a dropped server would live on, listening, until the
-garbage collector came by.
+An operation gets the server as an argument. A closure over the server would be a reference cycle, so that a dropped server would stay
+alive and listening until the garbage collector runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operations that draw: batches of replay tables, and the items of tables of steps that are larger than a message."""
+"""Operations that draw batches from replay tables, or fetch items of tables of steps that are larger than a message."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["item", "layout", "sample"]
 
 
 def sample(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
-    """One batch, if there is one now: a server answers requests one after another, and must not wait in one.
+    """Draw one batch if that is possible now. A server answers requests one after another, so an operation must not wait.
 
-    One that is larger than a message has a number, which the client chose, and is fetched in parts; the first draws all of it.
+    A batch that is larger than a message has a number, which the client chose, and is fetched in parts. The first request draws all of it.
     """
     table = table_of(server, body)
     layout = table.layout if isinstance(table, StepTable) else None
@@ -36,7 +36,7 @@ def sample(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -
     n = count_of(body, fit * (MOST_BYTES // MAX_BYTES))
     number, start, rows = (body.get(name) for name in ("batch", "start", "rows"))
     if type(number) is not int or type(start) is not int or type(rows) is not int or not (0 <= start < n and 1 <= rows <= min(fit, n - start)):
-        raise EchoError(f"a part of a batch of {n} needs whole numbers as batch, start and rows, and at most {fit} rows")
+        raise EchoError(f"a part of a batch of {n} needs whole numbers as batch, start and rows, and rows of at most {fit}")
     if start == 0:
         figures, columns = _drawn(server, peer, table, n, body, keys_only)
         if not columns:
@@ -52,7 +52,7 @@ def sample(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -
 def _drawn(
     server: ServerState, peer: Peer, table: ReplayTable, n: int, body: dict[str, Any], keys_only: bool
 ) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """A batch: figures about it, and its columns; none where there is no batch now."""
+    """Draw a batch: information about it, and its columns; no columns if no batch can be drawn now."""
     import optree
 
     beta = body.get("beta")
@@ -65,7 +65,7 @@ def _drawn(
         return {"wait": table.who_blocks_learner(n)}, []
     if drawn is None:
         return {"closed": True}, []
-    if borrower and not server.has(peer):  # it left meanwhile, and what it had was taken back before this batch was drawn
+    if borrower and not server.has(peer):  # it has left, and its leased items were taken back before this batch was drawn
         table.take_back(borrower)
     if keys_only:
         leaves = []
@@ -84,14 +84,14 @@ def _drawn(
 
 
 def item(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
-    """Part of one leaf of an item over steps that is larger than a message: `n` bytes from `start` on."""
+    """A part (`n` bytes from `start` on) of one leaf of an item over steps that is larger than a message."""
     table = table_of(server, body)
     n = count_of(body, MAX_BYTES)
     key, leaf, start = (body.get(name) for name in ("key", "leaf", "start"))
     if not isinstance(table, StepTable) or type(key) is not int or type(leaf) is not int or type(start) is not int:
         raise EchoError("item needs a table of steps, and whole numbers as key, leaf and start")
     if not (0 <= key < 1 << 64 and 0 <= leaf < len(table.layout.leaves) and 0 <= start <= table.layout.leaves[leaf].nbytes - n):
-        raise EchoError(f"no {n} bytes from {start} on of leaf {leaf} of an item {key}")
+        raise EchoError(f"leaf {leaf} of item {key} does not have {n} bytes from {start} on")
     sample, here = table.peek(np.array([key], np.uint64))
     if not here[0]:
         return {"gone": True}, b""
@@ -100,8 +100,8 @@ def item(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> 
 
 
 def layout(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
-    """What the items of a table of steps are."""
+    """Describe the items of a table of steps."""
     table = table_of(server, body)
     if not isinstance(table, StepTable):
-        raise EchoError(f"table {table.name!r} is none of steps; give the client the example itself, not Steps(example)")
+        raise EchoError(f"table {table.name!r} does not store steps; give the client the example itself, not Steps(example)")
     return table.layout.to_json(), b""

@@ -1,4 +1,4 @@
-"""Operations on the items of a replay table: by key, or new ones."""
+"""Operations on the items of a replay table: they look up items by key, or insert new ones."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def ack(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> A
 
 
 def _samples(server: ServerState, body: dict[str, Any]) -> ReplayTable:
-    """A table whose items are samples themselves."""
+    """The requested table, whose items must be samples themselves (not items over steps)."""
     table = table_of(server, body)
     if isinstance(table, StepTable):
-        raise EchoError(f"table {table.name!r} takes steps: give the client Steps(example) and use send()")
+        raise EchoError(f"table {table.name!r} stores steps; give the client Steps(example) and use send()")
     return table
 
 
 def insert(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
-    """Items with their priorities, now; the answer is their keys."""
+    """Insert items with their priorities without waiting; the answer is their keys."""
     table = _samples(server, body)
     n = count_of(body, max_rows(table.spec))
     shapes = [(leaf.dtype, (n, *leaf.shape)) for leaf in table.spec.leaves]
@@ -55,7 +55,7 @@ def insert(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -
         keys = table.submit_batch(table.spec.flattener.unflatten(arrays), 0, priorities)
     except EchoTimeoutError as error:
         if error.inserted:
-            raise EchoError(f"{error.inserted} of {n} were inserted, then: {error}") from error
+            raise EchoError(f"{error.inserted} of {n} items were inserted, then: {error}") from error
         return {"wait": table.who_blocks_writers()}, b""
     return {}, join(keys)
 

@@ -1,4 +1,4 @@
-"""The operation "tap": a few samples for somebody who looks at them and must take none (tap.py)."""
+"""The operation "tap": copies a few samples for an observer and removes none of them from the store (tap.py)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 __all__ = ["MAX_LOOK_BYTES", "MAX_LOOK_SAMPLES", "tap"]
 
 MAX_LOOK_SAMPLES = 1024
-MAX_LOOK_BYTES = 16 << 20  # what a learner copies within one sample() at most: a few milliseconds
+MAX_LOOK_BYTES = 16 << 20  # the most that a learner copies within one sample(), which takes a few milliseconds
 
 
 def tap(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
-    """Operation "tap": `{"n", "table"}` asks for a look, `{"tap", "at"}` for more of the bytes of one."""
+    """Operation "tap": `{"n", "table"}` requests a look; `{"tap", "at"}` requests more bytes of a look."""
     if "tap" in body:
         number, at = body["tap"], body.get("at")
         if type(number) is not int or type(at) is not int or at < 0:
-            raise ProtocolError("a part of a look is asked for by two whole numbers, tap and at")
+            raise ProtocolError("the request for a part of a look needs two whole numbers, tap and at")
         return {}, server._taps.part(number, at)
     n, name = body.get("n"), body.get("table")
     if type(n) is not int or not 1 <= n <= MAX_LOOK_SAMPLES:
@@ -39,17 +39,17 @@ def tap(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> t
         table = server.table(name)
         return _told(server, table.spec, *_of_table(table, _fitting(n, table.spec)), f"table {table.name!r} holds no item")
     if name is not None:
-        raise EchoError(f"this server streams: it has no table {name!r}, nor any other; leave the name out")
+        raise EchoError(f"this server streams and has no tables; leave out the table name {name!r}")
     most = _fitting(n, server.spec)
     count, leaves = server._newest(most)
     found = (count, leaves) if count else server._taps.wished(server, most) or (0, [])
-    why = "nothing is in the store that is not taken or still being written, and the learner has taken no batch since"
+    why = "the store has no samples that are complete and not yet taken, and the learner has taken no batch since"
     return _told(server, server.spec, found[0], found[1], None, why)
 
 
 def _fitting(n: int, spec: Spec) -> int:
     if spec.sample_bytes > MAX_LOOK_BYTES:
-        raise EchoError(f"one sample is {spec.sample_bytes:,} bytes, and a look carries {MAX_LOOK_BYTES:,} at most")
+        raise EchoError(f"one sample has {spec.sample_bytes:,} bytes, but a look has at most {MAX_LOOK_BYTES:,}")
     return min(n, MAX_LOOK_BYTES // max(1, spec.sample_bytes))
 
 

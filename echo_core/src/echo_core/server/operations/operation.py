@@ -1,4 +1,4 @@
-"""What an operation is, and how it reads the body of a request."""
+"""The signature of an operation, and functions that read the body of a request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def count_of(body: dict[str, Any], most: int) -> int:
 
 
 def of_clients(operation: Operation) -> Operation:
-    """Values that a client got wrong are its error, told to it; the learner's log is for the learner's."""
+    """Report invalid values of a client to that client; the learner's log is only for the learner's own errors."""
 
     def checked(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
         try:

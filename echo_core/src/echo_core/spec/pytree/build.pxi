@@ -1,17 +1,17 @@
-# Part of flattener.pyx: trees of new arrays, put together along the program.
+# Part of flattener.pyx: makes trees of new arrays from the program.
 
-# Where arrays without elements point when their memory is nowhere: numpy would allocate otherwise.
+# Arrays without elements and without memory point here; with NULL, numpy would allocate.
 cdef long long nowhere[8]
 
 
 cdef object build(Leaf* leaves, Node* node, char** data, Py_ssize_t n, object base):
-    """The tree below `node`; see `Flattener.arrays`."""
+    """Makes the tree below `node`; see `Flattener.arrays`."""
     cdef Py_ssize_t i
     cdef object child, tree
     if node.kind == LEAF:
         return new_array(&leaves[node.leaf], data[node.leaf], n, base)
     if node.kind == DICT:
-        # Cloning a dict that has the keys already never resizes and keeps their order.
+        # A clone of a dict that has the keys already never resizes, and keeps their order.
         tree = PyDict_Copy(<object>node.template)
         for i in range(node.count):
             PyDict_SetItem(tree, <object>node.keys[i], build(leaves, &node.children[i], data, n, base))
@@ -36,7 +36,7 @@ cdef object build(Leaf* leaves, Node* node, char** data, Py_ssize_t n, object ba
 
 
 cdef object new_array(Leaf* leaf, char* data, Py_ssize_t n, object base):
-    """One array of `Flattener.arrays`; with `base` None numpy allocates and owns its memory."""
+    """Makes one array of `Flattener.arrays`; if `base` is None, numpy allocates and owns its memory."""
     cdef npy_intp shape[MAX_NDIM + 1]
     cdef int ndim = leaf.ndim
     cdef object array

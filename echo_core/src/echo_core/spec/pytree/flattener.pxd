@@ -1,13 +1,13 @@
 # cython: language_level=3
-# What Cython code of echo_core itself sees of the flattener. Needs no numpy headers.
+# The part of the flattener that Cython code of echo_core itself uses. It needs no numpy headers.
 cimport cython
 from cpython.object cimport PyObject
 
 
 cdef enum:
-    GIL_BYTES = 32768  # copies larger than this are done without the GIL
+    GIL_BYTES = 32768  # larger copies are done without the GIL
 
-# What leading axis a leaf may have before the shape of its spec (the values of echo_core.spec.leaf).
+# Which leading axis a leaf may have before the shape of its spec (the values of echo_core.spec.leaf).
 cdef enum Lead:
     EXACT = 0         # none: one sample
     STACKED = 1       # one more, of the same length in every leaf: a batch
@@ -23,22 +23,22 @@ cdef struct Node:
     int kind
     Py_ssize_t leaf     # kind LEAF: its index
     Py_ssize_t count    # children
-    Node* children      # of a dict: in the order in which the example wrote its keys
+    Node* children      # for a dict: in the order in which the example wrote its keys
     PyObject** keys     # kind DICT, in that order; kept alive by Flattener.owned, like ...
     PyObject* template  # kind DICT: a dict of these keys, to clone
     PyObject* type      # kind TUPLE: tuple, or a namedtuple class
 
 cdef struct Walk:
-    const void** out    # where each leaf's address goes; NULL: nowhere
+    const void** out    # where each leaf's address goes; NULL: addresses are not needed
     PyObject* values    # a list to fill with each leaf's object instead; NULL: look at the leaves
     int lead
     Py_ssize_t n        # length of the leading axis, -1 while unknown
-    int lent            # leaves that stay in the memory of a device, whose address in `out` is NULL; -1: none may, they are brought here
+    int lent            # number of leaves that stay in a device's memory, with a NULL address in `out`; -1: none may stay, they are copied here
 
 
 @cython.final
 cdef class Flattener:
-    cdef Node* root     # NULL when the tree has containers the program does not know
+    cdef Node* root     # NULL if the tree has containers that the program does not know
     cdef Leaf* leaf
     cdef readonly Py_ssize_t count
     cdef readonly Py_ssize_t sample_bytes

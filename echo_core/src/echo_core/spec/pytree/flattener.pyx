@@ -1,17 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
 """From a pytree to the addresses of its arrays, and back, without allocating per sample.
 
-A `Flattener` turns the example's containers into a small tree of C nodes. `pointers()` walks that
-tree beside a sample: plain dicts, lists, tuples and namedtuples, with a leaf check that is a few
-comparisons on an exact ndarray. Whatever is anything else (other containers, array-likes, Python
+A `Flattener` turns the example's containers into a small tree of C nodes, the program. `pointers()`
+walks that tree beside a sample of plain dicts, lists, tuples and namedtuples; checking a leaf takes
+a few comparisons on an exact ndarray. Everything else (other containers, array-likes, Python
 scalars, another byte order, strided arrays) takes the careful path: optree takes the containers
-apart, numpy converts the leaf, or a SpecError names what is wrong.
+apart, and numpy converts the leaf, or a SpecError names what is wrong.
 
-Threading: every method is called with the GIL held and none keeps state between calls, so one
+Threading: every method is called with the GIL held, and none keeps state between calls, so one
 flattener serves any number of threads.
-Lifetime: an address is good while its array lives. `pointers()` borrows from the sample, so it is
-good while nobody can change the sample: until the GIL is released. `pointers_held()` and
-`batch_pointers()` put every array into `keep` too, for callers that go on without the GIL or wait.
+Lifetime: an address is valid while its array lives. `pointers()` borrows from the sample, so its
+addresses are valid while nobody can change the sample: until the GIL is released. `pointers_held()`
+and `batch_pointers()` put every array into `keep` too, for callers that release the GIL or wait.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -101,8 +101,8 @@ cdef class Flattener:
     cdef int pointers(self, object sample, const void** out, list keep) except -1:
         """Put the address of every leaf of `sample` into `out` (`count` of them).
 
-        Each points to `nbytes` contiguous native-endian bytes. `keep` takes what was converted on
-        the way and must outlive the use of `out`, like the sample. Raises SpecError.
+        Each points to `nbytes` contiguous native-endian bytes. `keep` receives the arrays that were
+        converted. It must live as long as `out` is used, and so must the sample. Raises SpecError.
         """
         cdef Walk walk = new_walk(out, EXACT)
         if self.root == NULL or visit(self.leaf, self.root, <PyObject*>sample, &walk) != FITS:
@@ -110,7 +110,7 @@ cdef class Flattener:
         return 0
 
     cdef int pointers_held(self, object sample, const void** out, list keep) except -1:
-        """`pointers()`, but `keep` also holds every array, so that the addresses stay good
+        """`pointers()`, but `keep` also holds every array, so that the addresses stay valid
         without the GIL even if another thread replaces arrays in the sample."""
         cdef Walk walk = new_walk(out, EXACT)
         self.carefully(sample, &walk, keep)
@@ -132,7 +132,7 @@ cdef class Flattener:
         return walk.n
 
     cdef int pointers_or_lent(self, object sample, const void** out, list keep, bint held) except -1:
-        """`pointers()`, or `pointers_held()`, that leaves what lies in the memory of a device there: how many leaves do. Their addresses
+        """`pointers()`, or `pointers_held()` if `held`, but leaves in the memory of a device stay there; returns how many do. Their addresses
         are NULL, and `keep` has a `device.Lent` for each, in their order."""
         cdef Walk walk = new_walk(out, EXACT)
         walk.lent = 0
@@ -151,7 +151,7 @@ cdef class Flattener:
         return walk.n
 
     cdef int carefully(self, object sample, Walk* walk, list keep) except -1:
-        """The path on which anything may happen: every leaf is held by `keep` first."""
+        """The path on which Python code may run: `keep` first takes a reference to every leaf."""
         cdef Py_ssize_t i
         cdef list values = None
         if self.root != NULL:
@@ -173,18 +173,18 @@ cdef class Flattener:
         return 0
 
     cdef int leave(self, Py_ssize_t index, object value, Walk* walk) except -1:
-        """`value`, no array of the host's, is one of a device's that fits and may stay there."""
+        """Accept `value`, which is no array of the host, if it is an array of a device that fits and may stay there."""
         if not isinstance(value, Lent):
             raise SpecError(f"leaf {self.specs[index].path!r} cannot be read as {self.specs[index]}")
         if walk.lead == STACKED:
-            walk.n = value.shape[0]  # `convert` has compared it
+            walk.n = value.shape[0]  # `convert` has compared it with walk.n
         if walk.out != NULL:
             walk.out[index] = NULL
         walk.lent += 1
         return 0
 
     cdef list split(self, object sample):
-        """optree's flatten_up_to, with an error that names the place."""
+        """optree's flatten_up_to, with an error that names the place in the tree."""
         try:
             return self.treedef.flatten_up_to(sample)
         except (ValueError, TypeError) as error:
@@ -192,7 +192,7 @@ cdef class Flattener:
             raise SpecError(reason or str(error)) from error
 
     cdef object convert(self, Py_ssize_t index, object value, Walk* walk):
-        """`value` as an array that fits, by `LeafSpec.convert`; frequent scalars without it."""
+        """Return `value` as an array that fits, through `LeafSpec.convert`, or without it for frequent scalars."""
         if self.leaf[index].ndim == 0 and walk.lead != STACKED:
             if PyObject_TypeCheck(<PyObject*>value, &PyGenericArrType_Type):
                 array = PyArray_FromScalar(value, NULL)
@@ -210,8 +210,8 @@ cdef class Flattener:
     # --- putting together ---------------------------------------------------------------------
 
     cdef object arrays(self, char** data, Py_ssize_t n, object base):
-        """The tree with writable arrays of shape `(n, *shape)` over `data[leaf]` (n = -1: of shape
-        `shape`), each of which has `base` as its base object and so keeps it alive.
+        """Make the tree with writable arrays of shape `(n, *shape)` over `data[leaf]` (n = -1: of shape
+        `shape`). `base` is the base object of each array, so that each keeps it alive.
 
         `data[leaf]` must be aligned for the dtype and hold n samples' bytes; it may be NULL only
         for leaves without bytes. `base` must not be an ndarray.
@@ -224,16 +224,16 @@ cdef class Flattener:
     # --- for Python ---------------------------------------------------------------------------
 
     def check(self, sample) -> None:
-        """Raise SpecError naming the first leaf of `sample` that does not fit."""
+        """Raise SpecError that names the first leaf of `sample` that does not fit."""
         self.pointers_or_lent(sample, NULL, [], False)
 
     def check_batch(self, samples) -> int:
-        """N of a batch of samples (every leaf of shape `(N, *shape)`). Raises SpecError."""
+        """Return N of a batch of samples (every leaf of shape `(N, *shape)`). Raises SpecError."""
         cdef int lent = 0
         return self.batch_pointers_or_lent(samples, NULL, [], &lent)
 
     def flatten(self, sample) -> list:
-        """The leaves of `sample` as checked C-contiguous arrays of the spec's dtypes.
+        """Return the leaves of `sample` as checked C-contiguous arrays of the spec's dtypes.
 
         An array that fits already is returned itself, not copied. Raises SpecError.
         """
@@ -247,21 +247,21 @@ cdef class Flattener:
         return leaves
 
     def unflatten(self, leaves):
-        """The tree with these leaves (any objects), in the spec's order."""
+        """Return the tree with these leaves (any objects), which are in the spec's order."""
         return self.treedef.unflatten(leaves)
 
     def tobytes(self, sample) -> bytes:
-        """The bytes of one sample: its leaves laid end to end. Raises SpecError."""
+        """Return the bytes of one sample: its leaves end to end. Raises SpecError."""
         return gather(self, sample, False)[1]
 
     def batch_tobytes(self, samples) -> tuple[int, bytes]:
-        """`(N, bytes)` of a batch: for each leaf its N samples one after another."""
+        """Return `(N, bytes)` of a batch: for each leaf its N samples one after another."""
         return gather(self, samples, True)
 
     def view(self, buffer, Py_ssize_t n=-1):
-        """The tree of arrays over `buffer`, which holds what `batch_tobytes` makes (n >= 0) or
-        `tobytes` (n = -1). No copy: the arrays keep the buffer exported, and are read-only if it
-        is. Raises ValueError when its size is not that of n samples."""
+        """Return the tree of arrays over `buffer`, which holds the result of `batch_tobytes` (n >= 0) or
+        `tobytes` (n = -1). Nothing is copied: the arrays keep the buffer exported, and are read-only if
+        it is. Raises ValueError if its size is not that of n samples."""
         cdef object view = PyMemoryView_FromObject(buffer)
         cdef Py_buffer* memory = PyMemoryView_GET_BUFFER(view)
         cdef Py_ssize_t i, rows = 1 if n < 0 else n
@@ -284,7 +284,7 @@ cdef class Flattener:
         finally:
             PyMem_Free(data)
         for array in self.treedef.flatten_up_to(tree):
-            # Laid end to end, a leaf may begin anywhere.
+            # The leaves are end to end, so a leaf may begin at any address.
             PyArray_UpdateFlags(<PyArrayObject*><PyObject*>array, NPY_ARRAY_ALIGNED)
             if memory.readonly:
                 array.flags.writeable = False
@@ -321,7 +321,7 @@ cdef tuple gather(Flattener self, object sample, bint stacked):
 
 
 cdef void lay_out(Flattener self, const void** out, Py_ssize_t n, char* target) noexcept nogil:
-    """The `n` samples of each leaf, one leaf after another."""
+    """Copies the `n` samples of each leaf, one leaf after another."""
     cdef Py_ssize_t i
     for i in range(self.count):
         memcpy(target, out[i], n * self.leaf[i].nbytes)

@@ -1,4 +1,4 @@
-# Part of flattener.pyx: the program, which is the example's containers as a tree of C nodes.
+# Part of flattener.pyx: the program, which represents the example's containers as a tree of C nodes.
 
 cdef enum:
     LEAF = 0
@@ -9,7 +9,7 @@ cdef enum:
 
 
 cdef bint compile_node(Node* node, object treedef, Py_ssize_t* next_leaf, list owned) except -1:
-    """Fill `node` from `treedef`; False when it has containers the program does not know. `owned` keeps what nodes point to alive."""
+    """Fills `node` from `treedef`; returns False if it has containers that the program does not know. `owned` keeps alive what nodes point to."""
     cdef Py_ssize_t i, first
     kind = treedef.kind
     if kind == PyTreeKind.LEAF:
@@ -25,12 +25,12 @@ cdef bint compile_node(Node* node, object treedef, Py_ssize_t* next_leaf, list o
     if node.children == NULL:
         raise MemoryError()
     node.count = count
-    place = list(range(count))  # of child i, in optree's order, among node.children
+    place = list(range(count))  # the place among node.children of child i, in optree's order
     if kind == PyTreeKind.DICT:
         node.kind = DICT
         order = dict_order(treedef)
         keys = tuple(key for key, _ in order)
-        # A lookup of another type of key could run Python code and change the sample below us.
+        # The lookup of another type of key could run Python code and change the sample while we read it.
         if not all(type(key) is str or type(key) is int for key in keys):
             return False
         template = dict.fromkeys(keys)

@@ -1,7 +1,7 @@
 # Part of flattener.pyx: Python scalars as leaves.
 
 cdef bint put_scalar(object value, PyArrayObject* array) except -1:
-    """Store a Python scalar in a 0-d array of a frequent dtype; False: this is not that easy."""
+    """Stores a Python scalar in a 0-d array of a frequent dtype. Returns False if it has to be converted in another way."""
     cdef int number = PyArray_TYPE(array), overflow = 0
     cdef void* target = PyArray_DATA(array)
     cdef double real

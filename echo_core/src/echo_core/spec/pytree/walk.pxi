@@ -1,9 +1,9 @@
-# Part of flattener.pyx: the walk along the program beside a sample, as far as containers and arrays are plain.
+# Part of flattener.pyx: the walk along the program beside a sample, for plain containers and arrays.
 
 cdef enum:
-    # What visit() and fit() answer.
+    # The results of visit() and fit().
     FITS = 0
-    OTHERWISE = 1  # perhaps right, perhaps wrong: the careful path will say
+    OTHERWISE = 1  # perhaps right, perhaps wrong: the careful path decides
 
 
 cdef inline Walk new_walk(const void** out, int lead) noexcept:
@@ -17,9 +17,9 @@ cdef inline Walk new_walk(const void** out, int lead) noexcept:
 
 
 cdef int visit(Leaf* leaves, Node* node, PyObject* value, Walk* walk) except -1:
-    """Walk `value` beside `node`: FITS, or OTHERWISE at the first thing that is not plain.
+    """Walks `value` beside `node`. Returns FITS, or OTHERWISE at the first thing that is not plain.
 
-    Runs no Python code, so what it borrows cannot go away meanwhile.
+    It runs no Python code, so the objects that it borrows cannot be freed meanwhile.
     """
     cdef Py_ssize_t i = 0, position = 0
     cdef PyObject* key
@@ -32,7 +32,7 @@ cdef int visit(Leaf* leaves, Node* node, PyObject* value, Walk* walk) except -1:
     elif node.kind == DICT:
         if Py_TYPE(value) != &PyDict_Type or PyDict_Size(value) != node.count:
             return OTHERWISE
-        # Samples are mostly written by one piece of code, keys in the example's order and
+        # Most samples are written by one piece of code, with keys in the example's order and
         # interned: then no key is ever hashed.
         while i < node.count and PyDict_Next(value, &position, &key, &item):
             if key != node.keys[i]:
@@ -63,14 +63,14 @@ cdef int visit(Leaf* leaves, Node* node, PyObject* value, Walk* walk) except -1:
 
 
 cdef int fit(Leaf* leaves, Py_ssize_t index, PyObject* value, Walk* walk) noexcept:
-    """FITS when `value` is an ndarray that can be used as it lies in memory."""
+    """Returns FITS if `value` is an ndarray whose memory can be used as it is."""
     cdef Leaf* leaf = &leaves[index]
     cdef PyArrayObject* array = <PyArrayObject*>value
     cdef npy_intp* shape
     cdef int axis
     if Py_TYPE(value) != &PyArray_Type or not PyArray_FLAGS(array) & NPY_ARRAY_C_CONTIGUOUS:
         return OTHERWISE
-    # Equivalent dtypes have the same byte order; unaligned memory is fine for copying.
+    # Equivalent dtypes have the same byte order. Unaligned memory is fine, because it is only copied from.
     if (<PyObject*>PyArray_DESCR(array) != leaf.dtype
             and not PyArray_EquivTypes(PyArray_DESCR(array), <PyArray_Descr*>leaf.dtype)):
         return OTHERWISE

@@ -1,14 +1,15 @@
-"""Replay tables on disk: written while the server runs, whole or not at all, and checked when read.
+"""Replay tables on disk. A checkpoint is written while the server runs, becomes visible only when it is complete, and is checked when read.
 
-    path/LATEST             the name of the newest checkpoint and its manifest's CRC-32, replaced in one step when that is whole
+    path/LATEST             the name of the newest checkpoint and the CRC-32 of its manifest; replaced in one step when that is complete
     path/00000007/          one checkpoint
-        manifest.json       what there is: tables, specs, limiters, and every file with its dtype, shape and CRC-32
-        0.keys, 0.leaf.0, … arrays, little-endian, as they lie in memory
+        manifest.json       tables, specs, limiters, and every file with its dtype, shape and CRC-32
+        0.keys, 0.leaf.0, … arrays, little-endian, as they are in memory
 
-Nothing is pickled. A table is paused only while its sampler's state and its index are copied. The items' bytes follow with writers running;
-a writer that comes to an item before the checkpoint does first puts its bytes aside, so that all are those of the moment of the pause.
+Nothing is pickled. A table is paused only while its sampler's state and its index are copied. The items' bytes are copied afterwards, while
+writers run. If a writer changes an item before it is copied, the writer puts the old bytes aside first. So all bytes are those of the moment
+of the pause.
 
-What is being written lies in path/.echo-writing-*, which is renamed when it is whole. Nothing else in `path` is touched.
+A checkpoint that is being written is in path/.echo-writing-*, a folder that is renamed when it is complete. Nothing else in `path` is touched.
 """
 
 from __future__ import annotations
@@ -40,34 +41,34 @@ if TYPE_CHECKING:
 __all__ = ["load", "save"]
 
 FORMAT = 2
-CHUNK_BYTES = 8 << 20  # of items, copied and written at once
-MAPPED_BYTES = 64 << 20  # files of at least so many are mapped
+CHUNK_BYTES = 8 << 20  # bytes of items that are copied and written at once
+MAPPED_BYTES = 64 << 20  # files of at least this size are mapped
 COLUMNS = ("keys", "rows", "loaned", "generations", "high", "times", "versions")
 FIGURES = ("inserts", "samples", "policy_version", "random")
-WRITING = ".echo-writing-"  # how the folders begin that are not whole yet
+WRITING = ".echo-writing-"  # the names of folders that are not complete yet begin with this
 LOCK, MANIFEST = "lock", "manifest.json"
-OURS = b'{"format": '  # how our manifests begin
+OURS = b'{"format": '  # our manifests begin with this
 
 
 class Saved(NamedTuple):
-    """A table as a checkpoint has it."""
+    """The contents of a table in a checkpoint."""
 
     snapshot: dict[str, Any]
     stored: np.ndarray
     leaves: list[np.ndarray]
-    first: int  # of steps, as the next one; see step_checkpoint.py
+    first: int  # number of the first step whose bytes are complete; see step_checkpoint.py
     steps: tuple[dict[str, np.ndarray], list[np.ndarray]] | None
 
 
 def save(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Path:
-    """Write a checkpoint of `tables` into the directory `path`; the one before goes once this one is whole.
+    """Write a checkpoint of `tables` into the directory `path`. The previous checkpoint is removed once this one is complete.
 
     Returns:
-        the directory of this checkpoint.
+        The directory of this checkpoint.
 
     Raises:
-        OSError: the disk is full or not writable. CheckpointError: what was stored of a table are not its rows, which is a defect of Echo.
-            In both cases the checkpoint before is as it was.
+        OSError: the disk is full or not writable. CheckpointError: the rows that were stored are not those of the table, which is a defect
+            of Echo. In both cases the previous checkpoint is unchanged.
     """
     root = Path(path)
     root.mkdir(parents=True, exist_ok=True)
@@ -79,9 +80,9 @@ def save(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Pat
         manifest = json.dumps({"format": FORMAT, "tables": described}).encode()
         _write(folder / MANIFEST, manifest)
         number = 1 + max((int(old.name) for old in _ours(root)), default=0)
-        while os.path.lexists(final := root / f"{number:08d}"):  # somebody else's
+        while os.path.lexists(final := root / f"{number:08d}"):  # another program made it
             number += 1
-        # Before the folder has its name: once it has, nothing is left that needs room on the disk.
+        # This comes before the folder gets its name: after that, nothing needs more room on the disk.
         _write(folder / "LATEST", f"{final.name} {zlib.crc32(manifest):08x}\n".encode())
         _sync(folder)
         folder.rename(final)
@@ -104,9 +105,9 @@ def load(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Non
     """Fill new `tables` from the newest checkpoint in `path`.
 
     Raises:
-        CheckpointError: there is none; a file is missing, truncated or corrupted, naming it; or table, spec, sampler, limiter, capacity or
-            max_times_sampled are others than when it was written, naming which; or a table was written to already. Nothing is changed then.
-            Whatever else a sampler raises: nothing is changed either.
+        CheckpointError: there is no checkpoint; or a file is missing, truncated or corrupted; or the table, spec, sampler, limiter, capacity
+            or max_times_sampled has changed since; or a table was written to already. The text names the cause.
+            A sampler may raise other errors. In every case nothing was changed.
     """
     root = Path(path)
     try:
@@ -131,8 +132,8 @@ def load(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Non
         raise CheckpointError(f"{folder} has the tables {sorted(described)}, this server {sorted(tables)}; give it the same")
     for name, table in tables.items():
         _compare(folder, table, described[name])
-    # All of it is read and checked before anything is changed. The rows of new tables take no memory until they are filled, so that this is not
-    # more than would be needed anyway: what was read of a table goes when the table has it.
+    # Everything is read and checked before anything is changed. This needs no additional memory: the rows of new tables take none until they
+    # are filled, and the data read for a table is freed when the table has it.
     read = [(table, _read_table(folder, table, described[name])) for name, table in tables.items()]
     with contextlib.ExitStack() as undo:
         for table, saved in read:
@@ -149,10 +150,11 @@ def load(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Non
 
 
 def _begin(root: Path) -> tuple[Path, IO[bytes]]:
-    """A folder to write into, and the lock that keeps others from sweeping it away, until it is closed.
+    """Make a folder to write into, and a lock that keeps other processes from removing it until the lock is closed.
 
-    Not named by our pid: in a container that is the same after each restart. Nor is a pid that is gone a sign of a writer that is, as
-    other machines may write here; a lock goes with whoever held it. Where the file system has no locks, nobody gets one to sweep either.
+    The folder is not named by our pid, which in a container is the same after each restart. A pid without a process does not prove that a
+    writer is gone either, because other machines may write here. A lock, however, disappears with its process. If the file system has no
+    locks, no process gets one to remove folders either.
     """
     while True:
         folder = root / f"{WRITING}{secrets.token_hex(8)}"
@@ -160,7 +162,7 @@ def _begin(root: Path) -> tuple[Path, IO[bytes]]:
         try:
             lock = open(folder / LOCK, "wb")  # noqa: SIM115  (the caller closes it)
         except FileNotFoundError:
-            continue  # somebody swept it away before it had a lock
+            continue  # another process removed it before it had a lock
         except OSError:
             folder.rmdir()
             raise
@@ -168,24 +170,24 @@ def _begin(root: Path) -> tuple[Path, IO[bytes]]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / LOCK).exists():
             return folder, lock
-        lock.close()  # somebody had it first, and swept
+        lock.close()  # another process locked it first and removed its contents
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what somebody was writing when he was killed; not what somebody is writing."""
+    """Remove what a killed process was writing, but not what a process is still writing."""
     try:
         with open(folder / LOCK, "r+b") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(folder, LOCK)
     except FileNotFoundError:
         with contextlib.suppress(OSError):
-            folder.rmdir()  # killed before it had one; it is empty, then
+            folder.rmdir()  # the process was killed before it made a lock, so the folder is empty
     except OSError:
         pass
 
 
 def _remove(folder: Path, mark: str) -> None:
-    """Remove a folder of ours, as far as it goes: its mark last, so that what is left by somebody who is killed meanwhile is known as ours."""
+    """Remove a folder of ours as far as possible, and its mark last: if we are killed meanwhile, the rest is still known as ours."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if path.name == mark:
@@ -199,7 +201,7 @@ def _remove(folder: Path, mark: str) -> None:
 
 
 def _ours(root: Path) -> Iterator[Path]:
-    """The checkpoints in a directory in which other things may lie too, whatever they are called."""
+    """Yield the checkpoints in a directory, which may contain other things too, whatever their names are."""
     for folder in list(root.iterdir()):
         if not re.fullmatch("[0-9]{8}", folder.name) or folder.is_symlink():
             continue
@@ -209,7 +211,7 @@ def _ours(root: Path) -> Iterator[Path]:
 
 
 def _identity(table: ReplayTable) -> dict[str, Any]:
-    """What must be the same at both ends, in words people know."""
+    """Return what a checkpoint and its table must have in common, with names that users know."""
     return {
         "spec": table.spec.to_json(),
         "capacity": table.capacity,
@@ -247,14 +249,14 @@ def _save_table(folder: Path, index: int, table: ReplayTable) -> dict[str, Any]:
     files: dict[str, Any] = {}
     try:
         snapshot = table_snapshot.snapshot(table)
-        # First, as writers may have to wait for what they put aside.
+        # This comes first, because writers may have to wait until the rows that they put aside are taken.
         stored = _save_items(folder, index, table, snapshot["rows"], files)
     finally:
         table_snapshot.end_copies(table)
     rows, seen = snapshot["rows"], np.zeros(table.capacity, np.bool_)
     seen[stored] = True
     if len(stored) != len(rows) or not seen[rows].all():
-        raise CheckpointError(f"table {table.name!r}: {len(stored)} rows were stored, which are not the {len(rows)} rows that it had; tell us")
+        raise CheckpointError(f"table {table.name!r}: the {len(stored)} rows that were stored are not the {len(rows)} rows of the table; please report this")
     files["stored"] = _save_array(folder / f"{index}.stored", stored)
     for column in COLUMNS:
         files[column] = _save_array(folder / f"{index}.{column}", snapshot[column])
@@ -269,7 +271,7 @@ def _save_table(folder: Path, index: int, table: ReplayTable) -> dict[str, Any]:
 
 
 def _save_items(folder: Path, index: int, table: ReplayTable, rows: np.ndarray, files: dict[str, Any]) -> np.ndarray:
-    """The bytes of the items in `rows`; the rows in the order in which they were written."""
+    """Write the bytes of the items in `rows`; return the rows in the order in which they were written."""
     leaves = table.rows_spec.leaves
     paths = [folder / f"{index}.leaf.{i}" for i in range(len(leaves))]
     crcs, stored = [0] * len(leaves), [np.empty(0, np.uint32)]
@@ -291,8 +293,8 @@ def _save_items(folder: Path, index: int, table: ReplayTable, rows: np.ndarray, 
 
 
 def _read_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> Saved:
-    """What there is of a table, once it is known to fit: all but the samplers' states, which only these can tell."""
-    if table.counters()["inserts"] or (isinstance(table, StepTable) and table.stats()["steps"]):  # no fault of the checkpoint's
+    """Read and check a table's part of a checkpoint. Only the states of the samplers are left: those only the samplers can check."""
+    if table.counters()["inserts"] or (isinstance(table, StepTable) and table.stats()["steps"]):  # this is not the checkpoint's fault
         raise CheckpointError(f"table {table.name!r} was written to already; restore into a new server")
     with _naming(folder, table):
         files = dict(described["files"])
@@ -313,7 +315,7 @@ def _read_table(folder: Path, table: ReplayTable, described: dict[str, Any]) -> 
 
 @contextlib.contextmanager
 def _naming(folder: Path, table: ReplayTable) -> Iterator[None]:
-    """What is wrong with a table's part of the manifest is told with its name."""
+    """Errors in a table's part of the manifest are raised with the table's name."""
     try:
         yield
     except CheckpointError:
@@ -324,7 +326,7 @@ def _naming(folder: Path, table: ReplayTable) -> Iterator[None]:
 
 
 def _check(table: ReplayTable, snapshot: dict[str, Any], stored: np.ndarray, leaves: list[np.ndarray]) -> None:
-    """What is to be copied by row must fit the table: a checksum tells accidents, not what somebody wrote on purpose. ValueError if not."""
+    """Raise ValueError unless the data fits the table: a checksum detects accidents, but not what somebody changed on purpose."""
     rows, loaned, capacity = snapshot["rows"], snapshot["loaned"], table.capacity
     lists = [("rows", rows, rows.size), ("stored", stored, stored.size), ("loaned", loaned, loaned.size)]
     for name, array, size in lists + [(name, snapshot[name], capacity) for name in ("generations", "high", "times")]:
@@ -333,11 +335,11 @@ def _check(table: ReplayTable, snapshot: dict[str, Any], stored: np.ndarray, lea
     if (versions := snapshot["versions"]).dtype != np.uint64 or versions.shape != (capacity,):
         raise ValueError(f"versions are {versions.dtype}{list(versions.shape)}, not uint64[{capacity}]")
     if len(np.unique(rows)) != len(rows) or (rows >= capacity).any():
-        raise ValueError(f"rows are not different numbers below {capacity}")
+        raise ValueError(f"rows must be different numbers below {capacity}")
     if not np.array_equal(np.sort(stored), np.sort(rows)):
-        raise ValueError("stored are not the rows in another order")
+        raise ValueError("stored does not have the same rows as rows")
     if len(np.unique(loaned)) != len(loaned) or not np.isin(loaned, rows).all():
-        raise ValueError("loaned are not some of the rows")
+        raise ValueError("loaned has rows that the table does not have")
     for i, (leaf, array) in enumerate(zip(table.rows_spec.leaves, leaves)):
         if array.dtype != leaf.dtype or array.shape != (len(stored), *leaf.shape):
             raise ValueError(f"leaf/{i} is {array.dtype}{list(array.shape)}, not {leaf.dtype}{[len(stored), *leaf.shape]}")
@@ -371,7 +373,7 @@ def _load_array(folder: Path, files: dict[str, Any], name: str) -> np.ndarray:
         found = path.stat().st_size
         if found != size:
             raise CheckpointError(f"{path} is truncated or was changed: {found} bytes, not {size}; take an older checkpoint")
-        # What is large is not read into memory as a whole: a table with a storage of its own may be larger than that.
+        # A large file is not read into memory as a whole: a table with a storage path may be larger than the memory.
         data = np.fromfile(path, np.uint8) if size < MAPPED_BYTES else np.memmap(path, np.uint8, "c")
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}; take an older checkpoint") from error

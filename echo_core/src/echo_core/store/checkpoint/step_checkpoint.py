@@ -1,7 +1,8 @@
-"""The steps of a table of items over steps, as a checkpoint has them.
+"""The steps of a table of items over steps, in a checkpoint.
 
-Like the items of any large table they are copied while writers run, oldest first. Those overwritten before their turn are left out, and
-with them all that are older, since steps go in the order in which they came; and the items that have one of them.
+Like the items of any large table, they are copied while writers run, oldest first. If a step is overwritten before it is copied, the checkpoint
+leaves it out, together with all older steps, since steps are removed in the order in which they came. It also leaves out the items that contain
+such a step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LIVE = 4  # State of store/steps/window_gather.hpp
 
 
 def identity(table: StepTable) -> dict[str, Any]:
-    """What must be the same at both ends, beside what every table has."""
+    """Return what a checkpoint and its table must have in common, in addition to what every table has."""
     return {"items": table.layout.to_json(), "steps": table.stats()["steps_capacity"]}
 
 
@@ -33,7 +34,7 @@ def save_steps(
     folder: Path, index: int, table: StepTable, columns: dict[str, np.ndarray], files: dict[str, Any],
     save_array: Callable[..., dict[str, Any]], entry: Callable[..., dict[str, Any]], chunk: int,
 ) -> int:
-    """Write what `StepTable.below` told and the steps' bytes; the number of the first step whose bytes are whole."""
+    """Write what `StepTable.below` returned, and the steps' bytes. Return the number of the first step whose bytes are complete."""
     import os
 
     for column in COLUMNS:
@@ -58,10 +59,11 @@ def save_steps(
 
 
 def read_steps(table: StepTable, first: int, load_array: Callable[[str], np.ndarray]) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
-    """What `save_steps` wrote, as `StepTable.restore_steps` takes it: its columns, and the leaves from step `first` on. Changes nothing.
+    """Return what `save_steps` wrote, in the form that `StepTable.restore_steps` takes: the columns, and the leaves from step `first` on.
+    This changes nothing.
 
     Raises:
-        ValueError: it does not belong together or does not fit the table, or the table was written to already.
+        ValueError: the parts are inconsistent or do not fit the table, or the table was written to already.
     """
     if table.steps_held:
         raise ValueError(f"table {table.name!r} was written to already; restore into a new one")
@@ -78,25 +80,25 @@ def read_steps(table: StepTable, first: int, load_array: Callable[[str], np.ndar
 
 
 def _check(table: StepTable, columns: dict[str, np.ndarray]) -> None:
-    """What places are found by must lie within the table: see struct StepsImage of store/steps/steps.hpp for what the columns are."""
+    """Check that all numbers that name places are within the table. For the columns see struct StepsImage of store/steps/steps.hpp."""
     for name, array in columns.items():
         dtype = np.dtype(np.uint8 if name == "states" else np.uint64)
         if array.dtype != dtype or array.ndim != 1:
             raise ValueError(f"steps/{name} are {array.dtype}{list(array.shape)}, not {dtype} of one dimension")
     figures, capacity = [int(figure) for figure in columns["figures"]], table.stats()["steps_capacity"]
     if len(figures) != 5 or max(figures) >= 1 << 63 or not 0 <= figures[1] - figures[0] <= capacity:
-        raise ValueError(f"steps/figures are {figures}: not five, or not of 0 to {capacity} steps")
+        raise ValueError(f"steps/figures are {figures}; they must be five numbers, for 0 to {capacity} steps")
     count = figures[1] - figures[0]
     for name, size in (("states", count), ("links", 2 * count)):
         if len(columns[name]) != size:
-            raise ValueError(f"steps/{name} are {len(columns[name])}, not {size}, as there are {count} steps")
+            raise ValueError(f"steps/{name} has {len(columns[name])} numbers, not {size}, for {count} steps")
     for name in ("backlog", "runs"):
         if len(columns[name]) % 3:
-            raise ValueError(f"steps/{name} are {len(columns[name])} numbers, and each entry has three")
-    # Each episode whose slices are items has one step at least, and what is counted by them is as long as their largest number.
+            raise ValueError(f"steps/{name} has {len(columns[name])} numbers, which is not a multiple of three")
+    # Each episode whose slices are items has at least one step, and memory is allocated up to the largest episode number.
     episodes = columns["runs"][::3]
     if (episodes > capacity).any():
-        raise ValueError(f"steps/runs has the number {episodes.max()}, and {capacity} steps have no more episodes")
+        raise ValueError(f"steps/runs has episode number {episodes.max()}, but {capacity} steps cannot have more than {capacity} episodes")
     slices = isinstance(table.layout.items, Slices)
     if slices and not np.isin(columns["links"][::2][(columns["states"] & LIVE) != 0], episodes).all():
         raise ValueError("steps/links name episodes that steps/runs does not have")

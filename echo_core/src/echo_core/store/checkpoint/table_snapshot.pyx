@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The state of a replay table, for checkpoints: taken at one moment, and put into a new table.
+"""The state of a replay table, for checkpoints: it is copied as of one moment, and put into a new table.
 
-`snapshot` pauses the table for as long as its index, priorities and counts are copied. The items' bytes follow from `copies` while others
-write: a writer that is about to change a row whose turn has not come puts its bytes aside first, so that all are those of the one moment.
-`end_copies` ends that, whatever happened in between: writers wait when nobody takes what they put aside.
+`snapshot` pauses the table while its index, priorities and counts are copied. `copies` then yields the items' bytes while others write. If a
+writer is about to change a row that has not been copied yet, it puts the row's bytes aside first, so that all bytes are those of that moment.
+`end_copies` must be called in any case: writers wait if nobody takes what they put aside.
 """
 import time
 
@@ -23,12 +23,12 @@ from echo_core.store.replay.table cimport Batch, Bytes
 
 
 def snapshot(KeyedTable table not None) -> dict:
-    """The table at one moment, without its items' bytes: `copies` has to follow, and `end_copies` in any case unless this raises.
+    """Return the table at one moment, without its items' bytes. `copies` has to follow, and `end_copies` in any case unless this raises.
 
     Returns:
-        figures `inserts`, `samples`, `policy_version`, `random` (the generator's state), `paused` (seconds that writers waited at most);
-        arrays `keys` and `rows` of the items, oldest first, `loaned` those rows that a learner has not acknowledged, `generations`,
-        `high`, `times` and `versions` of every row; `sampler` and `remover`: their states.
+        The figures `inserts`, `samples`, `policy_version`, `random` (the generator's state) and `paused` (the longest time in seconds that
+        writers waited); the arrays `keys` and `rows` of the items, oldest first, `loaned` (the rows that a learner has not acknowledged), and
+        `generations`, `high`, `times` and `versions` of every row; and the states of `sampler` and `remover`.
     """
     cdef size_t capacity = table.opened().capacity()
     cdef uint32_t[::1] g, h, t, r
@@ -43,18 +43,18 @@ def snapshot(KeyedTable table not None) -> dict:
         with nogil:
             table.table.pause()
         try:
-            if table.told is not None:
-                table.told.catch_up()
+            if table.python_sampler is not None:
+                table.python_sampler.catch_up()
             table.table.columns(&g[0], &h[0], &t[0], &v[0])
             keys, rows, _ = table._items(False)
-            loaned = np.array(table.table.loaned(), np.uint32)
+            loaned = np.array(table.table.unacknowledged(), np.uint32)
             rows = np.concatenate([loaned, rows])
             r = rows
             table.table.begin_copy(&r[0] if rows.size else NULL, rows.size)
             begun = True
             counters = table.table.counters()
             return {
-                # What is on loan was not sampled, as far as whoever reads this is concerned.
+                # Unacknowledged items are given out again after a restart, so they do not count as sampled here.
                 "inserts": counters.inserts, "samples": counters.samples - counters.on_loan, "policy_version": counters.policy_version,
                 "random": table.rng.bit_generator.state,
                 "keys": keys.copy(), "rows": rows, "loaned": loaned,
@@ -72,18 +72,18 @@ def snapshot(KeyedTable table not None) -> dict:
 
 
 def copies(KeyedTable table not None, rows, size_t step):
-    """The bytes of the snapshot's `rows`, in an order of its own: `(rows, leaves)` of at most `step` rows, or of a block that was put
-    aside; leaves of shape `(len(rows), *leaf.shape)`."""
+    """Yield the bytes of the snapshot's `rows`, not in their order: `(rows, leaves)` of at most `step` rows, or of a block that was put
+    aside, with leaves of shape `(len(rows), *leaf.shape)`."""
     for start in range(0, len(rows), step):
         yield _unchanged(table, np.ascontiguousarray(rows[start:start + step]))
-        # As they come, so that whoever waits for room among them waits for one of them to be written, and not for all.
+        # Blocks are yielded one by one, so that a writer that waits for room waits until one block is written, not until all are.
         while (aside := _put_aside(table)) is not None:
             yield aside
 
 
 def end_copies(KeyedTable table not None) -> None:
-    """From now on nobody puts anything aside. Not left to the end of `copies`: a generator that was never begun, or that somebody keeps,
-    has no end."""
+    """From now on writers put nothing aside. This is not left to the end of `copies`, because a generator that is never started, or that
+    somebody keeps, does not end."""
     table.opened().end_copy()
 
 
@@ -127,23 +127,23 @@ def _put_aside(KeyedTable table):
 
 
 def check(KeyedTable table not None, snapshot) -> None:
-    """What would be refused of a snapshot, before anything is changed, save what the samplers refuse.
+    """Check a snapshot before anything is changed. Only errors that the samplers find remain for `restore_samplers`.
 
     Raises:
         ValueError, TypeError, KeyError, OverflowError: the table was written to already, or `random` is no state of its generator.
     """
     if table.opened().counters().inserts:
         raise ValueError(f"table {table.name!r} was written to already; restore into a new one")
-    # Upon another one: what is wrong may be found when half of it is set.
+    # Try it on another generator: an error may be found when half of the state is set.
     type(table.rng.bit_generator)().state = snapshot["random"]
 
 
 def restore_samplers(KeyedTable table not None, states) -> dict:
-    """Put the states `sampler` and `remover` into the table's samplers; the states that these had, to be put back when another table's
-    refuse theirs. Until `restore` follows, the table must not be used.
+    """Put the states `sampler` and `remover` into the table's samplers. Return their previous states, which the caller puts back if a sampler
+    of another table refuses its state. The table must not be used until `restore` follows.
 
     Raises:
-        ValueError: one refuses its state; both are as they were. Whatever else a sampler raises.
+        ValueError: a sampler refuses its state; both are unchanged. A sampler may raise other errors.
     """
     parts = {"sampler": table.sampler}
     if table.remover is not None and table.remover is not table.sampler:
@@ -169,10 +169,10 @@ def restore_samplers(KeyedTable table not None, states) -> dict:
 
 
 def restore(KeyedTable table not None, snapshot, stored, leaves) -> None:
-    """Become what `snapshot()` told of; only of a new table, which was given to `check` and `restore_samplers`.
+    """Put the contents of a snapshot into a new table, for which `check` and `restore_samplers` were called.
 
     Args:
-        stored: every row of the snapshot once, in the order in which their bytes came.
+        stored: every row of the snapshot once, in the order of their bytes in `leaves`.
         leaves: for each leaf those bytes, shape `(len(stored), *leaf.shape)`.
     """
     cdef uint32_t[::1] order, place, g, h, t, lent

@@ -1,1 +1,1 @@
-"""The native door through which transports put samples into a store (include/echo_capi.h)."""
+"""The native interface through which transports put samples into a store (include/echo_capi.h)."""

@@ -1,4 +1,4 @@
-// The function table of echo_capi.h over Door. Only this file and door.hpp know what an echo_store is.
+// The function table of echo_capi.h, implemented over Door. Only this file and door.hpp know what an echo_store is.
 #pragma once
 
 #include "store/door/door.hpp"

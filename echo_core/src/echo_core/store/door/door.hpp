@@ -1,7 +1,7 @@
-// What an echo_store of echo_capi.h is: one interface over the stores there are, the ring of a stream and the table of a replay.
+// A Door is the echo_store of echo_capi.h: one interface over both kinds of store, the ring of a stream and the table of a replay.
 //
-// A door is made for every capsule and counts its own references; it holds one of the store's. The store itself has no virtual
-// function and no header for the door's sake, so that what does not come through the door costs what it did.
+// Every capsule has a Door of its own, which counts its own references and holds one reference to the store. The store itself has no
+// virtual function and no header for this purpose, so that calls which do not come through a Door cost nothing more.
 #pragma once
 
 #include <atomic>
@@ -71,7 +71,7 @@ protected:
     Store *const store_;
 };
 
-// An echo_store, as plugins hold it. One reference is the caller's.
+// Makes an echo_store, as plugins hold it. One reference belongs to the caller.
 template <class Store>
 Door *open_door(Store *store) {
     return new DoorTo<Store>(store);

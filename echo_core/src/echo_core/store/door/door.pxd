@@ -1,4 +1,4 @@
-# What Cython code of echo_core itself sees of door.hpp. Not for plugins: their door is capi.pxd.
+# The part of door.hpp that Cython code of echo_core itself uses. Plugins use capi.pxd instead.
 from libc.stdint cimport uint32_t, uint64_t
 
 from echo_core.store.door.echo_run cimport echo_run

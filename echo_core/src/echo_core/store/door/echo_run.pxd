@@ -1,4 +1,4 @@
-# A run of claimed slots, and the answers of a claim, as echo_capi.h has them. For Cython code of echo_core itself.
+# A run of claimed slots, and the results of a claim, as echo_capi.h defines them. For Cython code of echo_core itself.
 from libc.stdint cimport uint32_t
 
 cdef extern from "echo_capi.h" nogil:

@@ -1,1 +1,1 @@
-"""Replay tables: rows that stay, and that are drawn by a sampler."""
+"""Replay tables: their rows stay in the table, and a sampler decides which rows a batch contains."""

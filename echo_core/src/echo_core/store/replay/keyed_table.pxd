@@ -9,16 +9,16 @@ from echo_core.store.replay.python_sampler cimport PythonSampler
 
 cdef class KeyedTable(LocalInsert):
     cdef Table* table
-    cdef Door* door_labelled    # NULL until somebody writes with labels
+    cdef Door* door_labelled    # NULL until a writer uses labels
     cdef int forks
-    cdef PythonSampler told       # None: the sampler is native
-    cdef double exponent  # beta
+    cdef PythonSampler python_sampler     # None: the sampler is native
+    cdef double exponent  # the exponent beta of importance weights
     cdef readonly str name
     cdef readonly object spec, sampler, remover, rng, limiter, lags, lease_timeout
     cdef readonly Py_ssize_t batch_size
     cdef readonly int max_times_sampled
     cdef object lock, capsules
-    cdef vector[uint64_t] more  # bytes of the leaves that a follower fills in a batch (step_table.pyx)
+    cdef vector[uint64_t] more  # bytes of the leaves of a batch that a follower fills (step_table.pyx)
     cdef object __weakref__
 
     cdef Table* opened(self) except NULL

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""A replay table as it was opened, and its items by key: looked at, changed, removed."""
+"""A replay table as it was opened, and access to its items by key: read, change, remove."""
 import os
 import threading
 
@@ -15,14 +15,14 @@ from echo_core.store.lease cimport ReplayLease, replay_lease
 from echo_core.store.local_insert cimport LocalInsert, page_lock
 from echo_core.store.replay.labelled.labelled_door cimport open_labelled
 from echo_core.store.replay.table cimport ECHO_SAMPLER_VERSION, NO_LIMIT, Batch, LagLimits, Limits, Rows, Table, bitgen_t, echo_sampler
-from echo_core.store.replay.python_sampler cimport tell
+from echo_core.store.replay.python_sampler cimport python_sampler_of
 
 from echo_core.spec.cuda import CudaError
 from echo_core.base.errors import ConfigError, EchoError, ForkError, SpecError
 from echo_core.store.sampler import check_keys, check_priorities
-from echo_core.store.wait.patience import available_memory
+from echo_core.base.memory.cgroup import available_memory
 
-cdef int forks = 0  # a table belongs to the process of its birth
+cdef int forks = 0  # a table belongs to the process that made it
 
 
 def _forked():
@@ -34,7 +34,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 cdef const echo_sampler* native_of(object sampler, str what, list capsules) except? NULL:
-    """The sampler's native door, or NULL; the capsule, which keeps it, goes to `capsules`."""
+    """Returns the sampler's native interface, or NULL. The capsule keeps it alive and is added to `capsules`."""
     cdef const echo_sampler* native
     capsule = sampler.native()
     if capsule is None:
@@ -56,7 +56,7 @@ cdef class KeyedTable(LocalInsert):
 
     @property
     def beta(self) -> float:
-        """The exponent of importance weights, from 0 to 1; may be changed at any time, to anneal it. Raises ValueError."""
+        """The exponent of importance weights, from 0 to 1. It may be changed at any time, to anneal it. Raises ValueError."""
         return self.exponent
 
     @beta.setter
@@ -92,10 +92,10 @@ cdef class KeyedTable(LocalInsert):
         if remover is not None:
             if removing == NULL:
                 raise ConfigError(
-                    f"table {name!r}: remover {type(remover).__name__} is written in Python, and writers must not wait for that; "
+                    f"table {name!r}: remover {type(remover).__name__} is written in Python, which would make writers wait; "
                     f"use remover='fifo' or a native one")
         if asked == NULL and lease_ns:
-            raise ConfigError(f"table {name!r}: lease_timeout needs a native sampler such as 'fifo', {type(sampler).__name__} is not")
+            raise ConfigError(f"table {name!r}: lease_timeout needs a native sampler such as 'fifo', and {type(sampler).__name__} is written in Python")
         lag_limits.kept = lags is not None
         lag_limits.max_lag, lag_limits.weight = NO_LIMIT, 1.0
         if lags is not None:
@@ -121,7 +121,7 @@ cdef class KeyedTable(LocalInsert):
             self.table.refuse_zero()
         self.door = open_door(self.table)
         if asked == NULL:
-            self.told = tell(self.table, sampler, self.rng, self.lock)
+            self.python_sampler = python_sampler_of(self.table, sampler, self.rng, self.lock)
 
     def __dealloc__(self):
         if self.table != NULL:
@@ -141,17 +141,17 @@ cdef class KeyedTable(LocalInsert):
 
     @property
     def rows_spec(self):
-        """What its rows are, which differs from `spec` in a `StepTable`."""
+        """The spec of its rows, which differs from `spec` in a `StepTable`."""
         return self.spec
 
     def below(self, rows):
-        """What a table has under the items in `rows`, while it is paused: see `StepTable`."""
+        """Return what a checkpoint needs of the data that the items in `rows` refer to, while the table is paused: see `StepTable`."""
 
     def lock_pages(self, place):
-        """Page-lock the memory of its batches, in a `cuda.Place`.
+        """Page-lock the memory of this table's batches, in a `cuda.Place`.
 
         Raises:
-            CudaError: that of the first one cannot be locked.
+            CudaError: the memory of the first batch cannot be locked.
         """
         self.opened().lock_pages(page_lock(place))
         cdef Batch* first = self.table.take_batch(self.batch_size)
@@ -170,15 +170,15 @@ cdef class KeyedTable(LocalInsert):
         return self.table
 
     def update_priorities(self, keys, priorities) -> int:
-        """Give items new priorities; how many of them were gone.
+        """Give items new priorities; return how many of them were gone.
 
         Args:
-            keys: of `Sample.keys`, shape (n,). Of a key that occurs twice the last entry counts.
+            keys: keys from `Sample.keys`, shape (n,). If a key occurs twice, its last entry counts.
             priorities: shape (n,), finite and not negative.
 
         Raises:
-            ValueError: a priority is negative, NaN or infinite, or 0 where the sampler `refuses_zero`, naming its key; nothing was
-                updated.
+            ValueError: a priority is negative, NaN or infinite, or 0 where the sampler `refuses_zero`. The text names its key, and nothing
+                was updated.
         """
         self.opened()
         cdef const uint64_t[::1] k
@@ -193,14 +193,14 @@ cdef class KeyedTable(LocalInsert):
         cdef uint64_t gone
         if n == 0:
             return 0
-        if self.told is not None:
-            return self.told.update(k, values)
+        if self.python_sampler is not None:
+            return self.python_sampler.update(k, values)
         with nogil:
             gone = self.table.update(&k[0], &p[0], n)
         return gone
 
     def delete(self, keys) -> int:
-        """Remove items; how many of them were there."""
+        """Remove items; return how many of them were there."""
         self.opened()
         checked = check_keys(keys)
         cdef const uint64_t[::1] k = checked
@@ -213,13 +213,14 @@ cdef class KeyedTable(LocalInsert):
         return erased
 
     def ack(self, keys) -> int:
-        """Say that items of a table with `lease_timeout` were worked on, so that nobody is given them again.
+        """Acknowledge items of a table with `lease_timeout`: they were processed, and nobody is given them again.
 
         Args:
-            keys: of `Sample.keys`, shape (n,).
+            keys: keys from `Sample.keys`, shape (n,).
 
         Returns:
-            how many were on loan, or had been for too long and wait to be given out again. Others were acknowledged before.
+            How many of them were unacknowledged, including those whose time is over and that wait to be given out again. The others were
+            acknowledged before.
         """
         self.opened()
         checked = check_keys(keys)
@@ -227,7 +228,7 @@ cdef class KeyedTable(LocalInsert):
         cdef size_t n = checked.size
         cdef uint64_t ended
         if self.lease_timeout is None:
-            raise ValueError(f"table {self.name!r} lends nothing that could be acknowledged; give it a lease_timeout")
+            raise ValueError(f"table {self.name!r} needs no acknowledgements; give it a lease_timeout if it should")
         if n == 0:
             return 0
         with nogil:
@@ -235,8 +236,8 @@ cdef class KeyedTable(LocalInsert):
         return ended
 
     def take_back(self, uint64_t borrower) -> int:
-        """Give out again what `draw(borrower=...)` lent to somebody who is gone, as far as it is not acknowledged; how many items that is.
-        The server does so for every client whose connection ends."""
+        """Give out again the unacknowledged items that `draw(borrower=...)` gave to a client that is gone; return how many they are.
+        The server does this for every client whose connection ends."""
         cdef uint64_t taken
         self.opened()
         with nogil:
@@ -247,8 +248,8 @@ cdef class KeyedTable(LocalInsert):
 
     @property
     def policy_version(self) -> int:
-        """The newest version of the policy, from which lags are counted: what `Server.publish` made last. May be set; rows that then
-        lag behind it by more than `max_policy_lag` go."""
+        """The newest version of the policy, from which lags are counted: the one that `Server.publish` made last. It may be set. Rows that
+        then lag behind it by more than `max_policy_lag` are removed."""
         return self.opened().policy_version()
 
     @policy_version.setter
@@ -259,7 +260,7 @@ cdef class KeyedTable(LocalInsert):
             self.table.set_policy_version(value)
 
     def policy_versions(self):
-        """How many items there are of each version of the policy: `(versions, counts)`, oldest version first.
+        """Return how many items there are of each version of the policy: `(versions, counts)`, oldest version first.
 
         Raises:
             ValueError: this table keeps no versions.
@@ -269,13 +270,14 @@ cdef class KeyedTable(LocalInsert):
         pairs = np.array(self.opened().version_counts(), np.uint64).reshape(-1, 2)
         return pairs[:, 0].copy(), pairs[:, 1].copy()
 
-    # ---- the rest by key ---------------------------------------------------------------------------------------------------
+    # ---- further access by key ---------------------------------------------------------------------------------------------
 
     def peek(self, keys):
-        """Items by key, without counting as samples.
+        """Return items by key. This does not count as sampling.
 
         Returns:
-            `(batch, here)`: leaves of shape `(n, *leaf.shape)`, and a bool array of which keys were there. Rows of others are unspecified.
+            `(batch, here)`: leaves of shape `(n, *leaf.shape)`, and a bool array that says which keys were there. The rows of the other keys
+            are unspecified.
         """
         self.opened()
         checked = check_keys(keys)
@@ -285,7 +287,7 @@ cdef class KeyedTable(LocalInsert):
         cdef Batch* batch
         cdef ReplayLease lease
         if n == 0:
-            raise ValueError("peek() of no keys")
+            raise ValueError("peek() needs at least one key")
         here = np.empty(n, np.bool_)
         flags = here.view(np.uint8)
         batch = self.table.take_batch(n)
@@ -296,17 +298,17 @@ cdef class KeyedTable(LocalInsert):
         return self.flattener.arrays(batch.leaf.data(), n, lease), here
 
     def update_items(self, keys, leaves):
-        """Overwrite some leaves of items in place, by key (MuZero's reanalyse, refreshed recurrent states); the keys stay.
+        """Overwrite some leaves of items in place, by key (MuZero's reanalyse, refreshed recurrent states). The items keep their keys.
 
         Args:
             keys: shape (n,).
-            leaves: `{path: array of shape (n, *leaf.shape)}`, paths as in `spec`.
+            leaves: `{path: array of shape (n, *leaf.shape)}`, with paths as in `spec`.
 
         Returns:
-            bool array of which keys were there. No batch has an item half changed.
+            A bool array that says which keys were there. No batch contains an item that is only half changed.
 
         Raises:
-            SpecError: no such leaf, or an array does not fit.
+            SpecError: there is no such leaf, or an array does not fit.
         """
         self.opened()
         checked = check_keys(keys)
@@ -339,11 +341,11 @@ cdef class KeyedTable(LocalInsert):
         return here
 
     def keys(self):
-        """Keys of all items, oldest first: uint64 of shape (size,)."""
+        """Return the keys of all items, oldest first: uint64 of shape (size,)."""
         return self._items(False)[0]
 
     def newest(self, k):
-        """Keys of the k items that came last (all, if there are fewer), the oldest of them first: uint64 of shape (k,)."""
+        """Return the keys of the k items that came last (all, if there are fewer), oldest first: uint64 of shape (k,)."""
         cdef size_t most, n
         if not hasattr(type(k), "__index__") or k < 1:
             raise ValueError(f"k must be a whole number of at least 1, not {k!r}")
@@ -361,14 +363,14 @@ cdef class KeyedTable(LocalInsert):
         cdef double[::1] p
         keys, rows, priorities = np.empty(most, np.uint64), np.empty(most, np.uint32), np.empty(most if with_priorities else 1)
         k, r, p = keys, rows, priorities
-        if with_priorities and self.told is not None:
-            raise EchoError(f"sampler {type(self.sampler).__name__} is written in Python and does not tell its priorities")
+        if with_priorities and self.python_sampler is not None:
+            raise EchoError(f"sampler {type(self.sampler).__name__} is written in Python, so the table does not know its priorities")
         with nogil:
             n = self.table.items(&k[0], &p[0] if with_priorities else NULL, &r[0], most)
         return keys[:n], rows[:n], priorities[:n] if with_priorities else None
 
     def top(self, k):
-        """The k items of highest priority: `(keys, priorities)`, highest first, earlier ones first among equals."""
+        """Return the k items of highest priority: `(keys, priorities)`, highest first; among equal priorities, earlier items come first."""
         if not hasattr(type(k), "__index__") or k < 1:
             raise ValueError(f"k must be a whole number of at least 1, not {k!r}")
         keys, _, priorities = self._items(True)
@@ -376,7 +378,7 @@ cdef class KeyedTable(LocalInsert):
         return keys[order], priorities[order]
 
     def priority_histogram(self, bins=32):
-        """`numpy.histogram` of all priorities: `(counts, edges)`."""
+        """Return `numpy.histogram` of all priorities: `(counts, edges)`."""
         return np.histogram(self._items(True)[2], bins)
 
 
@@ -388,7 +390,7 @@ cdef double exponent_of(object beta) except? -1:
 
 
 cdef bint _as_they_are(object keys, object priorities, bint refuses_zero) except -1:
-    """Whether both are arrays of the right kind and good throughout: what the careful checks, which cost more than the update, would find."""
+    """Whether both arrays have the right type and only valid values. The careful checks would find the same, but cost more than the update."""
     cdef const uint64_t[::1] k
     cdef const double[::1] p
     cdef Py_ssize_t i

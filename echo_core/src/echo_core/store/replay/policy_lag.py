@@ -1,4 +1,4 @@
-"""How far the policy that made a sample lies behind the policy of now: what tables do about it, and how it is told."""
+"""How far the policy that made a sample lags behind the newest policy, what tables do about it, and the figures that report it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Lags", "lag_figures"]
 
 @dataclass(frozen=True)
 class Lags:
-    """Of a table that keeps the version of the policy with every item. A lag is the newest version less the item's, never below 0.
+    """The limits of a table that keeps the policy version of every item. An item's lag is the newest version minus its own, but at least 0.
 
     Attributes:
-        most: items that lag further behind go, and come in no more; None lets them all stay.
-        weight: by which an item's importance weight is multiplied for each version it lags behind; 1 changes nothing.
+        most: the largest lag that is allowed: items with a larger one are removed, and new ones are not inserted. None allows any lag.
+        weight: an item's importance weight is multiplied by this number for each version that the item lags behind; 1 changes nothing.
     """
 
     most: int | None = None
@@ -24,8 +24,8 @@ class Lags:
 
 
 def lag_figures(newest: int, versions: npt.NDArray[np.uint64], counts: npt.NDArray[np.uint64]) -> dict[str, float]:
-    """For `ReplayTable.stats()`: the newest version, mean and largest lag, and a histogram `lag_0`, `lag_1`, `lag_2_3`, `lag_4_7`, ...
-    of how many items lag that far, up to the last that is not empty.
+    """Figures for `ReplayTable.stats()`: the newest version, the mean and the largest lag, and a histogram `lag_0`, `lag_1`, `lag_2_3`,
+    `lag_4_7`, ... of how many items have that lag, up to the last entry that is not 0.
 
     Args:
         newest: version of the policy.
@@ -39,7 +39,7 @@ def lag_figures(newest: int, versions: npt.NDArray[np.uint64], counts: npt.NDArr
         "policy_lag_max": int(lags.max(initial=0)),
     }
     if total:
-        classes = np.frexp(lags.astype(np.float64))[1]  # 0 of 0, and otherwise n where 2**(n - 1) <= lag < 2**n
+        classes = np.frexp(lags.astype(np.float64))[1]  # 0 if the lag is 0, otherwise n with 2**(n - 1) <= lag < 2**n
         for n in range(int(classes.max()) + 1):
             least, most = (1 << n) >> 1, max(0, (1 << n) - 1)
             name = f"lag_{least}" if least == most else f"lag_{least}_{most}"

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""A replay table's sampler that is written in Python: told what happened, and asked what to draw, by whichever thread draws."""
+"""A replay table's sampler that is written in Python. A thread that draws first tells it of all changes, and then asks it what to draw."""
 from contextlib import suppress
 
 import numpy as np
@@ -13,27 +13,27 @@ from echo_core.store.replay.table cimport Batch, Change, Table, kClosed, kDrawn,
 from echo_core.base.errors import DuplicateKeyError, EchoError, UnknownKeyError
 
 cdef enum:
-    POLITE = 8  # gathers of one batch before writers are held for one
+    POLITE = 8  # gathers of one batch that may fail before writers have to wait
 
 
-cdef PythonSampler tell(Table* table, object sampler, object rng, object lock):
-    """`lock` is held in every call of the sampler."""
-    cdef PythonSampler told = PythonSampler.__new__(PythonSampler)
-    told.table, told.sampler, told.rng, told.lock = table, sampler, rng, lock
-    return told
+cdef PythonSampler python_sampler_of(Table* table, object sampler, object rng, object lock):
+    """`lock` is held during every call of the sampler."""
+    cdef PythonSampler made = PythonSampler.__new__(PythonSampler)
+    made.table, made.sampler, made.rng, made.lock = table, sampler, rng, lock
+    return made
 
 
 @cython.final
 cdef class PythonSampler:
-    """Of one table, which outlives it."""
+    """The sampler of one table. The table outlives this object."""
 
     cdef int draw(self, Batch* batch) except -1:
-        """As Table::sample."""
+        """Like Table::sample."""
         with self.lock:
             return self.draw_locked(batch)
 
     cdef uint64_t update(self, const uint64_t[::1] keys, object values) except? 0:
-        """New priorities of the items that are there; how many were gone."""
+        """Gives new priorities to the items that are there; returns how many were gone."""
         cdef size_t n = keys.shape[0], kept
         cdef uint32_t[::1] rows, index
         with self.lock:
@@ -46,13 +46,13 @@ cdef class PythonSampler:
         return n - kept
 
     cdef int catch_up(self) except -1:
-        """Tell a Python sampler what happened; with the lock. What it raised over, or was interrupted in, is told again the next time."""
+        """Tells the sampler of all changes; the caller holds the lock. If a call raises or is interrupted, its changes are repeated next time."""
         cdef vector[Change] fresh
         cdef size_t i, start, count
         self.table.take_log(&fresh)
         self.log.insert(self.log.end(), fresh.begin(), fresh.end())
         count = self.log.size()
-        i = self.told
+        i = self.done
         while i < count:
             start = i
             while i < count and self.log[i].inserted == self.log[start].inserted and \
@@ -60,17 +60,17 @@ cdef class PythonSampler:
                 i += 1
             interrupted, self.interrupted = self.interrupted, True
             if interrupted:
-                self.tell_again(start, i)
+                self.report_again(start, i)
             else:
-                self.tell(start, i)
+                self.report(start, i)
             self.interrupted = False
-            self.told = i
+            self.done = i
         self.log.clear()
-        self.told = 0
+        self.done = 0
         return 0
 
-    cdef int tell(self, size_t start, size_t end) except -1:
-        """Of changes of one kind."""
+    cdef int report(self, size_t start, size_t end) except -1:
+        """Tells the sampler of changes of one kind."""
         cdef uint64_t[::1] rows
         cdef size_t i
         keys = np.empty(end - start, np.uint64)
@@ -85,12 +85,12 @@ cdef class PythonSampler:
             self.sampler.insert(keys)
         return 0
 
-    cdef int tell_again(self, size_t start, size_t end) except -1:
-        """The same where the sampler may know some of it: one by one."""
+    cdef int report_again(self, size_t start, size_t end) except -1:
+        """The same if the sampler may know some of the changes already: it is told of them one by one."""
         cdef size_t i
         for i in range(start, end):
             with suppress(DuplicateKeyError, UnknownKeyError):
-                self.tell(i, i + 1)
+                self.report(i, i + 1)
         return 0
 
     cdef int draw_locked(self, Batch* batch) except -1:
@@ -130,7 +130,7 @@ cdef class PythonSampler:
                     answer = self.table.admit(batch, 0, <uint32_t>batch.n, True)
             return answer
         finally:
-            if counted and not delivered:  # the sampler raised or has too few by now, or the table was closed
+            if counted and not delivered:  # the sampler raised, or has too few keys by now, or the table was closed
                 self.table.uncount(batch)
             if held:
                 self.table.hold(False)
@@ -144,7 +144,7 @@ cdef class PythonSampler:
             return False
         drawn, chances = self.sampler.sample(n, self.rng)
         if len(drawn) != n or len(chances) != n:
-            raise EchoError(f"sampler {type(self.sampler).__name__} drew {len(drawn)} keys and {len(chances)} probabilities where {n} were asked for")
+            raise EchoError(f"sampler {type(self.sampler).__name__} drew {len(drawn)} keys and {len(chances)} probabilities instead of {n}")
         rows, probabilities = drawn, chances
         for i in range(<Py_ssize_t>n):
             self.check(rows[i])
@@ -153,12 +153,12 @@ cdef class PythonSampler:
         return True
 
     cdef bint ask_another(self, Batch* batch, uint32_t at) except -1:
-        """The same for one item, of a sampler that gives every item once per batch: one that the batch does not have."""
+        """Draws another item for one place of a batch whose sampler gives every item only once: an item that the batch does not have yet."""
         cdef uint32_t i
         n = min(batch.n, len(self.sampler))
         if n == 0:
             return False
-        # Those before it were drawn anew already, those behind it have their turn.
+        # The torn places before this one have been drawn again already, and those after it are drawn again later.
         had = {batch.rows[i] for i in range(<uint32_t>batch.n) if i < at or (i > at and not self.table.overwritten(batch, i))}
         for key, chance in zip(*self.sampler.sample(n, self.rng)):
             if int(key) not in had:
@@ -168,7 +168,7 @@ cdef class PythonSampler:
         return False
 
     cdef int check(self, uint64_t key) except -1:
-        if key >= self.table.capacity() or not self.table.told(<uint32_t>key):
+        if key >= self.table.capacity() or not self.table.sampler_knows(<uint32_t>key):
             raise EchoError(
-                f"sampler {type(self.sampler).__name__} drew key {key}, which it does not hold: it was never given it, or told to delete it")
+                f"sampler {type(self.sampler).__name__} drew key {key}, which it does not hold: the key was never inserted, or was deleted")
         return 0

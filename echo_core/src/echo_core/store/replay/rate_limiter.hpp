@@ -3,9 +3,10 @@
 //   can_insert(n): size + n <= min_size  or  (inserts + n) * r - samples <= max_diff
 //   can_sample(n): size >= min_size      and  inserts * r - samples - n >= min_diff
 //
-// r is samples_per_insert, size the items in the table. In a queue, items that went without having been sampled (deleted, refused, lagging too far
-// behind the policy) count as sampled: in Reverb each of them takes one place of the queue for ever. Inserts under way (claimed, not committed) count as done in can_insert, so
-// that several writers together never overshoot, and not in can_sample. Not thread-safe: the table's mutex guards it.
+// r is samples_per_insert, and size is the number of items in the table. In a queue, items that were removed without having been sampled
+// (deleted, refused, too large a policy lag) count as sampled; in Reverb each of them takes one place of the queue for ever. Inserts that are
+// claimed and not committed count as done in can_insert, so that several writers together never exceed the limit. They do not count in
+// can_sample. Not thread-safe: the table's mutex guards it.
 #pragma once
 
 #include <cmath>
@@ -26,7 +27,7 @@ public:
         return size + pending + n <= limits_.min_size ||
                double(inserts + pending + n) * limits_.samples_per_insert - double(samples + spared) <= limits_.max_diff;
     }
-    // How many of `wanted` inserts may go ahead now.
+    // Returns how many of `wanted` inserts may happen now.
     int64_t room(int64_t wanted, int64_t size) const {
         if (can_insert(wanted, size)) return wanted;
         const double by_rate =
@@ -35,7 +36,7 @@ public:
         int64_t n = by_rate > double(by_size) ? int64_t(by_rate) : by_size;
         if (n >= wanted) n = wanted - 1;
         if (n < 0) n = 0;
-        // The quotient is rounded: the formula itself decides.
+        // The quotient is rounded, so the formula itself decides.
         while (n > 0 && !can_insert(n, size)) --n;
         while (n + 1 < wanted && can_insert(n + 1, size)) ++n;
         return n;
@@ -47,7 +48,7 @@ public:
     const Limits &limits() const { return limits_; }
 
     int64_t inserts = 0, samples = 0, pending = 0;
-    int64_t spared = 0;  // items of a queue that nobody will sample any more
+    int64_t spared = 0;  // items of a queue that were removed without having been sampled
 
 private:
     const Limits limits_;

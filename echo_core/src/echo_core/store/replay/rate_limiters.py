@@ -1,11 +1,11 @@
-"""When a table lets samples in and out: the rate limiters of Reverb (Cassirer et al. 2021), with its formulas.
+"""When a table accepts inserts and gives out samples: the rate limiters of Reverb (Cassirer et al. 2021), with its formulas.
 
-With r = samples_per_insert, and counters since the table was made:
+Let r be samples_per_insert. The counters begin when the table is made.
 
     n items may be inserted when   size + n <= min_size_to_sample  or  (inserts + n) * r - samples <= max_diff
     n items may be sampled when    size >= min_size_to_sample      and  inserts * r - samples - n >= min_diff
 
-so that writers wait when they are too far ahead of the learner, and the learner when it is ahead of them.
+So writers wait when they are too far ahead of the learner, and the learner waits when it is ahead of them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["MinSize", "Queue", "RateLimiter", "SampleToInsertRatio", "SamplesPer
 
 @dataclass(frozen=True)
 class RateLimiter:
-    """The general form; the named ones below are what people mean.
+    """The general form. The named limiters below cover the usual cases.
 
     Args:
         samples_per_insert: r, how often an item is sampled on average.
-        min_size_to_sample: items that must be there before any is sampled; inserts never wait until then.
+        min_size_to_sample: number of items that must be in the table before any is sampled; inserts never wait until then.
         min_diff, max_diff: bounds of `inserts * r - samples`.
 
     Raises:
@@ -40,7 +40,7 @@ class RateLimiter:
     max_diff: float
 
     once: ClassVar[bool] = False
-    """Whether items go after their first sample (`max_times_sampled=1`)."""
+    """Whether an item is removed after its first sample (`max_times_sampled=1`)."""
 
     def __post_init__(self) -> None:
         r, k = self.samples_per_insert, self.min_size_to_sample
@@ -58,7 +58,7 @@ class RateLimiter:
         return float(self.samples_per_insert), float(self.min_diff), float(self.max_diff), int(self.min_size_to_sample)
 
     def refusal(self, n: int, capacity: int, replacement: bool) -> str | None:
-        """Why batches of n can never, or not for ever, be drawn from a table of `capacity` rows; None if they can."""
+        """Say why batches of n items can never be drawn from a table of `capacity` rows, or not for ever; None if they can."""
         r, low, high, k = self.numbers()
         if k > capacity:
             return f"{self} waits for {k} items, and the table holds {capacity}: raise capacity or lower min_size_to_sample"
@@ -66,12 +66,12 @@ class RateLimiter:
             return f"a sampler that draws no item twice cannot draw {n} of {capacity}: lower batch_size or raise capacity"
         if math.isinf(low) or math.isinf(high):
             return None
-        # Writers stop when the difference is above max_diff - r, the learner when it is below min_diff + n: no difference may be both.
-        # The differences that occur are multiples of 1 when r is whole; of anything else between them some may be hit.
+        # Writers stop when the difference is above max_diff - r, and the learner stops when it is below min_diff + n. No difference may do
+        # both. If r is a whole number, the differences are whole numbers too; for other r, any difference between the bounds may occur.
         stuck = math.floor(high - r) + 1 < low + n if float(r).is_integer() else high - r < low + n
         if stuck:
             return (
-                f"{self} lets inserts and samples differ by {high - low:g} at most, too little for batches of {n} and {r:g} samples per "
+                f"{self} allows inserts and samples to differ by at most {high - low:g}, which is too little for batches of {n} and {r:g} samples per "
                 f"insert: writers and learner would wait for each other; widen the error buffer to at least {n + r:g} in all, or lower "
                 f"batch_size"
             )
@@ -79,7 +79,7 @@ class RateLimiter:
 
 
 class MinSize(RateLimiter):
-    """Nothing is sampled before `min_size_to_sample` items are there; after that nobody waits."""
+    """Nothing is sampled until `min_size_to_sample` items are in the table. After that nobody waits."""
 
     def __init__(self, min_size_to_sample: int) -> None:
         super().__init__(1.0, min_size_to_sample, -math.inf, math.inf)
@@ -94,11 +94,11 @@ class SampleToInsertRatio(RateLimiter):
     Args:
         samples_per_insert: r.
         min_size_to_sample: k.
-        error_buffer: e, how far samples may run ahead or behind: `inserts * r - samples` stays from k*r - e to k*r + e. A pair is taken as
-            those two bounds.
+        error_buffer: e, how far samples may run ahead or behind: `inserts * r - samples` stays between k*r - e and k*r + e. A pair gives those
+            two bounds directly.
 
     Raises:
-        ConfigError: the buffer is narrower than Reverb allows, 2 * max(1, r) in all, or never lets a sample out.
+        ConfigError: the buffer is narrower than Reverb allows, 2 * max(1, r) in all, or no sample could ever be drawn.
     """
 
     def __init__(self, samples_per_insert: float, min_size_to_sample: int, error_buffer: float | Sequence[float]) -> None:
@@ -113,7 +113,7 @@ class SampleToInsertRatio(RateLimiter):
         super().__init__(r, k, low, high)
         if high - low < 2 * max(1.0, r):
             needed = 2 * max(1.0, r)
-            raise ConfigError(f"{self}: the error buffer spans {high - low:g}, 2 * max(1, samples_per_insert) = {needed:g} is the least")
+            raise ConfigError(f"{self}: the error buffer spans {high - low:g}; it must span at least 2 * max(1, samples_per_insert) = {needed:g}")
         if low > k * r:
             raise ConfigError(f"{self}: min_diff {low:g} is above min_size_to_sample * samples_per_insert = {k * r:g}; lower it")
 
@@ -126,7 +126,7 @@ class SamplesPerInsert(SampleToInsertRatio):
 
 
 class Queue(RateLimiter):
-    """Every item is sampled exactly once; `size` of them may wait. With sampler and remover "fifo" a queue."""
+    """Every item is sampled exactly once, and up to `size` items may wait. With sampler and remover "fifo" this is a queue."""
 
     once = True
 
@@ -144,7 +144,7 @@ class Queue(RateLimiter):
 
 
 class Stack(Queue):
-    """The same, for sampler "lifo"."""
+    """The same for sampler "lifo"."""
 
 
 def _check_numbers(limiter: RateLimiter, **given: Any) -> None:

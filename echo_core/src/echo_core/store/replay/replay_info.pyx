@@ -1,30 +1,36 @@
 # cython: language_level=3
-"""What a replay table hands out beside a batch: figures about the table and about what was drawn."""
+"""What a replay table returns beside a batch: figures about the table and about the batch, and importance weights."""
 import numpy as np
 
 cimport cython
+from libc.stdint cimport uint64_t
 
 from echo_core.spec.pytree.flattener cimport Flattener
 from echo_core.store.lease cimport ReplayLease, replay_lease
 from echo_core.store.replay.table cimport Batch, Table, TableCounters
-from echo_core.store.sample cimport Sample, drawn_sample
+from echo_core.store.sample cimport Sample, replay_sample
+
+cdef extern from "store/replay/importance_weights.hpp" namespace "echo::replay" nogil:
+    void weigh "echo::replay::importance_weights" (const double*, uint64_t, double, float*)
+
 
 @cython.final
 @cython.freelist(16)
 cdef class ReplayInfo:
-    """Figures about a table at the moment a batch left it.
+    """Figures about a table at the moment when a batch left it.
 
     Attributes:
         table: its name.
         store_size: items in the table.
-        effective_sample_size: of this batch, (sum w)^2 / sum w^2 over w = 1 / probability: how many equally likely draws a mean that is
-            weighted for importance is worth; n when all were equally likely, near 1 when one item outweighs the others.
+        effective_sample_size: (sum w)^2 / sum w^2 over the batch, with w = 1 / probability. A mean with these importance weights is as
+            precise as a mean of so many equally likely items: n if all were equally likely, near 1 if one item outweighs the others.
         inserted, sampled: items inserted into the table and drawn from it so far.
-        policy_versions: uint64 of shape (n,): the version of the policy that made each item of the batch; None where the table keeps none.
+        policy_versions: uint64 of shape (n,): the version of the policy that made each item of the batch; None if the table keeps no
+            versions.
         policy_version: the newest version of the policy when the batch was drawn; 0 before the first was published.
-        redrawn: rows that a writer overwrote while they were gathered, and that were drawn anew.
+        redrawn: rows that a writer overwrote while they were gathered, so that others were drawn instead.
         updates_gone: priority updates for items that were no longer there.
-        leases_held: batches whose memory something still refers to, this one included.
+        leases_held: batches whose memory something still refers to, including this one.
         active_connections, push_blocked_count, queue_depth_sum, queue_depth_max, samples_inserted_total, batches_taken_total,
             samples_aborted_total: as in `SampleInfo`.
     """
@@ -35,12 +41,12 @@ cdef class ReplayInfo:
 
     @property
     def effective_sample_size(self) -> float:
-        w = 1.0 / self.lease.drawn_arrays()["probabilities"]
+        w = 1.0 / self.lease.draw_columns()["probabilities"]
         return float(w.sum() ** 2 / np.square(w).sum())
 
     @property
     def policy_versions(self):
-        return self.lease.drawn_arrays()["versions"] if self.versioned else None
+        return self.lease.draw_columns()["versions"] if self.versioned else None
 
     @property
     def policy_version(self) -> int:
@@ -95,7 +101,7 @@ cdef class ReplayInfo:
         return self.counters.aborted
 
     def copied(self) -> ReplayInfo:
-        """The same figures, without a hold on the batch's memory."""
+        """Return the same figures without a hold on the batch's memory."""
         cdef ReplayInfo info = ReplayInfo.__new__(ReplayInfo)
         info.counters, info.table, info.lease, info.versioned = self.counters, self.table, self.lease.copied(), self.versioned
         return info
@@ -105,8 +111,26 @@ cdef class ReplayInfo:
 
 
 cdef Sample drawn_batch(Table* table, str name, Batch* batch, Flattener flattener):
-    """A batch that was drawn, gathered and weighed, as people see it."""
+    """Makes the `Sample` of a batch that was drawn, gathered and weighted."""
     cdef ReplayLease lease = replay_lease(table, batch)
     cdef ReplayInfo info = ReplayInfo.__new__(ReplayInfo)
     info.counters, info.table, info.lease, info.versioned = table.counters(), name, lease, table.keeps_versions()
-    return drawn_sample(flattener.arrays(batch.leaf.data(), batch.n, lease), info, lease)
+    return replay_sample(flattener.arrays(batch.leaf.data(), batch.n, lease), info, lease)
+
+
+def importance_weights(probabilities, double beta):
+    """The weights of a batch whose items were drawn with these probabilities: (1 / (N p))^beta, the largest 1 (Schaul et al. 2016).
+
+    Args:
+        probabilities: float64 of shape (n,), all above 0.
+        beta: exponent, from 0 to 1.
+
+    Returns:
+        float32 of shape (n,).
+    """
+    cdef const double[::1] given = np.ascontiguousarray(probabilities, np.float64)
+    weights = np.empty(given.shape[0], np.float32)
+    cdef float[::1] made = weights
+    if given.shape[0]:
+        weigh(&given[0], <uint64_t>given.shape[0], beta, &made[0])
+    return weights

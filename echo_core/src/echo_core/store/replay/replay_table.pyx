@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""A replay table as Python sees it: insert on one side, sample on the other, store/replay/table.hpp in between."""
+"""A replay table as Python sees it: insert on one side, sample on the other, and store/replay/table.hpp in between."""
 import logging
 
 import numpy as np
@@ -31,7 +31,7 @@ cdef void release_capsule(object capsule) noexcept:
 
 
 cdef class ReplayTable(KeyedTable):
-    """Rows that stay and come out as often as they are drawn; made by `Server`, see `echo_core.config.table.Table`.
+    """A table whose rows stay, and are drawn as often as the sampler decides. `Server` makes it; see `echo_core.config.table.Table`.
 
     Every method may be called from any thread.
     """
@@ -39,20 +39,20 @@ cdef class ReplayTable(KeyedTable):
     # ---- writing ----------------------------------------------------------------------------------------------------------
 
     def submit(self, sample, timeout=30.0, priority=None, policy_version=None):
-        """Insert one sample, from any thread of this process; its key.
+        """Insert one sample, from any thread of this process; return its key.
 
         Args:
             sample: a pytree that matches the spec.
-            timeout: seconds to wait while the rate limiter lets nothing in; None waits for ever.
+            timeout: seconds to wait while the rate limiter accepts no insert; None waits for ever.
             priority: of the new item, finite and not negative; None lets the sampler choose.
-            policy_version: of the policy that made it, where the table keeps versions; None is the one published last.
+            policy_version: version of the policy that made the sample, if the table keeps versions; None means the one published last.
 
         Returns:
-            the item's key: a whole number that no other item of this table has or will have.
+            The item's key: a whole number that no other item of this table has or will have.
 
         Raises:
             SpecError, ValueError: the sample or its priority is refused; nothing was inserted.
-            EchoTimeoutError: no space in time, saying who waits for whom. ClosedError: the server is closed.
+            EchoTimeoutError: there was no space in time; the text says who waits for whom. ClosedError: the server is closed.
         """
         return self.put(sample, timeout, priority, policy_version)
 
@@ -81,8 +81,8 @@ cdef class ReplayTable(KeyedTable):
             priorities: shape (N,), or None.
 
         Returns:
-            their keys, uint64 of shape (N,). On EchoTimeoutError or ClosedError the error's `inserted` attribute says how many of them
-            were inserted, from the front.
+            Their keys, uint64 of shape (N,). An EchoTimeoutError or ClosedError has an attribute `inserted`: the first so many samples were
+            inserted.
         """
         cdef list keys = []
         self.opened()
@@ -108,19 +108,19 @@ cdef class ReplayTable(KeyedTable):
     # ---- reading ----------------------------------------------------------------------------------------------------------
 
     def sample(self, n=None, timeout=None, beta=None):
-        """Draw a batch: waits until the rate limiter lets n items out.
+        """Draw a batch. The call waits until the rate limiter allows n items.
 
         Args:
-            n: items; None is the server's batch_size.
-            timeout: seconds; None waits until there are some or the server is closed.
+            n: number of items; None is the server's batch_size.
+            timeout: seconds; None waits until there is a batch or the server is closed.
             beta: exponent of the importance weights; None is the attribute `beta`, which may be changed at any time.
 
         Returns:
-            `Sample(batch, info)`, also with `keys`, `probabilities` and `weights` of shape (n,): arrays are writable, and the batch's own
-            copy. None once the server is closed.
+            `Sample(batch, info)`, which also has `keys`, `probabilities` and `weights` of shape (n,). The arrays are writable and belong to
+            this batch alone. None once the server is closed.
 
         Raises:
-            EchoTimeoutError: not enough in time, saying who waits for whom.
+            EchoTimeoutError: there were not enough items in time; the text says who waits for whom.
             EchoError: no item can be drawn, because every priority is 0.
         """
         return self.draw(n, timeout, beta)
@@ -133,25 +133,25 @@ cdef class ReplayTable(KeyedTable):
         cdef double exponent = self.exponent if beta is None else exponent_of(beta)
         cdef Patience patience = None
         cdef Sample sample
-        cdef bint told
+        cdef bint due
         self.opened()
         batch = self.table.take_batch(count)
-        batch.borrower = borrower  # who has to acknowledge it, where the table lends
+        batch.borrower = borrower  # the client that has to acknowledge the items, in a queue with lease_timeout
         try:
             while True:
-                if self.told is not None:
-                    answer = self.told.draw(batch)
+                if self.python_sampler is not None:
+                    answer = self.python_sampler.draw(batch)
                 else:
                     with nogil:
                         answer = self.table.sample(batch)
                 if answer == kDrawn:
                     whole = batch
-                    batch = NULL  # its lease's from here on
+                    batch = NULL  # from here on the lease owns it
                     self.table.weigh(whole, exponent)
                     sample = drawn_batch(self.table, self.name, whole, self.flattener)
-                    if (<ReplayInfo>sample.info).counters.refused > self.refusals_told:
-                        self.refusals_told = (<ReplayInfo>sample.info).counters.refused
-                        _log.warning("table %r refused %d samples of workers: %s", self.name, self.refusals_told, self._refusal())
+                    if (<ReplayInfo>sample.info).counters.refused > self.refusals_logged:
+                        self.refusals_logged = (<ReplayInfo>sample.info).counters.refused
+                        _log.warning("table %r refused %d samples of workers: %s", self.name, self.refusals_logged, self._refusal())
                     return sample
                 if answer == kClosed:
                     return None
@@ -164,9 +164,9 @@ cdef class ReplayTable(KeyedTable):
                     self._can_ever(count)
                 with nogil:
                     self.table.wait_ready(<uint32_t>count, patience.slice())
-                told = patience.turn()
-                if told and not self.table.can_sample(<uint32_t>count) and not self.table.closed():
-                    patience.tell("sample()", "a batch", self.who_blocks_learner(count))
+                due = patience.turn()
+                if due and not self.table.can_sample(<uint32_t>count) and not self.table.closed():
+                    patience.report("sample()", "a batch", self.who_blocks_learner(count))
         finally:
             if batch != NULL:
                 self.table.give_back(batch)
@@ -181,24 +181,24 @@ cdef class ReplayTable(KeyedTable):
     def who_blocks_writers(self) -> str:
         cdef TableCounters c = self.opened().counters()
         if self.table.limited(True, 1):
-            return (f"table {self.name!r}: {self.limiter} lets nothing in after {c.inserts} inserts and {c.samples} samples "
+            return (f"table {self.name!r}: {self.limiter} allows no insert after {c.inserts} inserts and {c.samples} samples "
                     f"({c.pending} inserts under way); the learner samples slower than the workers insert")
         if c.on_loan:
             return (f"table {self.name!r}: {c.on_loan} items were given to a learner that has not acknowledged them (ack(keys)), and take up "
                     f"the room; they are given out again after {self.lease_timeout:g} s")
-        return (f"table {self.name!r}: the row to go next is being written or gathered ({c.pending} inserts under way in "
+        return (f"table {self.name!r}: the row to evict next is being written or gathered ({c.pending} inserts under way in "
                 f"{self.table.capacity()} rows)")
 
     def who_blocks_learner(self, n=None) -> str:
         cdef TableCounters c = self.opened().counters()
         n = self.batch_size if n is None else n
         if self.table.limited(False, n):
-            return (f"table {self.name!r}: {self.limiter} lets no batch of {n} out of {c.size} items after {c.inserts} inserts and "
+            return (f"table {self.name!r}: {self.limiter} allows no batch of {n} from {c.size} items after {c.inserts} inserts and "
                     f"{c.samples} samples ({c.connections} workers connected); the workers insert slower than the learner samples, "
                     f"or were not started")
-        return f"table {self.name!r}: {c.size} items are there, a batch of {n} needs more ({c.connections} workers connected)"
+        return f"table {self.name!r}: it has {c.size} items, and a batch of {n} needs more ({c.connections} workers connected)"
 
-    # ---- figures and doors ------------------------------------------------------------------------------------------------
+    # ---- figures and native interfaces ------------------------------------------------------------------------------------
 
     def __len__(self):
         return self.opened().counters().size
@@ -213,7 +213,7 @@ cdef class ReplayTable(KeyedTable):
 
     @property
     def overhead_bytes(self) -> int:
-        """Memory beside the items' own bytes and the sampler's."""
+        """Memory in bytes beside that of the items themselves and the sampler."""
         return self.opened().counters().overhead_bytes
 
     def counters(self) -> dict:
@@ -232,7 +232,7 @@ cdef class ReplayTable(KeyedTable):
         return must_be_positive(which) if c.refused_priority == 0 else f"{which} is negative or not finite"
 
     def stats(self) -> dict:
-        """Flat figures, and who is blocked by what: `blocked` is "", "inserts", "samples" or both, `blocked_by` says why in words."""
+        """Return flat figures. `blocked` is "", "inserts", "samples" or both, and `blocked_by` says in words why."""
         out = self.counters()
         out["capacity"] = self.table.capacity()
         out["samples_per_insert"] = out["samples"] / out["inserts"] if out["inserts"] else 0.0
@@ -250,7 +250,7 @@ cdef class ReplayTable(KeyedTable):
         return {"copy": snapshot(self.opened().copy.snapshot()), "ingest_round": snapshot(self.opened().ingest_round.snapshot())}
 
     def reset_histograms(self) -> None:
-        """Start the latency histograms anew."""
+        """Start the latency histograms again from zero."""
         self.opened().copy.reset()
         self.table.ingest_round.reset()
 
@@ -258,9 +258,9 @@ cdef class ReplayTable(KeyedTable):
         (&self.opened().connections).store(<int64_t>workers)
 
     def native(self, labelled=False):
-        """PyCapsule "echo_core.store" for the native door (include/echo_capi.h); it keeps the table's memory alive.
+        """Return a PyCapsule "echo_core.store" for the native interface (include/echo_capi.h). It keeps the table's memory alive.
 
-        labelled: with one leaf more, see labels.py."""
+        labelled: the interface has one leaf more, see labels.py."""
         cdef Door* door = self.new_door(labelled)
         try:
             return PyCapsule_New(door, "echo_core.store", release_capsule)

@@ -1,13 +1,13 @@
-// A replay table: rows that stay, and come out as often as they are drawn.
+// A replay table: its rows stay, and are drawn as often as the sampler decides.
 //
-// * Writers claim rows, fill them in place and commit them, through the same door as the ring of a stream (echo_capi.h).
-// * Every row has a generation, one more at each change, and so every item a key of its own (generations.hpp).
-// * A learner draws rows under the mutex, gathers them without it, and looks at the generations again: a row that was overwritten on the way
-//   is drawn anew. So no batch ever has a torn row, and no writer waits for a gather.
-// * Which rows exist, the sampler, the remover and the limiter are guarded by one mutex, held for a run of rows or a batch at a time.
+// * Writers claim rows, fill them in place and commit them, through the same native interface as the ring of a stream (echo_capi.h).
+// * Every row has a generation, which grows by one with each change, so that every item has a key of its own (generations.hpp).
+// * A learner draws rows under the mutex, gathers them without it, and then checks the generations again. If a row was overwritten meanwhile,
+//   another is drawn instead. So no batch ever contains a torn row, and no writer waits for a gather.
+// * One mutex guards the set of rows, the sampler, the remover and the limiter. It is held for one run of rows or one batch at a time.
 //
-// The sampler is native (echo_sampler.h), or Python's. A Python one is told what happened only when its thread comes to draw: the table keeps
-// a log for it. Writers then never need the GIL.
+// The sampler is native (echo_sampler.h) or written in Python. A Python sampler is told of changes only when a thread draws; until then the
+// table keeps a change log for it. Writers therefore never need the GIL.
 #pragma once
 
 #include <sys/mman.h>
@@ -34,17 +34,18 @@
 #include "store/replay/rows/arrival_order.hpp"
 #include "store/replay/rows/batch_buffers.hpp"
 #include "store/replay/change_log.hpp"
+#include "store/replay/importance_weights.hpp"
 #include "store/replay/rows/staging_rows.hpp"
 #include "store/replay/rows/follower.hpp"
 #include "store/replay/rows/generations.hpp"
 #include "store/replay/labelled/label_leaf.hpp"
 #include "store/replay/rate_limiter.hpp"
-#include "store/replay/queue_loans.hpp"
+#include "store/replay/unacknowledged.hpp"
 #include "store/replay/policy_versions.hpp"
 #include "store/replay/rows/checkpoint_copies.hpp"
 #include "store/replay/rows/rows.hpp"
 
-// The test-suite builds once without the second look at the generations, to prove that its stress program would see torn rows.
+// The test-suite builds once without the second look at the generations, to prove that its stress program would find torn rows.
 #ifndef ECHO_VERIFY_GENERATIONS
 #define ECHO_VERIFY_GENERATIONS 1
 #endif
@@ -56,7 +57,7 @@ enum Answer { kDrawn = 0, kWait = 1, kClosed = 2, kNothing = 3 };  // kNothing: 
 struct Counters {
     uint64_t size, used, inserts, samples, pending, deleted, evicted, push_blocked, aborted, leased, redrawn, updated, gone, drawn_batches;
     uint64_t connections, queued, queue_depth_max, overhead_bytes, refused, stale, on_loan, acknowledged, redelivered, policy_version;
-    uint64_t refused_sample;  // the last one refused: how many were inserted before it, and its priority
+    uint64_t refused_sample;  // the last refused sample: how many were inserted before it, and its priority
     double refused_priority;
 };
 
@@ -64,9 +65,9 @@ class Table {
 public:
     static constexpr uint64_t kMaxCapacity = (1u << 31) - 1;
 
-    // sampler: NULL for one of Python's. remover: NULL evicts the oldest, the sampler itself evicts its victims(). They, and `random`, must
-    // outlive the table. fd: see Rows. lease_ns: how long a learner has to acknowledge what it was given for the last time; 0: it need not. more: bytes
-    // of further leaves of an item in a batch, which a follower fills.
+    // sampler: NULL if it is written in Python. remover: NULL evicts the oldest item; if it is the sampler itself, that sampler's victims()
+    // decides. Both, and `random`, must outlive the table. fd: see Rows. lease_ns: how long a learner has to acknowledge an item that it
+    // was given for the last time; 0: it need not. more: bytes of further leaves of an item in a batch, which a follower fills.
     Table(const std::vector<uint64_t> &leaf_bytes, uint64_t capacity, uint64_t batch_size, const Limits &limits, uint32_t max_times_sampled,
           const echo_sampler *sampler, bool replacement, const echo_sampler *remover, bitgen_t *random, int fd,
           const LagLimits &lags = {}, int64_t lease_ns = 0, const std::vector<uint64_t> &more = {})
@@ -74,8 +75,8 @@ public:
           remover_(remover == sampler ? nullptr : remover), victims_(remover && remover == sampler),
           queue_(max_times_sampled == 1 && limits.samples_per_insert == 1 && limits.min_diff == 0 && limits.max_diff <= double(capacity)),
           random_(random),
-          rows_(leaf_bytes, capacity, fd), batches_(joined(leaf_bytes, more)), generations_(capacity_), desks_(rows_),
-          versions_(capacity_, lags), arrivals_(capacity_), limiter_(limits), log_(sampler ? 0 : capacity_), loans_(capacity_, lease_ns),
+          rows_(leaf_bytes, capacity, fd), batches_(joined(leaf_bytes, more)), generations_(capacity_), staging_(rows_),
+          versions_(capacity_, lags), arrivals_(capacity_), limiter_(limits), log_(sampler ? 0 : capacity_), unacknowledged_(capacity_, lease_ns),
           preserved_(rows_, capacity_) {
         for (uint64_t bytes : leaf_bytes) sample_bytes_ += bytes;
         if (max_times_) times_ = std::make_unique<uint32_t[]>(capacity);
@@ -93,10 +94,10 @@ public:
         std::lock_guard<std::mutex> lock(mutex_);
         return claim_locked(wanted, out);
     }
-    char *leaf(const echo_run &run, uint32_t leaf) const { return desks_.any() ? desks_.at(run, leaf) : rows_.at(leaf, run.slot); }
+    char *leaf(const echo_run &run, uint32_t leaf) const { return staging_.any() ? staging_.at(run, leaf) : rows_.at(leaf, run.slot); }
     void commit(const echo_run &run) { commit(run, Labels{}); }
     void commit(const echo_run &run, const Labels &labels);
-    // The same for rows whose labels a worker in another process wrote to incoming(); those of a bad priority are refused.
+    // The same for rows whose labels a worker in another process wrote to incoming(). Rows with an invalid priority are refused.
     void commit_labelled(const echo_run &run);
     Incoming *incoming(uint32_t row) { return &incoming_[row]; }
     void expect_labels() {
@@ -109,27 +110,26 @@ public:
     void disarm_space(int eventfd);
 
     // ---- learners ------------------------------------------------------------------------------------------------------------
-    // Draw n rows into `batch`; then gather() them. kWait: the limiter says not yet.
+    // Draws n rows into `batch`; call gather() afterwards. kWait: the limiter does not allow it yet.
     Answer draw(Batch *batch);
-    // The same for rows that a Python sampler drew (batch->rows and ->probabilities are filled in).
-    // `counted`: the limiter was asked for this batch already.
+    // The same for rows that a Python sampler drew (batch->rows and ->probabilities are filled in). `counted`: the limiter was asked for this batch already.
     Answer admit(Batch *batch, uint32_t first, uint32_t n, bool counted);
-    // Copy the drawn rows into the batch; how many of them were overwritten meanwhile. Without the GIL.
+    // Copies the drawn rows into the batch, without the GIL. Returns how many of them were overwritten meanwhile.
     uint32_t gather(Batch *batch);
-    // The same for those alone that were, drawn anew meanwhile: what was whole stays, whoever overwrites its row later.
+    // The same for only those rows that were overwritten and have been drawn again. A row that was complete stays as it is, even if it is overwritten later.
     uint32_t mend(Batch *batch);
-    // Samplers that give every item once per batch draw all of it again, unless that would cost the items that are still whole one of the
-    // uses that they have: where those are counted, what was overwritten is drawn again alone.
+    // If the sampler gives every item once per batch, all items of the batch are drawn again. If uses are counted (max_times_sampled), this
+    // would cost the complete items one of their uses, so then only the overwritten items are drawn again.
     bool redraws_all() const { return !max_times_ && !replacement_; }
     bool overwritten(const Batch *batch, uint32_t i) const { return !whole(batch, i); }
-    // draw() and gather() until every row is whole. Native samplers only.
+    // Calls draw() and gather() until every row is complete. For native samplers only.
     Answer sample(Batch *batch);
-    // A batch that was counted came to nothing: what was drawn is gone (deleted, or sampled as often as it may be), and nothing is left to
-    // draw instead. It counts no more.
+    // A batch that was counted failed: its items are gone (deleted, or sampled as often as allowed), and there is nothing else to draw. The
+    // batch then no longer counts.
     void uncount(const Batch *batch);
-    // Ends items that were drawn for the last time; after the last gather() of a batch.
+    // Removes items that were drawn for the last time; call it after the last gather() of a batch.
     void finish(Batch *batch, bool delivered = true);
-    // What a borrower had and did not acknowledge is given out again now; how much that was.
+    // The unacknowledged items of a borrower are given out again. Returns how many there are.
     uint64_t take_back(uint64_t borrower);
     bool wait_ready(uint32_t n, int64_t timeout_ns);
     void weigh(Batch *batch, double beta) const;
@@ -138,7 +138,7 @@ public:
     void lock_pages(const PageLock &lock) { batches_.lock_pages(lock); }
     bool can_sample(uint32_t n) {
         std::lock_guard<std::mutex> lock(mutex_);
-        expire_loans();
+        expire_unacknowledged();
         return can_sample_locked(n);
     }
 
@@ -146,25 +146,25 @@ public:
     uint32_t row_of(uint64_t key) const { return generations_.row_of(key); }
     uint64_t update(const uint64_t *keys, const double *priorities, size_t n);  // returns how many were gone
     uint64_t erase(const uint64_t *keys, size_t n);                             // returns how many were there
-    uint64_t acknowledge(const uint64_t *keys, size_t n);                       // returns how many were on loan, or had been
-    // Fills batch->rows and ->generations from keys; here[i] is 0 where the item is gone. Then gather_known().
+    uint64_t acknowledge(const uint64_t *keys, size_t n);                       // returns how many were unacknowledged
+    // Fills batch->rows and ->generations from keys; here[i] is 0 if the item is gone. Call gather_known() afterwards.
     void find(const uint64_t *keys, size_t n, Batch *batch, uint8_t *here);
     void gather_known(Batch *batch, uint8_t *here);
-    // Overwrites some leaves of items, which keep their keys: from[leaf] is NULL or has n rows. here[i] is 0 where the item is gone.
+    // Overwrites some leaves of items, which keep their keys. from[leaf] is NULL or has n rows; here[i] is 0 if the item is gone.
     void overwrite(const uint64_t *keys, size_t n, const char *const *from, uint8_t *here);
-    // Keys and priorities of every item, oldest first; priorities may be NULL (and are ignored for Python's samplers).
+    // Fills in keys and priorities of every item, oldest first. priorities may be NULL (and are ignored for samplers written in Python).
     size_t items(uint64_t *keys, double *priorities, uint32_t *rows, size_t most);
-    // Keys of the items that came last, the youngest first.
+    // Fills in keys of the items that came last, the youngest first.
     size_t newest(uint64_t *keys, size_t most);
 
-    // ---- for a Python sampler: what happened since the last call, in order -------------------------------------------------------
+    // ---- for a Python sampler: the changes since the last call, in order ---------------------------------------------------------
     void take_log(std::vector<Change> *log) {
         std::lock_guard<std::mutex> lock(mutex_);
         log_.take(log, generations_);
     }
-    // Whether it was told that there is such an item.
-    bool told(uint32_t row) const { return (log_.known(row) & 1) == 0; }
-    // keys -> rows of those still there whose insertion the sampler was told of.
+    // Whether the sampler knows an item in this row.
+    bool sampler_knows(uint32_t row) const { return (log_.known(row) & 1) == 0; }
+    // Fills in the rows of those keys that are still there and whose insertion the sampler knows.
     size_t known_rows(const uint64_t *keys, size_t n, uint32_t *rows, uint32_t *index);
 
     void close() {
@@ -172,9 +172,9 @@ public:
         { std::lock_guard<std::mutex> lock(mutex_); }
         ready_.notify(INT_MAX);
         space_.notify(INT_MAX);
-        bells_.ring();
+        eventfds_.signal();
     }
-    // Closed, and from now on the sampler, the remover and the generator of random numbers may go.
+    // Closes the table. From now on the sampler, the remover and the generator of random numbers may be freed.
     void detach() {
         close();
         std::lock_guard<std::mutex> lock(mutex_);
@@ -185,14 +185,14 @@ public:
     // ---- figures -------------------------------------------------------------------------------------------------------------
     Counters counters() {
         std::lock_guard<std::mutex> lock(mutex_);
-        expire_loans();
+        expire_unacknowledged();
         const auto relaxed = std::memory_order_relaxed;
         const uint64_t column = generations_.bytes_per_row() + (times_ ? 4 : 0) + log_.bytes_per_row() + versions_.bytes_per_row() +
-                                (incoming_ ? sizeof(Incoming) : 0) + (loans_.any() ? 8 : 0);
+                                (incoming_ ? sizeof(Incoming) : 0) + (unacknowledged_.any() ? 8 : 0);
         return {uint64_t(size_), arrivals_.used(), uint64_t(limiter_.inserts), uint64_t(limiter_.samples), uint64_t(limiter_.pending), deleted_,
                 evicted_, push_blocked_, aborted_, batches_.leased.load(relaxed), redrawn_, updated_, gone_, batches_drawn_,
                 uint64_t(connections.load(relaxed)), uint64_t(gauges[ECHO_GAUGE_QUEUED].load(relaxed)), queue_depth_max.load(relaxed),
-                column * capacity_ + arrivals_.bytes(), refused_, stale_, loans_.out(), acknowledged_, redelivered_, versions_.newest(),
+                column * capacity_ + arrivals_.bytes(), refused_, stale_, unacknowledged_.out(), acknowledged_, redelivered_, versions_.newest(),
                 refused_sample_, refused_priority_};
     }
     const Limits &limits() const { return limiter_.limits(); }
@@ -202,7 +202,7 @@ public:
     uint64_t leaf_bytes(uint32_t leaf) const { return rows_.leaf_bytes(leaf); }
     uint64_t sample_bytes() const { return sample_bytes_; }
     bool replacement() const { return replacement_; }
-    // Which of the two conditions of can_insert keeps writers out; for messages.
+    // Which of the two conditions of can_insert blocks writers; for messages.
     bool limited(bool inserting, uint32_t n) {
         std::lock_guard<std::mutex> lock(mutex_);
         return inserting ? limiter_.room(1, size_) == 0 : !limiter_.can_sample(n, size_);
@@ -211,7 +211,7 @@ public:
     // ---- versions of the policy ----------------------------------------------------------------------------------------------
     bool keeps_versions() const { return versions_.kept(); }
     uint64_t policy_version() const { return versions_.newest(); }
-    // From now on lags are counted from this version; rows that lag too far behind it go.
+    // From now on lags are counted from this version. Rows that lag too far behind it are removed.
     void set_policy_version(uint64_t version);
     std::vector<std::pair<uint64_t, uint64_t>> version_counts() {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -219,11 +219,11 @@ public:
     }
 
     // ---- checkpoints ---------------------------------------------------------------------------------------------------------
-    // Between the two nothing is inserted, drawn or removed, and the sampler is the caller's. Writers find the table full meanwhile, commits
-    // are kept for resume(), and update() and its like wait, so that they must be called without the GIL.
+    // Between pause() and resume() nothing is inserted, drawn or removed, and only the caller uses the sampler. Writers find the table
+    // full, commits are kept for resume(), and update() and similar calls wait, so that they must be called without the GIL.
     void pause();
     void resume();
-    // While held, writers find the table full: for a Python sampler's batch whose rows were overwritten again and again.
+    // While the table is held, writers find it full. This is for a Python sampler's batch whose rows were overwritten again and again.
     void hold(bool on) {
         {
             std::lock_guard<std::mutex> lock(mutex_);
@@ -232,9 +232,10 @@ public:
         if (!on) after_space();
     }
     const Rows &rows() const { return rows_; }
-    // The items' bytes are in their rows already; the sampler and the remover are restored apart. order: rows, oldest item first.
+    // The items' bytes are in their rows already; the sampler and the remover are restored separately. order: the rows, oldest item first.
     void restore(const uint32_t *order, uint32_t n, const uint32_t *generations, const uint32_t *high, const uint32_t *times,
-                 const uint64_t *versions, uint64_t policy_version, const uint32_t *loaned, uint32_t loaned_n, uint64_t inserts, uint64_t samples);
+                 const uint64_t *versions, uint64_t policy_version, const uint32_t *unacknowledged, uint32_t unacknowledged_n, uint64_t inserts,
+                 uint64_t samples);
     void columns(uint32_t *generations, uint32_t *high, uint32_t *times, uint64_t *versions) const {
         generations_.save(generations, high);
         for (uint32_t row = 0; row < capacity_; ++row) {
@@ -242,13 +243,14 @@ public:
             versions[row] = versions_.kept() ? versions_.of(row) : 0;
         }
     }
-    // Rows on loan, or being gathered for one; while paused. They are items that have to be given out again after a restart.
-    std::vector<uint32_t> loaned() const { return loans_.any() ? loans_.rows() : std::vector<uint32_t>(); }
-    // While paused: from now until end_copy() these rows' bytes stay to be had, as they are at this moment.
+    // Returns the rows of unacknowledged items, including those that are being gathered; call it while paused. After a restart these items
+    // have to be given out again.
+    std::vector<uint32_t> unacknowledged() const { return unacknowledged_.any() ? unacknowledged_.rows() : std::vector<uint32_t>(); }
+    // Call this while paused: from now until end_copy(), the bytes of these rows stay available as they are at this moment.
     void begin_copy(const uint32_t *rows, size_t n) { preserved_.begin(rows, n); }
-    // Copies those of the rows that nobody has changed since into the batch, from its front; returns how many: batch->rows says which.
+    // Copies those of the rows that nobody has changed since into the batch, from its front. Returns how many; batch->rows says which.
     size_t copy_some(const uint32_t *rows, size_t n, Batch *batch);
-    // The bytes of some of those that were changed since, as Preserved::take.
+    // Takes the bytes of some rows that were changed since, as Preserved::take.
     bool take_preserved(std::vector<uint32_t> *rows, std::unique_ptr<char[]> *bytes);
     void end_copy();
 
@@ -257,14 +259,14 @@ public:
     std::atomic<uint64_t> queue_depth_max{0};
     Histogram copy, ingest_round, queue_dwell;
 
-    // Before the first insert; it must outlive the last batch that is drawn.
+    // Call this before the first insert. The follower must outlive the last batch that is drawn.
     void follow(Follower *follower) { follower_ = follower; }
-    // Before the first insert: a label with a priority of 0 is refused.
+    // Call this before the first insert: labels with a priority of 0 are then refused.
     void refuse_zero() { refuses_zero_ = true; }
 
 private:
-    friend class Steps;  // the table of steps under this table of items: one lock of its own, then this one's
-    static constexpr int kPolite = 8;  // gathers that may find overwritten rows before writers are made to wait for one
+    friend class Steps;  // the steps under this table of items: it takes its own lock first, then the one of this table
+    static constexpr int kPolite = 8;  // gathers that may find overwritten rows before writers have to wait
 
     bool leaving(uint32_t row) const { return max_times_ && times_[row] >= max_times_; }
     bool holds(uint64_t key, uint32_t *row) const { return generations_.holds(key, row) && !leaving(*row); }
@@ -274,27 +276,28 @@ private:
         return !max_times_ || uses_left_ >= n;
     }
     int claim_locked(uint32_t wanted, echo_run *out);
-    // What is known of the rows of a run when they are committed. priorities: NaN where the sampler chooses; versions: of each, or empty.
+    // What is known of the rows of a run when they are committed. A priority is NaN if the sampler chooses it. `versions` has one entry for
+    // each row, or is empty.
     struct Known {
         std::vector<double> priorities;
         std::vector<uint64_t> versions;
         uint64_t version = Labels::kNewest;
-        std::vector<std::pair<uint32_t, double>> bad;  // rows refused for their priorities
+        std::vector<std::pair<uint32_t, double>> bad;  // rows that were refused for their priorities
     };
-    void gather_desk(const echo_run &run);
+    void copy_from_staging(const echo_run &run);
     void finish_commit(const echo_run &run, const double *priorities, Known *known, uint64_t *keys);
     void commit_locked(const echo_run &run, const double *priorities, const Known &known);
-    // Tells sampler or remover of new rows; priorities may be NaN here and there.
-    static void tell(const echo_sampler *sampler, const uint32_t *rows, const double *priorities, size_t n);
-    // An item goes that nobody gathers for the last time.
+    // Tells the sampler or the remover of new rows; some priorities may be NaN.
+    static void report_new(const echo_sampler *sampler, const uint32_t *rows, const double *priorities, size_t n);
+    // Removes an item that is not being gathered for the last time.
     void drop(uint32_t row);
     uint64_t drop_stale(uint64_t newest, uint64_t most);
-    void expire_loans();
+    void expire_unacknowledged();
     bool victim(uint32_t *row);
     void evict(const uint32_t *rows, uint32_t n);
-    // Takes rows out of sampler, remover and count; their generations and places stay.
+    // Removes rows from sampler, remover and count; their generations and places stay.
     void forget(const uint32_t *rows, size_t n);
-    bool end_loan(uint32_t row);
+    bool end_unacknowledged(uint32_t row);
     bool can_claim();
     uint64_t update_some(const uint64_t *keys, const double *priorities, size_t n);
     Answer draw_locked(Batch *batch, uint32_t first, uint32_t n);
@@ -323,7 +326,7 @@ private:
             if (versions_.kept()) batch->versions[i] = versions_.of(batch->rows[i]);
         }
     }
-    // Calls copy(), and again if items were changed in place meanwhile: those keep their generations.
+    // Calls copy(), and again if items were changed in place meanwhile: such items keep their generations.
     template <class Copy>
     void copy_steady(Copy copy);
     void count_redrawn(uint64_t torn) {
@@ -344,27 +347,27 @@ private:
     const bool replacement_;
     bool refuses_zero_ = false;
     const echo_sampler *const sampler_, *const remover_;
-    const bool victims_;  // the sampler says what goes
-    const bool queue_;    // every item is sampled once, and the limiter counts those that wait: there is room for them, and none is evicted
+    const bool victims_;  // the sampler decides what is evicted
+    const bool queue_;    // every item is sampled once, and the limiter keeps the queue within the capacity, so that no item is evicted
     bitgen_t *const random_;
     Follower *follower_ = nullptr;
     Rows rows_;
     Batches batches_;
     Generations generations_;
-    Desks desks_;
+    StagingRows staging_;
     PolicyVersions versions_;
-    std::unique_ptr<Incoming[]> incoming_;  // of rows being written by labelled connections
+    std::unique_ptr<Incoming[]> incoming_;  // labels of rows that labelled connections are writing
     std::atomic<uint64_t> rewrites_{0};  // odd while an item is changed in place
     uint64_t sample_bytes_ = 0;
     std::atomic<bool> closed_{false};
     std::atomic<uint32_t> references_{1};
 
-    alignas(64) std::mutex mutex_;  // of all below
+    alignas(64) std::mutex mutex_;  // guards everything below
     Arrivals arrivals_;
     Limiter limiter_;
-    ChangeLog log_;  // of a Python sampler
+    ChangeLog log_;  // for a Python sampler
     std::unique_ptr<uint32_t[]> times_;
-    Loans loans_;
+    Unacknowledged unacknowledged_;
     Preserved preserved_;
     int64_t size_ = 0;
     uint64_t uses_left_ = 0, deleted_ = 0, evicted_ = 0, push_blocked_ = 0, aborted_ = 0, redrawn_ = 0, updated_ = 0, gone_ = 0, batches_drawn_ = 0,
@@ -377,12 +380,12 @@ private:
         echo_run run;
         Known known;
     };
-    std::vector<Deferred> deferred_;  // committed while paused
+    std::vector<Deferred> deferred_;  // committed while the table was paused
     std::condition_variable resumed_;
-    std::vector<uint32_t> waiting_;  // how many rows each sleeping learner wants
+    std::vector<uint32_t> waiting_;  // for each sleeping learner, how many rows it wants
 
     EventCount ready_, space_;
-    Bells bells_;  // of those who wait for space in epoll
+    SpaceEventfds eventfds_;  // for threads that wait for space in epoll
 };
 
 }  // namespace echo::replay

@@ -1,4 +1,4 @@
-// Table, for checkpoints: it stands still while its state is copied, and begins from what was.
+// Table, for checkpoints: it is paused while its state is copied, and a new table starts from that state.
 #pragma once
 
 namespace echo::replay {
@@ -22,7 +22,7 @@ inline void Table::resume() {
 }
 
 inline void Table::restore(const uint32_t *order, uint32_t n, const uint32_t *generations, const uint32_t *high, const uint32_t *times,
-                           const uint64_t *versions, uint64_t policy_version, const uint32_t *loaned, uint32_t loaned_n, uint64_t inserts,
+                           const uint64_t *versions, uint64_t policy_version, const uint32_t *unacknowledged, uint32_t unacknowledged_n, uint64_t inserts,
                            uint64_t samples) {
     std::lock_guard<std::mutex> lock(mutex_);
     generations_.restore(generations, high);
@@ -32,7 +32,7 @@ inline void Table::restore(const uint32_t *order, uint32_t n, const uint32_t *ge
     for (uint32_t i = 0; i < n; ++i) {
         const uint32_t row = order[i];
         generations_.show(row, generations[row]);
-        log_.knows(row, generations[row]);
+        log_.set_known(row, generations[row]);
         if (versions_.kept()) versions_.insert(row, versions[row]);
         if (!max_times_) continue;
         times_[row] = times ? times[row] : 0;
@@ -41,14 +41,14 @@ inline void Table::restore(const uint32_t *order, uint32_t n, const uint32_t *ge
     arrivals_.restore(order, n);
     size_ = n;
     limiter_.inserts = int64_t(inserts), limiter_.samples = int64_t(samples), limiter_.pending = 0;
-    // What was on loan comes first. Neither the sampler nor the versions have it; uses_left_ counts it as one that can be drawn.
-    for (uint32_t i = 0; i < loaned_n; ++i) {
-        loans_.give_back(loaned[i]);
-        if (versions_.kept()) versions_.remove(loaned[i]);
-        times_[loaned[i]] = max_times_;
+    // Unacknowledged items are given out first. Neither the sampler nor the versions contain them; uses_left_ counts each as an item that can be drawn.
+    for (uint32_t i = 0; i < unacknowledged_n; ++i) {
+        unacknowledged_.give_out_again(unacknowledged[i]);
+        if (versions_.kept()) versions_.remove(unacknowledged[i]);
+        times_[unacknowledged[i]] = max_times_;
         ++uses_left_, ++redelivered_;
     }
-    // What of the difference no item stands for had gone before.
+    // The rest of the difference belongs to items that had been removed before.
     if (queue_) limiter_.spared = std::max<int64_t>(0, limiter_.inserts - limiter_.samples - int64_t(uses_left_));
     log_.clear();
 }
@@ -63,7 +63,7 @@ inline size_t Table::copy_some(const uint32_t *rows, size_t n, Batch *batch) {
     rows_.gather(batch->rows, wanted, batch->leaf.data());
     std::lock_guard<std::mutex> lock(mutex_);
     for (size_t i = 0; i < wanted; ++i) {
-        // Somebody was about to change it, and put it aside.
+        // If a writer was about to change the row, it has put the row aside, and this copy is dropped.
         if (!preserved_.settle(batch->rows[i])) continue;
         for (uint32_t leaf = 0; kept < i && leaf < rows_.leaves(); ++leaf) {
             const size_t bytes = rows_.leaf_bytes(leaf);

@@ -1,9 +1,9 @@
-// Table, the learners' side: rows are drawn under the mutex, gathered without it, and drawn anew where a writer was quicker.
+// Table, the learners' side: rows are drawn under the mutex and gathered without it. If a writer overwrites a row meanwhile, another is drawn instead.
 #pragma once
 
 namespace echo::replay {
 
-// Counts one more use of a row against max_times_sampled. False when it has none left: an earlier turn of this batch took the last.
+// Counts one more use of a row against max_times_sampled. Returns false if the row has no use left, because an earlier draw of this batch took the last.
 inline bool Table::use(Batch *batch, uint32_t row) {
     if (times_[row] >= max_times_) return false;
     --uses_left_;
@@ -14,17 +14,18 @@ inline bool Table::use(Batch *batch, uint32_t row) {
     return true;
 }
 
-// The row is drawn for the last time, and goes when the batch is gathered. On loan from now on: a checkpoint that is taken meanwhile has it as well.
+// The row is drawn for the last time, and is removed when the batch is gathered. In a queue with lease_timeout it is unacknowledged from
+// now on, so that a checkpoint that is taken meanwhile contains it as well.
 inline void Table::leave(Batch *batch, uint32_t row) {
     batch->ending.push_back(row);
-    if (loans_.any()) loans_.lend(row, now_ns(), batch->borrower);
+    if (unacknowledged_.any()) unacknowledged_.give_out(row, now_ns(), batch->borrower);
 }
 
 inline Answer Table::draw_locked(Batch *batch, uint32_t first, uint32_t n) {
     uint32_t *const rows = batch->rows + first;
     double *const probabilities = batch->probabilities + first;
     uint32_t got = 0;
-    for (; loans_.any() && got < n && loans_.take(&rows[got]); ++got) {
+    for (; unacknowledged_.any() && got < n && unacknowledged_.take(&rows[got]); ++got) {
         probabilities[got] = 1;
         --size_, --uses_left_;
         leave(batch, rows[got]);
@@ -35,7 +36,7 @@ inline Answer Table::draw_locked(Batch *batch, uint32_t first, uint32_t n) {
         if (!max_times_) return kDrawn;
         uint32_t kept = got;
         for (uint32_t i = got; i < got + drawn; ++i) {
-            if (!use(batch, rows[i])) continue;  // drawn anew, now that the sampler no longer has it
+            if (!use(batch, rows[i])) continue;  // draw another, now that the sampler no longer has this row
             rows[kept] = rows[i], probabilities[kept] = probabilities[i];
             ++kept;
         }
@@ -44,12 +45,12 @@ inline Answer Table::draw_locked(Batch *batch, uint32_t first, uint32_t n) {
     return kDrawn;
 }
 
-// Draw batch->torn[torn] anew, of items with several uses and a sampler that gives every item once per batch: one that the batch does not have. Of as many as make a
-// batch, which are all different, at least one is.
+// Draws another item for batch->torn[torn]. This is for items with several uses and a sampler that gives every item once per batch, so it
+// must be an item that the batch does not have. It draws as many different items as a batch has; at least one of them is new.
 inline Answer Table::draw_another(Batch *batch, size_t torn) {
     const uint32_t at = batch->torn[torn];
     std::vector<uint32_t> had(batch->rows, batch->rows + batch->n);
-    for (size_t i = batch->torn.size(); i-- > torn;) had.erase(had.begin() + batch->torn[i]);  // those still to be drawn anew
+    for (size_t i = batch->torn.size(); i-- > torn;) had.erase(had.begin() + batch->torn[i]);  // without the places that are still to be drawn again
     std::sort(had.begin(), had.end());
     const size_t wanted = std::min<size_t>(batch->n, sampler_->count(sampler_->state));
     std::vector<uint32_t> rows(wanted);
@@ -66,12 +67,12 @@ inline Answer Table::draw_another(Batch *batch, size_t torn) {
 inline Answer Table::draw(Batch *batch) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_.load(std::memory_order_relaxed)) return kClosed;
-    expire_loans();
+    expire_unacknowledged();
     if (!can_sample_locked(uint32_t(batch->n))) return kWait;
     limiter_.samples += int64_t(batch->n);
     ++batches_drawn_;
     if (draw_locked(batch, 0, uint32_t(batch->n)) != kDrawn) return uncount_locked(batch);
-    // Labelling waits for generations, and meanwhile the rows of a batch of usual size come nearer, for the gather.
+    // label() waits for generations to arrive from memory. Meanwhile the rows of a batch of usual size are prefetched for the gather.
     constexpr uint32_t kAhead = 16, kBatch = 512;
     const uint32_t n = uint32_t(batch->n), near = n <= kBatch ? n : 0;
     for (uint32_t i = 0; i < kAhead && i < n; ++i) generations_.prefetch(batch->rows[i]);
@@ -94,7 +95,7 @@ inline Answer Table::admit(Batch *batch, uint32_t first, uint32_t n, bool counte
     for (uint32_t i = first; i < first + n; ++i) {
         const uint32_t row = batch->rows[i];
         label(batch, i);
-        // The sampler drew from what it was told of: another item in the row by now is not the one it drew. 1: drawn in vain.
+        // The sampler drew from what it knew. If another item is in the row by now, that is not the item that was drawn. 1: this draw is void.
         batch->generations[i] = log_.known(row);
         if (max_times_ && (!whole(batch, i) || !use(batch, row))) batch->generations[i] = 1;
     }
@@ -113,7 +114,7 @@ inline void Table::copy_steady(Copy copy) {
     copy();
 }
 
-// Into batch->torn: the places whose rows were overwritten since they were drawn.
+// Fills batch->torn with the places whose rows were overwritten since they were drawn.
 inline void Table::find_torn(Batch *batch) {
     batch->torn.clear();
     for (uint32_t i = 0; i < batch->n; ++i)
@@ -144,9 +145,9 @@ inline Answer Table::sample(Batch *batch) {
     for (int turn = 0; answer == kDrawn && torn != 0; ++turn) {
         std::unique_lock<std::mutex> lock(mutex_);
         resumed_.wait(lock, [this] { return !paused_; });
-        // A follower gathers all of a batch or nothing: what was whole is looked at anew each time, and the last time drawn anew as well.
+        // A follower gathers a whole batch or nothing, so the complete rows are checked again each time, and the last time all rows are drawn again.
         all = all || (follower_ && !max_times_ && turn >= kPolite);
-        // Of items with uses the whole ones stay, and are copied once more below: those that were overwritten since are drawn anew, too.
+        // If uses are counted, the complete rows stay and are copied once more below. Rows that were overwritten since are drawn again as well.
         if (follower_ && !all && turn >= kPolite) find_torn(batch);
         if (all) {
             answer = draw_locked(batch, 0, uint32_t(batch->n));
@@ -159,7 +160,7 @@ inline Answer Table::sample(Batch *batch) {
         if (answer == kNothing) answer = uncount_locked(batch);
         if (answer != kDrawn) break;
         const bool whole_batch = all || follower_;
-        if (turn >= kPolite) {  // writers wait: none can claim, and what was drawn is committed
+        if (turn >= kPolite) {  // writers wait: none can claim, and every row that can be drawn is committed
             if (whole_batch) copy_rows(batch);
             else copy_torn(batch);
             break;
@@ -176,7 +177,8 @@ inline void Table::uncount(const Batch *batch) {
     uncount_locked(batch);
 }
 
-// Under the lock under which nothing was drawn: an item that comes a moment later is no sign that the sampler had one and drew none.
+// The caller still holds the lock under which nothing was drawn. So an item that arrives a moment later cannot be mistaken for one that the
+// sampler had and did not draw.
 inline Answer Table::uncount_locked(const Batch *batch) {
     limiter_.samples -= int64_t(batch->n);
     --batches_drawn_;
@@ -188,18 +190,18 @@ inline void Table::finish(Batch *batch, bool delivered) {
         std::unique_lock<std::mutex> lock(mutex_);
         resumed_.wait(lock, [this] { return !paused_; });
         for (uint32_t row : batch->ending) {
-            if (!loans_.any()) {
+            if (!unacknowledged_.any()) {
                 generations_.advance(row, std::memory_order_relaxed);
                 arrivals_.erase(row);
             } else if (delivered) {
-                loans_.hand_over(row);
-            } else if (loans_.revoke(row)) {
+                unacknowledged_.hand_over(row);
+            } else if (unacknowledged_.revoke(row)) {
                 ++size_, ++uses_left_;
             } else {
-                ++limiter_.samples;  // taken back meanwhile: it was uncounted twice
+                ++limiter_.samples;  // the item was taken back meanwhile, so it was uncounted twice
             }
         }
-        if (!loans_.any()) deleted_ += batch->ending.size();
+        if (!unacknowledged_.any()) deleted_ += batch->ending.size();
         batch->ending.clear();
     }
     after_space();
@@ -210,9 +212,9 @@ inline bool Table::wait_ready(uint32_t n, int64_t timeout_ns) {
         std::lock_guard<std::mutex> lock(mutex_);
         waiting_.push_back(n);
     }
-    if (loans_.any()) {  // one may come back before anything is inserted
+    if (unacknowledged_.any()) {  // an item may come back before anything is inserted
         std::lock_guard<std::mutex> lock(mutex_);
-        const int64_t left = loans_.first_end() == INT64_MAX ? INT64_MAX : std::max<int64_t>(0, loans_.first_end() - now_ns());
+        const int64_t left = unacknowledged_.first_end() == INT64_MAX ? INT64_MAX : std::max<int64_t>(0, unacknowledged_.first_end() - now_ns());
         if (timeout_ns < 0 || left < timeout_ns) timeout_ns = left == INT64_MAX ? -1 : left;
     }
     const bool ready = ready_.wait([&] { return closed() || can_sample(n); }, timeout_ns < 0 ? -1 : now_ns() + timeout_ns);
@@ -221,44 +223,30 @@ inline bool Table::wait_ready(uint32_t n, int64_t timeout_ns) {
     return ready;
 }
 
-inline void Table::expire_loans() {
-    if (!loans_.any() || paused_) return;
-    const uint64_t expired = loans_.expire(now_ns());
+inline void Table::expire_unacknowledged() {
+    if (!unacknowledged_.any() || paused_) return;
+    const uint64_t expired = unacknowledged_.expire(now_ns());
     size_ += int64_t(expired), uses_left_ += expired, redelivered_ += expired;
     limiter_.samples -= int64_t(expired);
 }
 
 inline uint64_t Table::take_back(uint64_t borrower) {
-    if (!loans_.any()) return 0;
+    if (!unacknowledged_.any()) return 0;
     uint64_t taken;
     {
         std::unique_lock<std::mutex> lock(mutex_);
         resumed_.wait(lock, [this] { return !paused_; });
-        taken = loans_.take_back(borrower);
+        taken = unacknowledged_.take_back(borrower);
         size_ += int64_t(taken), uses_left_ += taken, redelivered_ += taken;
         limiter_.samples -= int64_t(taken);
     }
-    if (taken) after_insert();  // learners may wait for what came back
+    if (taken) after_insert();  // learners may wait for the items that came back
     return taken;
 }
 
-// (1 / (N p))^beta over the largest of the batch (Schaul et al. 2016, section 3.4).
 inline void Table::weigh(Batch *batch, double beta) const {
     const uint64_t n = batch->n;
-    double least = batch->probabilities[0], most = least;
-    for (uint64_t i = 1; i < n; ++i) {
-        least = std::min(least, batch->probabilities[i]);
-        most = std::max(most, batch->probabilities[i]);
-    }
-    if (least == most || beta == 0) {
-        std::fill_n(batch->weights, n, 1.0f);
-    } else {
-        // The largest weight is that of the least probability, and N cancels out.
-        for (uint64_t i = 0; i < n; ++i) {
-            const float ratio = float(least / batch->probabilities[i]);
-            batch->weights[i] = beta == 1 ? ratio : powf(ratio, float(beta));
-        }
-    }
+    importance_weights(batch->probabilities, n, beta, batch->weights);
     if (versions_.kept() && versions_.limits().weight != 1)
         for (uint64_t i = 0; i < n; ++i) batch->weights[i] *= float(versions_.weight(batch->versions[i]));
 }

@@ -1,1 +1,1 @@
-"""A stream store in shared memory, which writers of other processes fill."""
+"""A stream store in shared memory, which writers in other processes fill."""

@@ -1,4 +1,4 @@
-// What the learner does about writers of other processes that are gone, or hold a claim for too long. Thread-safe.
+// The learner's part in handling writers of other processes that are gone, or that hold a claim for too long. Thread-safe.
 #pragma once
 
 #include <array>
@@ -10,11 +10,11 @@ namespace echo {
 
 class Reaper {
 public:
-    // Bounds how long a claim may delay the batch it is in.
+    // timeout_ns limits how long a claim may delay the batch that contains it.
     Reaper(Ring *ring, int64_t timeout_ns) : ring_(*ring), timeout_(timeout_ns) { ring_.retain(); }
     ~Reaper() { ring_.release(); }
 
-    // A record for a new writer; 0 when all are taken.
+    // Returns the number of a record for a new writer, or 0 when all are taken.
     uint32_t enlist() {
         std::lock_guard<std::mutex> lock(lock_);
         for (uint32_t id = 1; id < Area::kRecords; ++id)
@@ -31,10 +31,10 @@ public:
     int64_t waits_since(uint32_t id) const { return ring_.record_[id].waits_since.load(std::memory_order_relaxed); }
     bool left(uint32_t id) const { return ring_.record_[id].left.load(std::memory_order_acquire) != 0; }
 
-    void reap(uint32_t id);     // its process is gone, or has said that it is done with the record
-    void give_up(uint32_t id);  // its process wants to be rid of the claim it holds, and waits for us
-    // Called several times a second: moves batches away from stalled writers. Returns how many were moved; *stuck counts those
-    // that hold up a batch that cannot be moved, for want of a spare buffer.
+    void reap(uint32_t id);     // the record's process is gone, or has said that it no longer uses the record
+    void give_up(uint32_t id);  // the record's process does not want the claim that it holds, and waits for this call
+    // Call this several times a second: it moves batches away from stalled writers. Returns how many were moved; *stuck counts the stalled
+    // writers whose batch cannot be moved because no spare buffer is free.
     int tick(int *stuck);
 
 private:
@@ -45,7 +45,7 @@ private:
     struct Seen {
         bool used = false;
         uint64_t word = 0;
-        int64_t since = 0;  // now_ns since when the record shows `word`
+        int64_t since = 0;  // the now_ns() since when the record shows `word`
     };
 
     Ring &ring_;
@@ -54,7 +54,7 @@ private:
     std::array<Seen, Area::kRecords> seen_{};
 };
 
-// Afterwards the record tells exactly what its writer had done: nobody else moves it on.
+// Afterwards the record says exactly what its writer had done, and nobody else advances it.
 inline void Reaper::settle(uint32_t id) {
     Control &c = *ring_.control_;
     uint64_t open = c.open.load(std::memory_order_seq_cst);
@@ -64,9 +64,9 @@ inline void Reaper::settle(uint32_t id) {
     for (uint64_t b = 0; b < ring_.total_; ++b) {
         Buffer &buffer = ring_.buffer_[b];
         uint64_t progress = buffer.progress.load(std::memory_order_seq_cst);
-        // The learner's own writers may add to the count meanwhile; who is gone adds nothing.
+        // The learner's own writers may add to the count meanwhile; the writer that is gone adds nothing.
         while (Progress::pending(progress) == id && Progress::state(progress) == Progress::kOpen) progress = ring_.settle_progress(buffer, progress);
-        if (Progress::pending(progress) == id && Progress::state(progress) == Progress::kOpening)  // never published
+        if (Progress::pending(progress) == id && Progress::state(progress) == Progress::kOpening)  // the buffer was never published
             buffer.progress.compare_exchange_strong(progress, Progress::lap(progress) | Progress::kFree, std::memory_order_seq_cst);
     }
 }
@@ -90,7 +90,7 @@ inline void Reaper::reap(uint32_t id) {
     Record &r = ring_.record_[id];
     if (r.waiting.exchange(0, std::memory_order_seq_cst)) ring_.control_->space.forget();
     seen_[id].used = false;
-    // It may have been about to wake somebody.
+    // The writer may have been about to wake somebody.
     ring_.control_->ready.notify(INT_MAX);
     ring_.space_appeared();
 }
@@ -117,22 +117,23 @@ inline int Reaper::tick(int *stuck) {
     *stuck = 0;
     for (uint32_t b = 0; b < ring_.total_; ++b) {
         const uint64_t progress = ring_.buffer_[b].progress.load(std::memory_order_seq_cst);
-        if (Progress::state(progress) == Progress::kQuarantine && holds[b] == 0)  // its writers' last bytes lie before our next ones
+        if (Progress::state(progress) == Progress::kQuarantine && holds[b] == 0)  // all bytes that its writers wrote come before the bytes that we write next
             ring_.buffer_[b].progress.store(Progress::lap(progress) | Progress::kSpare, std::memory_order_release);
         if (stalls[b]) move(b, now, &moved, stuck);
     }
-    ring_.space_appeared();  // a remote writer that made space cannot write to the event descriptors of this process
+    ring_.space_appeared();  // a remote writer that made space cannot write to the eventfds of this process
     return moved;
 }
 
-// Copies what is committed in buffer `b` to a spare one, which takes its place, once nobody but stalled writers has anything left to
-// write there; `b` stays as it is until they have moved on.
+// Copies the committed samples of buffer `b` to a spare buffer, which takes its place. This happens once only stalled writers have anything
+// left to write there. Buffer `b` is used again after those writers have moved on.
 inline void Reaper::move(uint32_t b, int64_t now, int *moved, int *stuck) {
     Buffer &from = ring_.buffer_[b];
     uint64_t progress = from.progress.load(std::memory_order_seq_cst);
     while (progress & Progress::kPending && Progress::state(progress) == Progress::kOpen) progress = ring_.settle_progress(from, progress);
     if (Progress::state(progress) != Progress::kOpen) return;
-    // With nothing pending, who has committed here is no longer HELD; who is HELD now and while the exchange below succeeds has not.
+    // Nothing is pending, so a writer that has committed here is no longer HELD. A writer that is HELD now, and until the exchange below
+    // succeeds, has not committed.
     std::vector<bool> missing(ring_.batch_, false);
     uint64_t count = 0;
     for (uint32_t id = 1; id < Area::kRecords; ++id) {
@@ -148,7 +149,7 @@ inline void Reaper::move(uint32_t b, int64_t now, int *moved, int *stuck) {
         ++*stuck;
         return;
     }
-    // The decision: a writer that commits before this makes the exchange fail, one that comes after finds no OPEN buffer.
+    // This exchange decides: if a writer commits before it, the exchange fails; a writer that commits after it finds that the buffer is no longer OPEN.
     if (!from.progress.compare_exchange_strong(progress, Progress::lap(progress) | Progress::kQuarantine, std::memory_order_seq_cst)) return;  // SYNC batch
     for (uint64_t i = 0; i < ring_.batch_;) {
         uint64_t end = i;

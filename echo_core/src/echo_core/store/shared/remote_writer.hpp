@@ -1,12 +1,13 @@
-// A writer in another process: claims slots in the learner's store by the same words as the learner's own writers (ring.hpp), but so
+// A writer in another process. It claims slots in the learner's store through the same words as the learner's own writers (ring.hpp), but so
 // that it may be killed, or stopped for an hour, between any two instructions. docs/design/shm.md has the argument.
 //
 //   record: INTENT --claim: open or returned changes, by us--> HELD --commit: progress changes, by us--> DONE
 //
-// * What is wanted is in the record before the word is changed (the write-ahead), and the change carries our number as `pending`.
-//   We note it in our record and take our number off again; whoever wants the word in between does both for us (Area::settle_*).
-// * A claim that was revoked shows in `progress`: the buffer is no longer OPEN, so commit() cannot succeed. Until we have read that,
-//   the buffer is nobody's but ours.
+// * The writer notes in its record what it wants before it changes the word (the write-ahead), and the change carries its number as `pending`.
+//   Afterwards the writer notes the change in its record and removes its number. If another thread needs the word in between, that thread
+//   does both steps for the writer (Area::settle_*).
+// * A revoked claim shows in `progress`: the buffer is no longer OPEN, so commit() cannot succeed. Until the writer has read that,
+//   nobody else uses the buffer.
 #pragma once
 
 #include "store/stream/area.hpp"
@@ -15,16 +16,16 @@ namespace echo {
 
 class Remote : public Area {
 public:
-    static constexpr int kRevoked = 5;  // beside echo_status
+    static constexpr int kRevoked = 5;  // a further result beside those of echo_status
 
     Remote(int fd, uint64_t length, const std::vector<uint64_t> &leaf_bytes) : Area(fd, length, leaf_bytes) {}
-    // A writer beside the learner, in its process: what ThreadSanitizer can follow.
+    // A writer in the learner's process: ThreadSanitizer can follow it.
     explicit Remote(const Area &store) : Area(store, Borrowed{}) {}
 
     // Each record number is used by one thread at a time.
     int claim(uint32_t id, uint32_t wanted, echo_run *out);
-    int commit(uint32_t id, const echo_run &run);  // ECHO_OK or kRevoked: then nothing of the run was stored, and it is ours no more
-    // The claim is not wanted any more: the learner takes it back when it is told. `idle` says when it has.
+    int commit(uint32_t id, const echo_run &run);  // ECHO_OK or kRevoked: then nothing of the run was stored, and the run is no longer ours
+    // The claim is not wanted any more: the learner takes it back after this process has asked for it. `idle` says whether the record holds no claim.
     bool idle(uint32_t id) const {
         const uint64_t step = record_[id].word.load(std::memory_order_acquire) & 3;
         return step == Record::kIdle || step == Record::kDone;
@@ -115,7 +116,7 @@ inline bool Remote::pop_returned(uint32_t id, uint64_t step, echo_run *out) {
     return false;
 }
 
-// As Ring::open_next. The buffer says OPENING, by us, until it is published; only then, and by anybody, is it made OPEN.
+// Like Ring::open_next. The buffer is OPENING, with our number, until it is published. Only then it becomes OPEN, and any thread may do this.
 inline bool Remote::open_next(uint32_t id, uint64_t full) {
     const uint64_t start = Open::buffer(full) + 1;
     for (uint64_t i = 0; i < total_; ++i) {
@@ -164,7 +165,7 @@ inline int Remote::commit(uint32_t id, const echo_run &run) {
     if (r.waits_since.load(std::memory_order_relaxed) != 0) r.waits_since.store(0, std::memory_order_relaxed);
     const bool whole = Progress::count(mine) == batch_;
     if (whole) buffer.ready_at.store(now_ns(), std::memory_order_relaxed);
-    // The learner's own writers add to the count in between.
+    // The learner's own writers may add to the count in between.
     uint64_t now = mine;
     while (Progress::pending(now) == id && Progress::lap(now) == Progress::lap(mine) &&
            !buffer.progress.compare_exchange_weak(now, now & ~Progress::kPending, std::memory_order_seq_cst)) {}

@@ -1,4 +1,4 @@
-# The worker's end of a store in shared memory, for Cython plugins: `from echo_core.store.shared.shared_store cimport ...`. See shared_store.pyx.
+# The worker's side of a store in shared memory, for Cython plugins: `from echo_core.store.shared.shared_store cimport ...`. See shared_store.pyx.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from echo_core.store.door.capi cimport echo_run

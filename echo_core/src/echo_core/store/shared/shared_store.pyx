@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""A stream store in shared memory: `SharedStore` is the learner's side of it, the functions of shared_store.pxd are the worker's.
+"""A stream store in shared memory: `SharedStore` is the learner's side of it, and the functions of shared_store.pxd are the worker's side.
 
-A transport that sets `Transport.store_memory` gets one from `sink.shared()`. It hands `fd` and record numbers to its workers by ways of
-its own; their native code maps the store (`remote_attach`) and writes samples into it by `remote_claim` and `remote_commit`, one thread
-for each record. Whatever happens to a worker, the learner calls `reap` for its records once it is gone, and `tick` several times a second.
+A transport that sets `Transport.store_memory` gets one from `sink.shared()`. The transport itself passes `fd` and record numbers to its
+workers. Their native code maps the store (`remote_attach`) and writes samples into it with `remote_claim` and `remote_commit`; each record is
+used by one thread. Once a worker is gone, for whatever reason, the learner calls `reap` for its records. It also calls `tick` several times a
+second.
 
 A worker that can write to this memory can corrupt it: see docs/shm.md.
 """
@@ -54,8 +55,8 @@ cdef class SharedStore:
     """The learner's side. Thread-safe.
 
     Attributes:
-        fd: of the memfd; valid for as long as this object lives. Its size is sealed.
-        nbytes: its size.
+        fd: descriptor of the memfd; valid for as long as this object lives. The file's size is sealed.
+        nbytes: size of the memfd.
     """
 
     cdef Reaper* reaper
@@ -71,38 +72,38 @@ cdef class SharedStore:
             close_descriptor(self.fd)
 
     def enlist(self) -> int:
-        """The number of a record for one thread of a worker; 0 when all 1023 are in use."""
+        """Return the number of a new record for one thread of a worker; 0 when all 1023 are in use."""
         return self.reaper.enlist()
 
     def samples(self, uint32_t record) -> int:
-        """How many samples were committed with it."""
+        """Return how many samples were committed through this record."""
         return self.reaper.samples(record)
 
     def revoked(self, uint32_t record) -> int:
-        """How many claims were taken away from it."""
+        """Return how many claims were taken away from this record."""
         return self.reaper.revoked(record)
 
     def waiting(self, uint32_t record) -> float:
-        """For how many seconds its thread has been waiting for space; 0.0 if it is not."""
+        """Return for how many seconds the record's thread has been waiting for space; 0.0 if it does not wait."""
         cdef int64_t since = self.reaper.waits_since(record)
         return (now_ns() - since) * 1e-9 if since else 0.0
 
     def left(self, uint32_t record) -> bool:
-        """Whether the worker has said that it makes no further change with it."""
+        """Whether the worker has said that it makes no further change through this record."""
         return self.reaper.left(record)
 
     def reap(self, uint32_t record) -> None:
-        """The worker is gone, or has left: give what it held to others. The record is free for another worker."""
+        """Call this when the worker is gone or has left: others get what it held, and another worker can get the record."""
         with nogil:
             self.reaper.reap(record)
 
     def give_up(self, uint32_t record) -> None:
-        """The worker does not want the claim it holds, and waits for this."""
+        """Take back the claim that the record holds; the worker does not want it and waits for this."""
         with nogil:
             self.reaper.give_up(record)
 
     def tick(self) -> tuple[int, int]:
-        """Move batches away from workers that hold a claim for too long: how many were moved, and how many wait for a spare buffer."""
+        """Move batches away from workers that hold a claim for too long. Returns how many were moved, and how many wait for a spare buffer."""
         cdef int moved, stuck = 0
         with nogil:
             moved = self.reaper.tick(&stuck)
@@ -110,12 +111,12 @@ cdef class SharedStore:
 
 
 def share(Store store not None, double claim_timeout):
-    """The `SharedStore` of `store`, or None if it lies in private memory."""
+    """Return the `SharedStore` of `store`, or None if the store is in private memory."""
     if store.memory_fd < 0:
         return None
     cdef SharedStore shared = SharedStore.__new__(SharedStore)
     shared.reaper = new Reaper(store.ring, <int64_t>(claim_timeout * 1e9))
-    shared.fd = os.dup(store.memory_fd)  # of its own: the server may go first, and the number become another file's
+    shared.fd = os.dup(store.memory_fd)  # a descriptor of our own: the server may close its descriptor first, and another file may then get that number
     shared.nbytes = store.memory_bytes
     return shared
 
@@ -125,7 +126,7 @@ def share(Store store not None, double claim_timeout):
 cdef echo_remote* remote_attach(int fd, object spec) except NULL:
     """Map the learner's store. `fd` can be closed afterwards.
 
-    Raises MemoryError when this process may not map that much, ProtocolError when the store is laid out otherwise.
+    Raises MemoryError if this process may not map that much, and ProtocolError if the store has another layout.
     """
     cdef vector[uint64_t] sizes
     cdef uint64_t length = os.fstat(fd).st_size
@@ -142,7 +143,7 @@ cdef echo_remote* remote_attach(int fd, object spec) except NULL:
 
 
 cdef void remote_detach(echo_remote* store) noexcept nogil:
-    """Unmap it; nothing of it may be used any more."""
+    """Unmap the store. Nothing of it may be used any more."""
     del_remote(<Remote*>store)
 
 cdef void del_remote(Remote* store) noexcept nogil:
@@ -155,14 +156,14 @@ cdef uint64_t remote_leaf_bytes(const echo_remote* store, uint32_t leaf) noexcep
     return (<Remote*>store).leaf_bytes(leaf)
 
 cdef int remote_claim(echo_remote* store, uint32_t record, uint32_t wanted, echo_run* out) noexcept nogil:
-    """As echo_capi.claim. One thread at a time for each record, and one claim."""
+    """Like echo_capi.claim. A record is used by one thread at a time, and holds one claim at a time."""
     return (<Remote*>store).claim(record, wanted, <ring_run*>out)
 
 cdef char* remote_leaf(echo_remote* store, const echo_run* run, uint32_t leaf) noexcept nogil:
     return (<Remote*>store).leaf((<const ring_run*>run)[0], leaf)
 
 cdef int remote_commit(echo_remote* store, uint32_t record, const echo_run* run) noexcept nogil:
-    """ECHO_OK, or ECHO_REVOKED: nothing of the run was stored, and its slots are another's from now on."""
+    """Returns ECHO_OK, or ECHO_REVOKED: then nothing of the run was stored, and its slots belong to somebody else from now on."""
     return (<Remote*>store).commit(record, (<const ring_run*>run)[0])
 
 cdef int remote_wait_space(echo_remote* store, uint32_t record, int64_t timeout_ns) noexcept nogil:
@@ -173,12 +174,12 @@ cdef bint remote_idle(const echo_remote* store, uint32_t record) noexcept nogil:
     return (<Remote*>store).idle(record)
 
 cdef bint remote_revoked(const echo_remote* store, uint32_t record) noexcept nogil:
-    """Whether the claim it holds was revoked: write no more, and call remote_yield."""
+    """Whether the record's claim was revoked. If so, stop writing and call remote_yield."""
     return (<Remote*>store).revoked(record)
 
 cdef void remote_yield(echo_remote* store, uint32_t record) noexcept nogil:
     (<Remote*>store).yield_(record)
 
 cdef void remote_leave(echo_remote* store, uint32_t record) noexcept nogil:
-    """This process makes no further change with the record."""
+    """Says that this process makes no further change through the record."""
     (<Remote*>store).leave(record)

@@ -1,1 +1,1 @@
-"""Tables of steps, whose items are windows or n-step transitions of the same steps."""
+"""Tables of steps. Their items are windows or n-step transitions, and several items can share a step."""

@@ -1,5 +1,5 @@
-// Which spans of an episode are items: windows that overlap, or one transition over n steps for each step. Knows episodes as counts of steps
-// and the numbers under which the steps lie in their table, and nothing of memory or locks.
+// Decides which spans of an episode are items: windows that may overlap, or one transition over n steps for each step. This file knows
+// episodes as counts of steps, and the numbers of the steps in their table. It knows nothing of memory or locks.
 #pragma once
 
 #include <algorithm>
@@ -8,44 +8,44 @@
 
 namespace echo::replay {
 
-// How an episode went on after a step; the values are those of echo_core.store.steps.steps.ENDS.
+// How an episode went on after a step. The values are those of echo_core.store.steps.steps.ENDS.
 enum Ends : uint8_t { kGoesOn = 0, kTerminated = 1, kTruncated = 2, kBoundary = 3 };
 
 struct Cut {
-    uint32_t lookback;  // steps before the anchor that an item has where its episode has them
-    uint32_t forward;   // steps from the anchor on
-    uint32_t period;    // from one anchor to the next
-    bool pad;           // windows that the episode's end cuts short are items too
-    bool transitions;   // an item is a transition from its anchor to its last step
-    bool slices;        // nothing is cut: items are episodes, and `forward` steps of one are chosen when it is sampled
-    bool by_steps;      // of slices: every step that can begin one is equally likely
+    uint32_t lookback;  // number of steps before the anchor that belong to an item, if its episode has them
+    uint32_t forward;   // number of steps from the anchor on, including it
+    uint32_t period;    // number of steps from one anchor to the next
+    bool pad;           // whether windows that the episode's end cuts short are items too
+    bool transitions;   // whether an item is a transition from its anchor to its last step
+    bool slices;        // whether items are whole episodes, of which `forward` steps are chosen when they are sampled
+    bool by_steps;      // for slices: every step that can begin one is equally likely
     uint32_t width() const { return lookback + forward; }
 };
 
 // A row of the table of items.
 struct Span {
-    uint64_t first;      // number of its first step, the lookback included
-    uint32_t count;      // steps
-    uint16_t back;       // of them before the anchor
-    uint8_t terminated;  // of transitions: the rewards end in the episode's own end
+    uint64_t first;      // number of its first step, including the lookback
+    uint32_t count;      // number of steps
+    uint16_t back;       // how many of them come before the anchor
+    uint8_t terminated;  // for transitions: whether the environment itself ended the episode after the last reward
     uint8_t spare;
 };
 static_assert(sizeof(Span) == 16);
 
 struct Made {
     Span span;
-    uint64_t anchor;  // number of the step at which the table finds the item again
+    uint64_t anchor;  // number of the step through which the table finds the item
 };
 
 class Episode {
 public:
-    // The next step lies under `number`; at most one window becomes whole by that.
+    // Adds the next step, which has this `number`. At most one window is complete after that.
     void add(const Cut &cut, uint64_t number, std::vector<Made> *made) {
         if (cut.slices) {
             last_ = number, ++count_;
             return;
         }
-        // It grows with the episode: many short ones may be open at once.
+        // The vector grows with the episode, because many short episodes may be open at once.
         if (const uint64_t at = count_++ % cut.width(); at < recent_.size()) recent_[at] = number;
         else recent_.push_back(number);
         last_ = number;
@@ -56,9 +56,9 @@ public:
     void end(const Cut &cut, Ends how, std::vector<Made> *made) {
         if (count_ == 0) return;
         if (cut.slices) {
-            // nothing was cut
+            // items of this kind are not cut
         } else if (cut.transitions) {
-            // Where the end is not the environment's own, the last step is only what the others lead to.
+            // If the environment did not end the episode itself, the last step is only the one that the others lead to.
             const uint64_t anchors = how == kTerminated ? count_ : count_ - 1;
             for (; next_ < anchors; ++next_) make(cut, uint32_t(count_ - next_), how == kTerminated, made);
         } else if (cut.pad) {
@@ -70,7 +70,7 @@ public:
     uint64_t count() const { return count_; }
     uint64_t last() const { return last_; }
     uint64_t next() const { return next_; }
-    // The numbers that are still needed, oldest first; for checkpoints.
+    // Returns the step numbers that are still needed, oldest first; for checkpoints.
     std::vector<uint64_t> recent(const Cut &cut) const {
         std::vector<uint64_t> numbers;
         if (cut.slices) return {last_};
@@ -92,7 +92,7 @@ private:
         made->push_back({span, recent_[next_ % cut.width()]});
     }
 
-    std::vector<uint64_t> recent_;  // numbers of the last steps, as many as an item can have, by their place in the episode
+    std::vector<uint64_t> recent_;  // numbers of the last steps, as many as an item can have, indexed by their place in the episode
     uint64_t count_ = 0, next_ = 0, last_ = 0;  // steps so far; place of the next anchor; number of the last step
 };
 

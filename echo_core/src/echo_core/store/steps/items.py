@@ -1,9 +1,9 @@
-"""What the items of a table are when its rows are steps: windows of an episode or n-step transitions, with frames stacked on reading.
+"""The kinds of items of a table whose rows are steps: windows of an episode or n-step transitions, with frames stacked when they are read.
 
     Table("replay", step, capacity=1_000_000, items=Sequences(length=80, period=40, burn_in=20), sampler="prioritized")
     Table("replay", step, capacity=1_000_000, items=NStep(3, gamma=0.99), stack=FrameStack(4, leaf="obs"), sampler="prioritized")
 
-Steps are stored once. An item is 16 bytes that say where its steps begin, beside what its sampler keeps of it.
+Steps are stored once. An item takes 16 bytes that say where its steps begin, plus the memory that its sampler needs for it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from ...spec.spec import Spec
 
 __all__ = ["FrameStack", "Items", "NStep", "Sequences", "Slices", "items_from_json", "stacks_of"]
 
-MOST_STEPS = 1 << 16  # of one item, with what lies before its anchor
+MOST_STEPS = 1 << 16  # in one item, including the steps before its anchor
 
 
 @dataclass(frozen=True)
 class Items(ABC):
-    """Base of the kinds of items."""
+    """Base class of the kinds of items."""
 
     kind: ClassVar[str]
 
     @abstractmethod
     def cut(self) -> tuple[int, int, int]:
-        """Steps before an item's anchor that it has itself, steps from there on, and steps from one anchor to the next."""
+        """Return how many steps an item has before its anchor, how many from there on, and how many steps are between two anchors."""
 
     @abstractmethod
     def most(self, steps: int) -> int:
-        """The most items that `steps` steps can make."""
+        """Return the largest number of items that `steps` steps can make."""
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": self.kind, **asdict(self)}
@@ -43,16 +43,19 @@ class Items(ABC):
 class Sequences(Items):
     """Windows of consecutive steps of one episode, for recurrent learners (R2D2, Kapturowski et al. 2019).
 
-    A batch's leaves have shape `(n, burn_in + length, *leaf.shape)`; `mask`, bool of shape `(n, burn_in + length)`, is True where there is
-    a step, and everything else is zeros. Windows never reach over an episode's end.
+    A batch's leaves have shape `(n, burn_in + length, *leaf.shape)`. `mask`, bool of shape `(n, burn_in + length)`, is True where there is
+    a step; everywhere else the leaves are zero. A window never contains steps of two episodes.
 
     Attributes:
-        length: steps to learn from. The first window begins with the episode's first step.
-        period: steps from one window to the next; None is `length`, less makes windows overlap.
-        burn_in: steps before these, to bring a recurrent state up to date. Where the episode has none, at its beginning, they are masked.
-        pad: the last window of an episode is cut short by the end and padded; False leaves it out, and with it short episodes.
-        max_items: windows the table holds at most; None has room for as many as the steps could ever make: with `pad` one for each step,
-            as every episode could be one step long, which costs memory for each. When it is full the table's remover says what goes.
+        length: number of steps to learn from. The first window begins with the episode's first step.
+        period: number of steps from one window to the next; None means `length`, and a smaller number makes windows overlap.
+        burn_in: number of steps before these, to bring a recurrent state up to date. At an episode's beginning, where these steps do not
+            exist, they are masked.
+        pad: whether the last window of an episode is an item, although the end cuts it short; it is padded. False leaves it out, and
+            with it episodes that are too short.
+        max_items: the largest number of windows that the table holds. None reserves room for as many as the steps could ever make. With
+            `pad` that is one for each step, as every episode could be one step long, and each costs memory. When the table is full, its
+            remover decides which item is removed.
     """
 
     kind: ClassVar[str] = "sequences"
@@ -75,7 +78,7 @@ class Sequences(Items):
 
     @property
     def window(self) -> int:
-        """Steps of one item in a batch."""
+        """Number of steps of one item in a batch."""
         return self.burn_in + self.length
 
     def cut(self) -> tuple[int, int, int]:
@@ -89,19 +92,19 @@ class Sequences(Items):
 
 @dataclass(frozen=True)
 class NStep(Items):
-    """Transitions over n steps: from each step to the one n later, or to the episode's end.
+    """Transitions over n steps: from each step to the step n later, or to the episode's end.
 
-    `batch` is the step itself and `next`, of the same structure, the step to bootstrap from: leaves of shape `(n, *leaf.shape)`. `returns`
-    is the sum of gamma^i r_i over the k steps in between, `discounts` gamma^k, and `terminated` says that the environment ended there: then
-    nothing is to be bootstrapped, and `next` is the episode's last step. Otherwise k is n, or less before an end that is not the
-    environment's own: the last step of such an episode is only bootstrapped from.
+    `batch` is the step itself, and `next`, of the same structure, is the step to bootstrap from: leaves of shape `(n, *leaf.shape)`. `returns`
+    is the sum of gamma^i r_i over the k steps in between, and `discounts` is gamma^k. `terminated` says that the environment ended there; then
+    nothing is bootstrapped, and `next` is the episode's last step. Otherwise k is n, or less before an end that the environment did not
+    cause; the last step of such an episode is only bootstrapped from.
 
         target = sample.returns + sample.discounts * ~sample.terminated * q_next
 
     Attributes:
-        n: steps. gamma: the discount of one, from 0 to 1.
-        reward: path of the leaf that is summed, float32 or float64, of any shape.
-        max_items: as in `Sequences`; None is one for each step.
+        n: number of steps. gamma: the discount of one step, from 0 to 1.
+        reward: path of the leaf that is summed; float32 or float64, of any shape.
+        max_items: as in `Sequences`; None means one for each step.
     """
 
     kind: ClassVar[str] = "nstep"
@@ -128,17 +131,17 @@ class NStep(Items):
 
 @dataclass(frozen=True)
 class Slices(Items):
-    """Slices of episodes, chosen when they are sampled: any `length` consecutive steps of one episode, unfinished ones included.
+    """Slices of episodes, chosen when they are sampled: any `length` consecutive steps of one episode, including unfinished episodes.
 
-    Items are episodes, as long as they have a step with which a slice can begin: they have the keys and priorities. A batch looks like that
-    of `Sequences` without burn-in. `probabilities` are those of slices.
+    An item is an episode that has at least one step with which a slice can begin: keys and priorities belong to episodes. A batch looks like
+    that of `Sequences` without burn-in. `probabilities` are those of slices.
 
     Attributes:
-        length: steps of a slice.
-        by: "steps" makes every slice equally likely (the table's sampler has to be "uniform"); "episodes" draws an episode by the table's
-            sampler, whichever it is, and then one of its slices.
-        pad: slices may begin with the last steps of an episode, too, and are padded; False gives only whole ones, and none of episodes
-            shorter than `length`.
+        length: number of steps of a slice.
+        by: "steps" makes every slice equally likely (the table's sampler has to be "uniform"). "episodes" draws an episode with the
+            table's sampler, which may be any, and then one of its slices.
+        pad: whether slices may begin with the last steps of an episode, too, and are padded. False gives only complete slices, and none of
+            episodes that are shorter than `length`.
     """
 
     kind: ClassVar[str] = "slices"
@@ -155,7 +158,7 @@ class Slices(Items):
 
     @property
     def window(self) -> int:
-        """Steps of one item in a batch."""
+        """Number of steps of one item in a batch."""
         return self.length
 
     def cut(self) -> tuple[int, int, int]:
@@ -167,13 +170,13 @@ class Slices(Items):
 
 @dataclass(frozen=True)
 class FrameStack:
-    """The last `n` steps' values of one leaf as one value, the oldest first: shape `(n, *leaf.shape)` instead of `leaf.shape`.
+    """The values of one leaf in the last `n` steps as one value, oldest first: shape `(n, *leaf.shape)` instead of `leaf.shape`.
 
-    Frames are stored once and stacked when they are sampled. An episode's first steps have no n - 1 before them.
+    Frames are stored once and stacked when they are sampled. An episode's first steps do not have n - 1 steps before them.
 
     Attributes:
-        n: frames. leaf: its path.
-        fill: what stands there instead: "first" repeats the episode's first frame, "zeros".
+        n: number of frames. leaf: its path.
+        fill: what the stack contains instead: "first" repeats the episode's first frame, "zeros" means zeros.
     """
 
     n: int
@@ -192,16 +195,17 @@ KINDS: dict[str, type[Items]] = {kind.kind: kind for kind in (Sequences, NStep, 
 
 
 def items_from_json(value: dict[str, Any]) -> Items:
-    """What `Items.to_json` described."""
+    """Return the items that `Items.to_json` described."""
     given = dict(value)
     return KINDS[given.pop("kind")](**given)
 
 
 def stacks_of(spec: Spec, stack: FrameStack | Sequence[FrameStack] | None) -> dict[str, FrameStack]:
-    """The stacks by their leaves' paths.
+    """Return the stacks by the paths of their leaves.
 
     Raises:
-        ConfigError: one is no FrameStack, names no leaf of the step or the same as another, or they fill differently.
+        ConfigError: an entry is no FrameStack, names a leaf that the step does not have, or names the same leaf as another; or the entries
+            have different fills.
     """
     stacks: list[Any] = [] if stack is None else list(stack) if isinstance(stack, (list, tuple)) else [stack]
     by_path: dict[str, FrameStack] = {}
@@ -218,10 +222,10 @@ def stacks_of(spec: Spec, stack: FrameStack | Sequence[FrameStack] | None) -> di
 
 
 def leaf_index(spec: Spec, path: str, what: str) -> int:
-    """The place of the leaf at `path`. Raises ConfigError."""
+    """Return the index of the leaf at `path`. Raises ConfigError."""
     paths = [leaf.path for leaf in spec.leaves]
     if path not in paths:
-        raise ConfigError(f"{what} {path!r} is none of the step's, which are {', '.join(map(repr, paths))}{did_you_mean(path, paths)}")
+        raise ConfigError(f"{what} {path!r} is not a leaf of the step; its leaves are {', '.join(map(repr, paths))}{did_you_mean(path, paths)}")
     return paths.index(path)
 
 

@@ -1,10 +1,11 @@
-// The index of episodes from which slices are chosen when they are sampled: kept up to date step by step, so that no draw looks at more than
-// one episode. The items of the table are episodes then, as long as they have a step that a slice can begin with.
+// The index of episodes from which slices are chosen when they are sampled. It is kept up to date with every step, so that no draw looks at
+// more than one episode. The items of such a table are episodes that have at least one step with which a slice can begin.
 //
-// The number of a step is found from its place in the episode by way of every 64th step's (an eighth of a byte for each step) and at most 63
-// links of the chain. With all starts equally likely an episode is found in a Fenwick tree (8 bytes for each row of the table).
+// The number of a step follows from its place in the episode. The index stores the number of every 64th step (an eighth of a byte for each
+// step), and follows at most 63 links of the chain from there. If all starts are equally likely, the episode is found in a Fenwick tree
+// (8 bytes for each row of the table).
 //
-// Everything here is guarded by the mutex of the table of items.
+// The mutex of the table of items guards everything here.
 #pragma once
 
 #include <bit>
@@ -15,18 +16,18 @@
 
 namespace echo::replay {
 
-// Whole-number weights of the rows of a table; a row is drawn, and its weight set, in O(log n).
+// Whole-number weights of the rows of a table. Drawing a row, or setting its weight, takes O(log n).
 class Weights {
 public:
     explicit Weights(uint64_t rows) : weight_(rows), sums_(rows ? std::bit_ceil(rows) + 1 : 0) {}
     uint64_t total() const { return total_; }
     void set(uint32_t row, uint64_t weight) {
-        const uint64_t change = weight - weight_[row];  // modulo 2^64, as the sums are
+        const uint64_t change = weight - weight_[row];  // modulo 2^64, like the sums
         if (change == 0) return;
         weight_[row] = weight, total_ += change;
         for (uint64_t i = uint64_t(row) + 1; i < sums_.size(); i += i & -i) sums_[i] += change;
     }
-    // The row in which the u-th unit of weight lies, which becomes the how-manieth of that row it is.
+    // Returns the row that contains unit *u of the total weight, and sets *u to the number of that unit within the row.
     uint32_t find(uint64_t *u) const {
         uint64_t at = 0;
         for (uint64_t step = sums_.size() - 1; step; step >>= 1)
@@ -43,17 +44,17 @@ class Slices {
 public:
     static constexpr uint64_t kNoKey = UINT64_MAX;
 
-    struct Run {  // an episode, or what is left of it
-        uint64_t count = 0, eroded = 0;  // steps so far; of them gone
-        uint64_t oldest = 0;             // number of the first one left
-        uint64_t key = kNoKey;           // of its item, if it is one
-        uint64_t base = 0;               // place of the first of `marks`, by 64
+    struct Run {  // an episode, or the rest of it
+        uint64_t count = 0, eroded = 0;  // steps so far; how many of them are gone
+        uint64_t oldest = 0;             // number of the oldest step that is left
+        uint64_t key = kNoKey;           // key of its item, if it has one
+        uint64_t base = 0;               // place of the first of `marks`, divided by 64
         std::vector<uint64_t> marks;     // numbers of the steps at places base * 64, (base + 1) * 64, ...
         uint32_t row = 0;
-        bool closed = false, retired = false, waiting = false;  // retired: its item was removed by key, or sampled often enough
+        bool closed = false, retired = false, waiting = false;  // retired: its item was removed by key, or was sampled as often as allowed
     };
 
-    // rows: of the table of items, 0 where each episode is as likely as its sampler says.
+    // rows: the number of rows of the table of items, or 0 if the table's sampler alone decides how likely an episode is.
     Slices(uint32_t lookback, uint32_t length, bool pad, uint64_t rows)
         : lookback_(lookback), need_(pad ? 1 : length), weights_(rows), owner_(rows), by_steps_(rows != 0) {}
 
@@ -79,25 +80,25 @@ public:
         ++run.count;
         changed(run);
     }
-    // The episode goes on no more. What is left of it stays.
+    // The episode is finished. Its remaining steps stay.
     void close(uint32_t id) { runs_[id].closed = true; }
-    // Its oldest step goes; `next`: the number of the one after it, if there is one.
+    // Removes the oldest step. `next` is the number of the step after it, if there is one.
     void erode(uint32_t id, uint64_t next) {
         Run &run = runs_[id];
         ++run.eroded, run.oldest = next;
         if (run.eroded > run.base * 64 + 63 + 64 * (run.marks.size() / 2)) {
-            // Half of the marks at once, so that this costs nothing on average.
+            // Remove half of the marks at once, so that this costs almost nothing on average.
             const uint64_t stale = run.eroded / 64 - run.base;
             run.marks.erase(run.marks.begin(), run.marks.begin() + long(std::min<uint64_t>(stale, run.marks.size())));
             run.base += stale;
         }
         changed(run);
     }
-    // Forgets an episode of which nothing is left, and that is no item.
+    // Forgets an episode that has no steps left and is no item.
     void tidy(uint32_t id) {
         if (runs_[id].closed && runs_[id].count == runs_[id].eroded) drop(id);
     }
-    // Its item is there from now on, or no more.
+    // From now on the episode has an item (listed) or has none (unlisted).
     void listed(uint64_t id, uint64_t key, uint32_t row) {
         runs_[id].key = key, runs_[id].row = row;
         if (by_steps_) owner_[row] = uint32_t(id);
@@ -108,12 +109,13 @@ public:
         run.key = kNoKey, run.retired = run.retired || retired;
     }
 
-    // With how many of its steps a slice can begin. Stacks look back: what an eroded episode has lost cannot be shown.
+    // Returns how many of its steps can begin a slice. Frame stacks need earlier steps, so a step whose earlier steps are gone cannot begin one.
     uint64_t starts(const Run &run) const {
         const uint64_t low = lowest(run) + need_;
         return run.count >= low ? run.count - low + 1 : 0;
     }
-    // The slice that begins with the `u`-th of them. link(number): where that step's link lies; number_of(row): the number of the step there.
+    // Returns the slice that begins with the `u`-th of those steps. link(number) returns the link of that step, and number_of(row) the
+    // number of the step in that row.
     template <class LinkOf, class NumberOf>
     Span slice(const Run &run, uint64_t u, uint32_t length, LinkOf link, NumberOf number_of) const {
         const uint64_t start = lowest(run) + u;
@@ -125,7 +127,7 @@ public:
         return {number, uint32_t(back + std::min<uint64_t>(length, run.count - start)), uint16_t(back), 0, 0};
     }
 
-    // A run that a checkpoint had: its steps are added again, and then drop_empty() is called.
+    // Restores a run from a checkpoint. The caller then adds its steps again, and calls drop_empty() at the end.
     void restore(uint64_t id, uint64_t eroded, bool closed, bool retired) {
         if (id >= runs_.size()) runs_.resize(id + 1);
         Run &run = runs_[id];
@@ -141,7 +143,7 @@ private:
     void changed(const Run &run) {
         if (run.key != kNoKey && owns(run)) weights_.set(run.row, starts(run));
     }
-    // An item that was deleted by its key may have left its row to another one before we hear of it.
+    // If an item was deleted by its key, its row may already belong to another item before this index is told.
     bool owns(const Run &run) const { return by_steps_ && &runs_[owner_[run.row]] == &run; }
     void drop(uint32_t id) {
         runs_[id] = Run{};
@@ -150,7 +152,7 @@ private:
 
     const uint32_t lookback_, need_;
     Weights weights_;
-    std::vector<uint32_t> owner_;  // the run of a row
+    std::vector<uint32_t> owner_;  // the run of each row
     const bool by_steps_;
     std::vector<Run> runs_;
     std::vector<uint32_t> free_;

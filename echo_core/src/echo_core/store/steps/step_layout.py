@@ -1,4 +1,4 @@
-"""What a batch of items over steps looks like, as both ends know it: the server that gathers it and a client that asks for one."""
+"""The arrays of a batch of items over steps. The server that gathers the batch and a client that asks for it both use this."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class StepSample:
     """A batch of items over steps; unpacks as `batch, info = server.sample()`.
 
     Attributes:
-        batch: the user's structure; windows: leaves of shape `(n, T, *leaf.shape)`, transitions: `(n, *leaf.shape)`. Stacked leaves have
-            one more axis in front of `leaf.shape`. Arrays are writable, and valid for as long as anything refers to them.
-        info, keys, probabilities, weights: as of `Sample`.
-        mask: of windows, bool of shape (n, T): where there is a step.
-        ends: of windows, uint8 of shape (n, T): 0 where the episode goes on, 1 terminated, 2 truncated, 3 boundary (`steps.ENDS`).
-        next, returns, discounts, terminated: of transitions, see `NStep`: a structure like batch, the reward leaf's shape and dtype,
-            float32 (n,), bool (n,).
+        batch: the user's structure. For windows, leaves have shape `(n, T, *leaf.shape)`; for transitions, `(n, *leaf.shape)`. Stacked leaves
+            have one more axis in front of `leaf.shape`. Arrays are writable, and valid for as long as anything refers to them.
+        info, keys, probabilities, weights: as in `Sample`.
+        mask: for windows, bool of shape (n, T): where there is a step.
+        ends: for windows, uint8 of shape (n, T): 0 where the episode goes on, 1 terminated, 2 truncated, 3 boundary (`steps.ENDS`).
+        next, returns, discounts, terminated: for transitions, see `NStep`. `next` has the structure of `batch`; `returns` has shape and dtype
+            of the reward leaf; `discounts` is float32 (n,), and `terminated` is bool (n,).
 
-    What a kind of items does not have is None.
+    Attributes that a kind of items does not have are None.
     """
 
     __slots__ = _MINE
@@ -43,7 +43,7 @@ class StepSample:
             setattr(self, name, figures.get(name))
 
     def with_batch(self, batch: Any) -> StepSample:
-        """The same with another batch, such as a copy of this one's; it holds nothing of this one's memory."""
+        """Return the same with another batch, such as a copy of this one's. The result holds nothing of this batch's memory."""
         other = StepSample(batch, self.info.copied() if hasattr(self.info, "copied") else self.info, None, None, None)
         for name in _MINE[2:]:
             value = getattr(self, name)
@@ -69,14 +69,14 @@ class Layout:
     """The arrays of a batch.
 
     Args:
-        spec: of a step. items: their kind. stack: of frames, see `FrameStack`.
+        spec: of a step. items: the kind of items. stack: for frames, see `FrameStack`.
 
     Attributes:
-        batch: `Spec` of one item's `batch`. next: of its `next`, None of windows. figures: of the rest, a dict.
-        item_bytes: of one item in a batch.
+        batch: `Spec` of `batch` for one item. next: that of `next`; None for windows. figures: that of the other arrays, a dict.
+        item_bytes: bytes of one item in a batch.
 
     Raises:
-        ConfigError: items and step do not fit together, naming the option.
+        ConfigError: items and step do not fit together; names the option.
     """
 
     def __init__(self, spec: Spec, items: Items, stack: FrameStack | Sequence[FrameStack] | None = None) -> None:
@@ -121,17 +121,17 @@ class Layout:
 
     @property
     def leaves(self) -> list[LeafSpec]:
-        """Of one item, all parts one after another: the order of memory and of messages."""
+        """The leaves of one item, all parts one after another: this is their order in memory and in messages."""
         return [leaf for part in self.parts for leaf in part.leaves]
 
     def sample(self, trees: Sequence[Any], info: Any, keys: Any, probabilities: Any, weights: Any) -> StepSample:
-        """The sample whose parts these trees are."""
-        figures = {name[2:]: value for name, value in trees[-1].items()}  # the letters before keep their order
+        """Return the sample that consists of these trees."""
+        figures = {name[2:]: value for name, value in trees[-1].items()}  # the letters in front keep the order of the leaves
         following = trees[1] if self.next is not None else None
         return StepSample(trees[0], info, keys, probabilities, weights, following, **figures)
 
     def from_leaves(self, leaves: Sequence[Any], info: Any, keys: Any, probabilities: Any, weights: Any) -> StepSample:
-        """The sample of arrays in the order of `leaves`."""
+        """Return the sample that consists of these arrays, which are in the order of `leaves`."""
         trees, at = [], 0
         for part in self.parts:
             assert part.treedef is not None
@@ -140,7 +140,7 @@ class Layout:
         return self.sample(trees, info, keys, probabilities, weights)
 
     def to_leaves(self, sample: StepSample) -> list[np.ndarray]:
-        """A sample's arrays in the order of `leaves`."""
+        """Return a sample's arrays in the order of `leaves`."""
         found = []
         for part, tree in zip(self.parts, [sample.batch, sample.next] if self.next is not None else [sample.batch]):
             found += optree.tree_leaves(tree, namespace=part.namespace)
@@ -151,5 +151,5 @@ class Layout:
 
     @classmethod
     def from_json(cls, spec: Spec, value: dict[str, Any]) -> Layout:
-        """What `to_json` described, for the same step."""
+        """Return the layout that `to_json` described, for the same step."""
         return cls(spec, items_from_json(value["items"]), [FrameStack(*one) for one in value["stack"]])

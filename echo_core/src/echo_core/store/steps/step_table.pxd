@@ -1,4 +1,4 @@
-# What Cython code of echo_core itself sees of store/steps/steps.hpp.
+# The part of store/steps/steps.hpp that Cython code of echo_core itself uses.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""A table of items over steps as Python sees it: a replay table of spans, and the steps under it (store/steps/steps.hpp)."""
+"""A table of items over steps as Python sees it: a replay table of spans, and the steps that they refer to (store/steps/steps.hpp)."""
 import numpy as np
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -20,15 +20,16 @@ from echo_core.base.errors import EchoError, UnknownTableError
 from echo_core.store.steps.items import NStep, Slices
 from echo_core.spec.spec import Spec
 from echo_core.store.steps.steps import Steps as StepExample, StepStreams, client_number, new_client_id, wire_spec
-from echo_core.store.wait.patience import available_memory
+from echo_core.base.memory.cgroup import available_memory
 
 SPAN = Spec.from_example({"span": np.zeros(2, np.uint64)})  # 16 bytes: struct Span of store/steps/item_cutter.hpp
 
 
 cdef class StepTable(ReplayTable):
-    """Steps that every worker sends once, and items that are spans of them; made by `Server`, see `echo_core.config.table.Table`.
+    """Steps that every worker sends once, and items that are spans of them. `Server` makes it; see `echo_core.config.table.Table`.
 
-    What is said of items in `ReplayTable` holds for these too: keys, priorities, samplers, limiters, deletion. `sample` gives a `StepSample`.
+    Everything that `ReplayTable` says about items holds here too: keys, priorities, samplers, limiters, deletion. `sample` returns a
+    `StepSample`.
 
     Attributes:
         layout: the `Layout` of its batches.
@@ -83,11 +84,11 @@ cdef class StepTable(ReplayTable):
     # ---- writing ----------------------------------------------------------------------------------------------------------
 
     def writer(self) -> StepStreams:
-        """For steps of this process's own environments: `send`, `send_batch` and `end_episode` as a `Client` has them."""
+        """Return a writer for this process's own environments. It has `send`, `send_batch` and `end_episode` like a `Client`."""
         return StepStreams(StepExample(self.step), self.submit, self.submit_batch, new_client_id())
 
     def end_streams(self, client_id) -> int:
-        """A worker is gone: its open episodes end as truncated ones; how many they were."""
+        """Call this when a worker is gone: its open episodes end as truncated. Return how many they were."""
         self.opened()
         cdef uint64_t client = client_number(client_id)
         cdef size_t ended
@@ -101,7 +102,7 @@ cdef class StepTable(ReplayTable):
         ReplayTable.put(self, sample, timeout, None, None)
 
     def submit_batch(self, samples, timeout=30.0, priorities=None, policy_version=None):
-        """Insert N steps with their marks, as `writer().send_batch` makes them; N."""
+        """Insert N steps with their marks, as `writer().send_batch` makes them; return N."""
         if priorities is not None or policy_version is not None:
             raise ValueError(f"table {self.name!r} takes steps, which have no priorities; its items get theirs by update_priorities()")
         return len(ReplayTable.submit_batch(self, samples, timeout))
@@ -127,14 +128,14 @@ cdef class StepTable(ReplayTable):
     # ---- reading ----------------------------------------------------------------------------------------------------------
 
     cpdef object draw(self, object n=None, object timeout=None, object beta=None, uint64_t borrower=0):
-        cdef Sample drawn = ReplayTable.draw(self, n, timeout, beta, borrower)
-        if drawn is None:
+        cdef Sample sample = ReplayTable.draw(self, n, timeout, beta, borrower)
+        if sample is None:
             return None
-        trees = self.trees(<ReplayLease>drawn.lease)
-        return self.layout.sample(trees, drawn.info, drawn.keys, drawn.probabilities, drawn.weights)
+        trees = self.trees(<ReplayLease>sample.lease)
+        return self.layout.sample(trees, sample.info, sample.keys, sample.probabilities, sample.weights)
 
     cdef list trees(self, ReplayLease lease):
-        """The parts of a batch over its memory: behind the spans, in the order of the layout."""
+        """Returns the parts of a batch over its memory, without the spans, in the order of the layout."""
         cdef char** leaf = lease.batch.leaf.data() + 1
         cdef list trees = [self.batch_flattener.arrays(leaf, lease.batch.n, lease)]
         leaf += self.batch_flattener.count
@@ -145,7 +146,7 @@ cdef class StepTable(ReplayTable):
         return trees
 
     def peek(self, keys):
-        """Items by key, without counting as samples: `(StepSample, here)`; see `ReplayTable.peek`. Its `info` is None."""
+        """Return items by key: `(StepSample, here)`; see `ReplayTable.peek`. This does not count as sampling. The sample's `info` is None."""
         tree, here = ReplayTable.peek(self, keys)
         lease = tree["echo"].base
         keys = np.array(keys, np.uint64)
@@ -154,13 +155,13 @@ cdef class StepTable(ReplayTable):
 
     def update_items(self, keys, leaves):
         raise EchoError(
-            f"table {self.name!r}: items over steps share their steps, so that none can be changed by its key; keep what you refresh in a "
-            f"table of its own, by the same keys")
+            f"table {self.name!r}: items over steps share their steps, so that no item can be changed by its key; keep the values that you "
+            f"refresh in a separate table, under the same keys")
 
     # ---- checkpoints: see step_checkpoint.py ---------------------------------------------------------------------------------
 
     def below(self, rows):
-        """Arrays of all that is known of the steps but their bytes."""
+        """Return everything that is known of the steps, except their bytes, as arrays."""
         cdef StepsImage image
         self.opened()
         with nogil:
@@ -179,13 +180,13 @@ cdef class StepTable(ReplayTable):
         return SPAN
 
     def flush(self) -> None:
-        """Make what waited for the end of a pause into items."""
+        """Turn the steps that waited for the end of a pause into items."""
         self.opened()
         with nogil:
             self.steps.flush()
 
     def step_rows(self, leaf, number, n):
-        """The bytes of n steps of leaf `leaf` of `step`: `(array of shape (n, *shape), number below which they may be torn)`."""
+        """Return the bytes of n steps of leaf `leaf` of `step`: `(array of shape (n, *shape), number below which steps may be torn)`."""
         spec = self.step.leaves[leaf]
         out = np.empty((n, *spec.shape), spec.dtype)
         cdef uint8_t[::1] to = out.reshape(-1).view(np.uint8) if out.nbytes else np.empty(1, np.uint8)
@@ -197,10 +198,10 @@ cdef class StepTable(ReplayTable):
         return out, head
 
     def restore_steps(self, snapshot, stored, spans, leaves, first) -> None:
-        """Become what `below` told of; only of a table whose items are restored already.
+        """Put the contents that `below` returned into a table whose items are restored already.
 
         Args:
-            snapshot: the arrays of `below`. stored: rows of the items. spans: of the items in these rows, shape (n, 2).
+            snapshot: the arrays of `below`. stored: rows of the items. spans: spans of the items in these rows, shape (n, 2).
             leaves: for each leaf of `step` the bytes of the steps from number `first` on.
         """
         cdef StepsImage image
@@ -222,7 +223,7 @@ cdef class StepTable(ReplayTable):
         _bytes_to(snapshot["runs"], image.runs.data())
         _bytes_to(snapshot["streams"], image.streams.data())
         _bytes_to(snapshot["backlog"], image.backlog.data())
-        # Items are spans that begin with a step; of slices they are episodes, and what is left of these is found out below.
+        # An item is a span that begins with a step. For slices it is an episode, and Steps.restore finds out what is left of it.
         if not isinstance(self.layout.items, Slices):
             keys, rows, _ = self._items(False)
             self.delete(keys[np.isin(rows, stored[spans[:, 0] < begin])])
@@ -236,18 +237,19 @@ cdef class StepTable(ReplayTable):
 
     @property
     def steps_held(self) -> int:
-        """Steps that are there, those being written included."""
+        """Number of steps that are in the table, including those that are being written."""
         self.opened()
         return self.steps.counters().held
 
     @property
     def overhead_bytes(self) -> int:
-        """Memory beside the steps' own bytes and the sampler's: marks, spans, and the columns of both."""
+        """Memory in bytes beside that of the steps themselves and the sampler: marks, spans, and the columns of both."""
         self.opened()
         return ReplayTable.overhead_bytes.__get__(self) + 17 * self.steps.capacity() + 16 * self.capacity
 
     def stats(self) -> dict:
-        """As `ReplayTable.stats`, of items; `steps`, `steps_held`, `episodes` (ended so far), `truncated` (of those), `streams` (open)."""
+        """Return the figures of `ReplayTable.stats` for items, and `steps`, `steps_held`, `steps_capacity`, `episodes` (ended so far),
+        `truncated` (how many of those) and `streams` (open)."""
         cdef StepCounters c
         out = ReplayTable.stats(self)
         c = self.steps.counters()

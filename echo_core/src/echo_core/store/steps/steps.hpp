@@ -1,13 +1,13 @@
 // The steps under a table of items: every worker sends each step once, and the items of the table (table.hpp) refer to spans of them.
 //
-// * Steps lie in one circle, oldest out first, under numbers that only grow: a step is there as long as its number is not below `head_`.
-//   Workers' steps interleave. What belongs together is a chain: each step knows the row of the next one of its episode.
-// * The first leaf of a step is its mark (echo_core/store/steps/steps.py): which stream it belongs to, its number there, and whether the episode ends.
-//   Once the step is committed the mark's memory is its link in the chain, so that chains and the way back to the items cost nothing.
-// * An item is found again at its anchor. Before a step is overwritten the items that have it are removed, which advances their generations:
-//   a batch that was gathering them finds that out as it does for rows, and draws anew.
+// * Steps are in one circle, and the oldest is removed first. Their numbers only grow: a step is there as long as its number is not below
+//   `head_`. Steps of different workers alternate. The steps of one episode form a chain: each step knows the row of the next one.
+// * The first leaf of a step is its mark (echo_core/store/steps/steps.py): its stream, its number there, and whether the episode ends.
+//   Once the step is committed, the mark's memory holds its link in the chain, so that chains and the way back to the items cost no memory.
+// * An item is found through its anchor. Before a step is overwritten, the items that contain it are removed, which advances their generations.
+//   A batch that is being gathered finds this out as it does for rows, and draws again.
 //
-// Locks: this one's mutex, then the table's. The gather takes none (window_gather.hpp).
+// Locks: the mutex of Steps is taken first, then that of the table. The gather takes none (window_gather.hpp).
 #pragma once
 
 #include <atomic>
@@ -30,19 +30,19 @@ struct StepCounters {
     uint64_t steps, held, streams, episodes, truncated, backlog;
 };
 
-// All that Steps knows of its steps but their bytes; for checkpoints.
+// Everything that Steps knows of its steps, except their bytes; for checkpoints.
 struct StepsImage {
     uint64_t head, tail, steps, episodes, truncated;
-    std::vector<uint8_t> states;    // of the steps from head to tail
+    std::vector<uint8_t> states;    // for the steps from head to tail
     std::vector<Link> links;
-    std::vector<uint64_t> streams;  // one after another: id, next word, run, steps, next anchor, how many numbers follow, these
+    std::vector<uint64_t> streams;  // one after another: id, next word, run, steps, next anchor, count of the numbers that follow, those numbers
     std::vector<Made> backlog;
-    std::vector<uint64_t> runs;  // of slices, one after another: id, steps gone, whether it is closed (1) and retired (2)
+    std::vector<uint64_t> runs;  // for slices, one after another: id, number of steps that are gone, and whether it is closed (1) and retired (2)
 };
 
 class Steps final : public Follower {
 public:
-    // leaf_bytes: of a step, its mark first. items: the table of items, whose batches have the leaves that `view` fills.
+    // leaf_bytes: those of a step, with its mark first. items: the table of items, whose batches have the leaves that `view` fills.
     Steps(const std::vector<uint64_t> &leaf_bytes, uint64_t capacity, const Cut &cut, const View &view, Table *items, int fd)
         : capacity_(uint32_t(capacity)), cut_(cut), rows_(leaf_bytes, capacity, fd, false), items_(items),
           windows_(rows_, capacity_, cut, view), slices_(cut.lookback, cut.forward, cut.pad, cut.by_steps ? items->capacity() : 0) {
@@ -72,30 +72,31 @@ public:
         return closed() ? ECHO_CLOSED : space ? ECHO_OK : ECHO_TIMEOUT;
     }
     int arm_space(int eventfd) {
-        items_->bells_.arm(eventfd);
+        items_->eventfds_.arm(eventfd);
         if (!can_claim()) return ECHO_OK;
         disarm_space(eventfd);
         return ECHO_READY;
     }
-    void disarm_space(int eventfd) { items_->bells_.disarm(eventfd); }
+    void disarm_space(int eventfd) { items_->eventfds_.disarm(eventfd); }
 
-    // The worker is gone: the open episodes of its streams (their numbers over 2^16 are `client`) end as truncated ones; how many.
+    // Call this when a worker is gone: its streams are those whose numbers, divided by 2^16, are `client`. Their open episodes end as
+    // truncated. Returns how many there were.
     size_t end_streams(uint64_t client);
 
     // ---- learners ------------------------------------------------------------------------------------------------------------
     void gather(Batch *batch) const override { windows_.gather(batch); }
     void choose(Batch *batch, uint32_t i, bitgen_t *random) override;
     bool whole(const Batch *batch, uint32_t i) const override {
-        // An episode's item outlives its oldest steps: the slice itself has to be looked at.
+        // An episode's item outlives the episode's oldest steps, so the slice itself has to be checked.
         return !cut_.slices || windows_.span(batch, i).first >= oldest_.load(std::memory_order_relaxed);  // SYNC generation
     }
 
     // ---- checkpoints: see steps_image.hpp --------------------------------------------------------------------------------------
-    // While the table of items is paused.
+    // Call this while the table of items is paused.
     void save(StepsImage *image);
-    // Into a new table whose items are restored already. Steps below `first` are not restored; the bytes of the others are in place.
+    // Restores a new table whose items are restored already. Steps below `first` are not restored; the bytes of the others are in place.
     void restore(const StepsImage &image, uint64_t first);
-    // Steps number..number+n of one leaf; writers may be overwriting them: good are those not below head() afterwards.
+    // Copies steps number..number+n of one leaf. Writers may be overwriting them: the steps that are not below head() afterwards are good.
     void copy_steps(uint32_t leaf, uint64_t number, uint64_t n, char *to) const;
     void place_steps(uint32_t leaf, uint64_t number, uint64_t n, const char *from);
     uint64_t head() {
@@ -103,7 +104,7 @@ public:
         std::lock_guard<std::mutex> lock(mutex_);
         return head_;
     }
-    // What waited for the end of a pause.
+    // Turns the steps that waited for the end of a pause into items.
     void flush() {
         {
             std::lock_guard<std::mutex> lock(mutex_);
@@ -125,12 +126,12 @@ public:
 
 private:
     static constexpr uint32_t kNone = Link::kNone;
-    static constexpr uint32_t kMost = 1024;  // steps of one claim, so that several writers share a small table
-    static constexpr uint64_t kNote = 4;     // of a mark: no step, only the end of the episode before it
+    static constexpr uint32_t kMost = 1024;  // the most steps of one claim, so that several writers can share a small table
+    static constexpr uint64_t kNote = 4;     // flag of a mark: the row is no step, only the end of the episode before it
 
     struct Stream {
         uint64_t id = 0, next_word = 0;
-        uint32_t run = 0;  // of slices
+        uint32_t run = 0;  // for slices
         Episode episode;
     };
 
@@ -157,7 +158,7 @@ private:
         const uint32_t row = items_->row_of(key);
         return row < items_->capacity_ && items_->generations_.live(row) && items_->generations_.key_of(row) == key;
     }
-    // The last step of an open episode goes: nothing of it is left to go on from, and what its worker sends next begins another.
+    // The last step of an open episode is removed. The episode cannot go on without it, so the next step of its worker begins another one.
     void lose_stream(uint32_t slot) {
         ++episodes_, ++truncated_;
         forget_stream(slot);
@@ -175,7 +176,7 @@ private:
     Table *const items_;
 
 public:
-    std::atomic<int64_t> *const gauges = items_->gauges;  // of both tables together
+    std::atomic<int64_t> *const gauges = items_->gauges;  // shared by both tables
     std::atomic<uint64_t> &queue_depth_max = items_->queue_depth_max;
     Histogram &copy = items_->copy, &ingest_round = items_->ingest_round;
 
@@ -185,18 +186,18 @@ private:
     uint64_t sample_bytes_ = 0;
     std::atomic<uint32_t> references_{1};
 
-    alignas(64) std::mutex mutex_;  // of all below
+    alignas(64) std::mutex mutex_;  // guards everything below
     uint64_t head_ = 0, tail_ = 0;  // numbers of the oldest step, and of the next one to be claimed
-    std::vector<Stream> streams_;   // with an open episode; a step knows its stream's place here
+    std::vector<Stream> streams_;   // streams with an open episode; a step knows its stream's index here
     std::vector<uint32_t> free_streams_;
-    std::unordered_map<uint64_t, uint32_t> open_;  // their places
+    std::unordered_map<uint64_t, uint32_t> open_;  // from a stream's id to its index
     std::vector<Made> made_;
     std::vector<uint64_t> anchors_;
     std::vector<uint32_t> gone_;
-    Slices slices_;                    // with the table's mutex, not with this one
+    Slices slices_;                    // guarded by the table's mutex, not by this one
     std::vector<uint32_t> waiting_;    // runs that are to become items
-    std::atomic<uint64_t> oldest_{0};  // head_, for those who hold no lock
-    std::deque<Made> backlog_;  // items that the table has no row for yet
+    std::atomic<uint64_t> oldest_{0};  // the same as head_, for readers that hold no lock
+    std::deque<Made> backlog_;  // items for which the table has no row yet
     uint64_t steps_ = 0, episodes_ = 0, truncated_ = 0;
 };
 
@@ -215,15 +216,15 @@ inline int Steps::claim(uint32_t wanted, echo_run *out) {
     *out = {0, uint32_t(tail_ % capacity_), n, 0};
     for (uint32_t i = 0; i < n; ++i) set_state(tail_ + i, kWriting);
     tail_ += n;
-    std::atomic_thread_fence(std::memory_order_release);  // SYNC generation: what a reader copies after the first write, it throws away
+    std::atomic_thread_fence(std::memory_order_release);  // SYNC generation: if a reader copies bytes after the first write, it drops them
     return ECHO_OK;
 }
 
-// 1..wanted rows side by side that may be written now; 0: none. Makes room among the oldest.
+// Returns how many rows side by side may be written now, 1..wanted; 0: none. Removes the oldest steps to make room.
 inline uint32_t Steps::free_rows(uint32_t wanted) {
     std::lock_guard<std::mutex> lock(items_->mutex_);
     if (items_->paused_ || items_->held_) return 0;
-    // A step makes one item at most, save at the end of an episode: the limiter may be overshot by what ends with one run.
+    // A step makes at most one item, except at the end of an episode. So the items of episodes that end within one run may exceed the limiter's bound.
     const int64_t room = items_->limiter_.room(wanted, items_->size_);
     if (room == 0) return 0;
     uint32_t n = uint32_t(std::min<int64_t>({int64_t(wanted), room, int64_t(capacity_ - tail_ % capacity_)}));
@@ -233,7 +234,7 @@ inline uint32_t Steps::free_rows(uint32_t wanted) {
     return uint32_t(std::min<uint64_t>(n, capacity_ - (tail_ - head_)));
 }
 
-// Removes the items in the rows `gone_`. With the table's mutex.
+// Removes the items in the rows `gone_`. The caller holds the table's mutex.
 inline void Steps::remove_gone() {
     if (gone_.empty()) return;
     items_->forget(gone_.data(), gone_.size());
@@ -245,8 +246,8 @@ inline void Steps::remove_gone() {
     gone_.clear();
 }
 
-// The step goes, and every item that has it, into `gone_`. False when it cannot yet: it is being written, or an item is gathered for the last time.
-// With the table's mutex.
+// Removes the step, and adds every item that contains it to `gone_`. Returns false if this is not possible yet, because the step is being
+// written, or an item is being gathered for the last time. The caller holds the table's mutex.
 inline bool Steps::evict(uint64_t number) {
     const uint8_t was = state(number);
     if (was == kWriting) return false;
@@ -309,12 +310,12 @@ inline void Steps::abort(const echo_run &run) {
     items_->after_space();
 }
 
-// A step is whole: its mark becomes its link.
+// A step is complete: its mark becomes its link.
 inline void Steps::accept(uint64_t number) {
     const Mark mark = *windows_.mark(uint32_t(number % capacity_));
     const auto found = open_.find(mark.stream);
     uint32_t slot = found == open_.end() ? kNone : found->second;
-    // A gap: steps in between are lost to us (this server took over from another, or the worker's episode ended when it seemed dead).
+    // There is a gap: we have lost the steps in between (this server took over from another, or the worker seemed dead and its episode was ended).
     if (slot != kNone && mark.word >> 8 != streams_[slot].next_word) end(slot, kTruncated), slot = kNone;
     const Ends how = Ends(mark.word & 3);
     if (mark.word & kNote) {
@@ -365,7 +366,7 @@ inline size_t Steps::end_streams(uint64_t client) {
         std::lock_guard<std::mutex> lock(mutex_);
         for (const auto &[id, slot] : open_)
             if (id >> 16 == client) gone.emplace_back(id, slot);
-        std::sort(gone.begin(), gone.end());  // the same every time
+        std::sort(gone.begin(), gone.end());  // so that the order is always the same
         std::unique_lock<std::mutex> items(items_->mutex_, std::defer_lock);
         if (cut_.slices) items.lock();
         for (const auto &[id, slot] : gone) end(slot, kTruncated);
@@ -376,8 +377,8 @@ inline size_t Steps::end_streams(uint64_t client) {
     return gone.size();
 }
 
-// What was cut becomes items. The table may have no row just now (its oldest item is being gathered for the last time): then they wait, and
-// writers with them.
+// Finished spans become items. The table may have no row at present (its oldest item is being gathered for the last time): then the spans
+// wait, and writers wait with them.
 inline void Steps::insert_items() {
     if (cut_.slices) return insert_runs();
     backlog_.insert(backlog_.end(), made_.begin(), made_.end());

@@ -1,4 +1,4 @@
-"""How a worker sends steps: each once, with a mark that says which episode it belongs to and whether that ends with it.
+"""How a worker sends steps: each step once, with a mark that says which episode it belongs to and whether the episode ends with it.
 
     with Client(address, Steps(step), table="replay") as client:
         client.send(step)                                   # one environment
@@ -6,7 +6,7 @@
         client.send(step, stream=3)                         # the fourth environment of this worker
         client.end_episode("truncated", stream=3)           # ... whose last step was sent already
 
-The mark is a leaf of its own in front of the user's, so that every transport carries it as it carries any sample.
+The mark is a separate leaf in front of the user's leaves, so that every transport carries it like any other part of a sample.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from ...spec.spec import Spec
 
 __all__ = ["ENDS", "StepStreams", "Steps", "new_client_id"]
 
-# How an episode goes on after a step; the values are those of store/steps/item_cutter.hpp.
+# How an episode goes on after a step. The values are those of store/steps/item_cutter.hpp.
 ENDS = {None: 0, "terminated": 1, "truncated": 2, "boundary": 3}
 NOTE = 4  # a flag: this row is no step, only the end of the episode before it
 MOST_STREAMS = 1 << 16  # of one client
 
-# (stream, number in the stream * 256 + flags); the stream is the first 48 bits of the client's id * 2^16 + the environment's number.
+# (stream, number in the stream * 256 + flags); the stream is (first 48 bits of the client's id) * 2^16 + the environment's number.
 _MARK = np.zeros(2, np.uint64)
 
 
 class Steps:
-    """The example of a table of steps, as a client gives it: `Client(address, Steps(step))`.
+    """The example for a table of steps, as a client passes it: `Client(address, Steps(step))`.
 
     Args:
-        example: a pytree of numpy arrays: one step.
-        namespace: optree namespace of the example's classes.
+        example: one step, as a pytree of numpy arrays.
+        namespace: the optree namespace of the example's classes.
 
     Attributes:
-        step: the `Spec` of a step. wire: that of what is sent, the mark and the step.
+        step: the `Spec` of a step. wire: the `Spec` of what is sent, which is the mark and the step.
     """
 
     def __init__(self, example: Any, *, namespace: str = "") -> None:
@@ -54,7 +54,7 @@ class Steps:
 
 
 def wire_spec(step: Spec) -> Spec:
-    """The spec of a step with its mark, which is the first leaf."""
+    """Return the spec of a step with its mark, which is the first leaf."""
     return Spec.from_example({"echo": _MARK, "step": _zeros(step)}, namespace=step.namespace)
 
 
@@ -65,21 +65,21 @@ def _zeros(spec: Spec) -> Any:
 
 
 def new_client_id() -> str:
-    """An id for a client whose streams the server can tell from those of all others."""
+    """Return an id for a client, so that the server can distinguish its streams from those of all other clients."""
     return secrets.token_hex(16)
 
 
 def client_number(client_id: str) -> int:
-    """What of a client's id stands in its steps' marks."""
+    """Return the part of a client's id that the marks of its steps contain."""
     return int(client_id[:12], 16)
 
 
 class StepStreams:
-    """The streams of one connection: what `Client.send` is for a table of steps. Thread-safe.
+    """The streams of one connection: they do for a table of steps what `Client.send` does otherwise. Thread-safe.
 
     Args:
         steps: the table's example.
-        send, send_batch: of the connection, or of a table in this process.
+        send, send_batch: those of the connection, or of a table in this process.
         client_id: 32 hex digits.
     """
 
@@ -87,30 +87,30 @@ class StepStreams:
         self._send, self._send_batch = send, send_batch
         self.step = steps.step
         self._client = client_number(client_id) << 16
-        self._lock = threading.Lock()  # a step's number is its own only once the step is taken
+        self._lock = threading.Lock()  # a step gets its number only once it has been sent
         self._mark: Any = np.zeros(2, np.uint64)
-        self._sent = np.zeros(16, np.uint64)  # steps of each stream
+        self._sent = np.zeros(16, np.uint64)  # number of steps of each stream
         self._nothing: Any = None
 
     def send(self, step: Any, timeout: float | None = None, *, end: str | None = None, stream: int = 0) -> None:
-        """Take over one step.
+        """Send one step.
 
         Args:
-            end: None, or how the episode ends with this step: "terminated" by the environment itself; "truncated" cut off, with nothing
-                known of what comes after; "boundary": the episode was cut off before this step, which is only what the one before led to
-                (its observation is bootstrapped from, its action and reward are not used).
+            end: None, or how the episode ends with this step. "terminated": the environment itself ended it. "truncated": it was cut off, and
+                nothing is known of what comes after. "boundary": it was cut off before this step, which is only the step that the previous
+                one led to (its observation is bootstrapped from; its action and reward are not used).
             stream: the environment's number within this client, from 0 to 65535.
 
         Raises:
-            ValueError: no such end or stream; nothing was taken. As `Client.send`.
+            ValueError: there is no such end or stream; nothing was sent. Otherwise as `Client.send`.
         """
         self._put(step, _flags(end), timeout, stream)
 
     def end_episode(self, end: str = "truncated", timeout: float | None = None, *, stream: int = 0) -> None:
-        """The stream's episode ended with the step that was sent last; without an open episode nothing happens.
+        """Say that the stream's episode ended with the step that was sent last. Without an open episode nothing happens.
 
         Raises:
-            ValueError: `end` is neither "terminated" nor "truncated". As `Client.send`.
+            ValueError: `end` is neither "terminated" nor "truncated". Otherwise as `Client.send`.
         """
         if end not in ("terminated", "truncated"):
             hint = "; a boundary is a step of its own: send(step, end='boundary')" if end == "boundary" else ""
@@ -132,15 +132,15 @@ class StepStreams:
     def send_batch(
         self, steps: Any, timeout: float | None = None, *, ends: Any = None, stream: int | None = None, streams: Any = None
     ) -> None:
-        """Take over N steps at once, leaves of shape `(N, *leaf.shape)`: one of each of N environments, or N of one.
+        """Send N steps at once, with leaves of shape `(N, *leaf.shape)`: one step of each of N environments, or N steps of one.
 
         Args:
-            ends: shape (N,): None or one of `ENDS` for each; None for all is no end.
+            ends: shape (N,), each entry None or one of `ENDS`; None alone means that no episode ends.
             stream: the number of the one environment whose next N steps these are.
-            streams: shape (N,): the environments' numbers, none twice; None without `stream` is 0 to N - 1.
+            streams: shape (N,): the environments' numbers, all different; None without `stream` means 0 to N - 1.
 
         Raises:
-            ValueError: as `send`; nothing was taken.
+            ValueError: as `send`; nothing was sent.
         """
         n = self.step.flattener.check_batch(steps)
         flags: Any = 0 if ends is None else np.array([_flags(end) for end in ends], np.uint64)
@@ -152,7 +152,7 @@ class StepStreams:
             return
         numbers: Any = np.arange(n) if streams is None else np.asarray(streams)
         if streams is not None and (numbers.shape != (n,) or len(np.unique(numbers)) != n):
-            raise ValueError(f"streams must be {n} numbers, none twice, not {streams!r:.200}; N steps of one need stream=")
+            raise ValueError(f"streams must be {n} numbers, none twice, not {streams!r:.200}; for N steps of one environment give stream=")
         self._enter(timeout)
         try:
             marks = np.empty((n, 2), np.uint64)
@@ -175,7 +175,7 @@ class StepStreams:
             raise EchoTimeoutError(f"send() waited {timeout:g} s for another thread's send of this client; give each thread its own client")
 
     def _count(self, stream: Any) -> int:
-        """Steps sent of a stream so far."""
+        """Return how many steps of a stream were sent so far."""
         if not hasattr(type(stream), "__index__") or isinstance(stream, bool) or not 0 <= stream < MOST_STREAMS:
             raise ValueError(f"stream must be a whole number from 0 to {MOST_STREAMS - 1}, not {stream!r}")
         if stream >= len(self._sent):

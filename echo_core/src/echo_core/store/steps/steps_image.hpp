@@ -1,4 +1,4 @@
-// Steps, as checkpoints have them.
+// Steps, for checkpoints: how its state is saved and restored.
 #pragma once
 
 namespace echo::replay {
@@ -8,7 +8,7 @@ inline void Steps::save(StepsImage *image) {
     image->head = head_, image->tail = tail_;
     image->steps = steps_, image->episodes = episodes_, image->truncated = truncated_;
     for (uint64_t number = head_; number < tail_; ++number) {
-        // What is still being written is not acknowledged either: its worker sends it again.
+        // A step that is still being written has not been acknowledged, so its worker sends it again.
         const bool whole = (state(number) & kLive) != 0;
         image->states.push_back(whole ? state(number) : uint8_t(kHole));
         image->links.push_back(whole ? *link(number) : Link{Link::kNoKey, kNone, 0});
@@ -42,7 +42,7 @@ inline void Steps::restore(const StepsImage &image, uint64_t first) {
         stream.episode.restore(cut_, saved[3], saved[4], saved + 6);
         if (stream.episode.last() < head_) continue;
         const uint32_t slot = uint32_t(streams_.size());
-        link(stream.episode.last())->stream = slot;  // the only step whose place is ever looked at is the last
+        link(stream.episode.last())->stream = slot;  // only the last step's index is ever used
         open_.emplace(stream.id, slot);
         streams_.push_back(std::move(stream));
     }

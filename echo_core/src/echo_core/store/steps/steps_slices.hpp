@@ -1,9 +1,9 @@
-// Steps whose items are episodes, of which slices are chosen when they are sampled (slices.hpp).
+// Steps, for tables whose items are episodes: slices of them are chosen when they are sampled (slices.hpp).
 #pragma once
 
 namespace echo::replay {
 
-// Steps::evict of an episode whose slices are items.
+// Steps::evict for an episode whose slices are items.
 inline bool Steps::erode(uint64_t number, uint8_t was) {
     const Link *const step = link(number);
     Slices::Run &run = slices_.run(step->key);
@@ -22,7 +22,7 @@ inline bool Steps::erode(uint64_t number, uint8_t was) {
     return true;
 }
 
-// Episodes that have a slice now become items; their rows say which run they are.
+// Episodes that now have a slice become items. Their rows say which run they are.
 inline void Steps::insert_runs() {
     if (waiting_.empty()) return;
     std::lock_guard<std::mutex> lock(items_->mutex_);
@@ -54,7 +54,7 @@ inline void Steps::choose(Batch *batch, uint32_t i, bitgen_t *random) {
         probability = 1.0 / double(total);
         Slices::Run &run = slices_.run(slices_.owner(batch->rows[i]));
         chosen = run.key != Slices::kNoKey && holds(run.key) && run.row == batch->rows[i];
-        if (!chosen) slices_.unlisted(run, true);  // it was deleted by its key
+        if (!chosen) slices_.unlisted(run, true);  // its item was deleted by key
     }
     const Slices::Run &run = slices_.run(reinterpret_cast<const Span *>(items_->rows_.at(0, batch->rows[i]))->first);
     const uint64_t starts = slices_.starts(run);

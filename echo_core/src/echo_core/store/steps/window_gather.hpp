@@ -21,9 +21,9 @@ struct Mark {  // the first leaf of a step, as the worker wrote it
 struct Link {  // the same memory once the step is committed
     static constexpr uint64_t kNoKey = UINT64_MAX;
     static constexpr uint32_t kNone = UINT32_MAX;
-    uint64_t key;     // of the item that has its anchor here
-    uint32_t next;    // row of the episode's next step
-    uint32_t stream;  // its place among the open ones, as long as it is open
+    uint64_t key;     // key of the item whose anchor is this step
+    uint32_t next;    // row of the next step of the episode
+    uint32_t stream;  // index of its stream among the open ones, as long as the episode is open
 
     void set(uint32_t place) {
         __atomic_store_n(&key, kNoKey, __ATOMIC_RELAXED);
@@ -33,20 +33,20 @@ struct Link {  // the same memory once the step is committed
 };
 static_assert(sizeof(Mark) == 16 && sizeof(Link) == 16);
 
-// What a step's row is, and how its episode went on.
+// The state of a step's row, and how its episode went on.
 enum State : uint8_t { kFree = 0, kWriting = 1, kHole = 2, kLive = 4 };
 constexpr uint8_t live_state(Ends ends) { return uint8_t(kLive | ends << 4); }
 constexpr Ends ends_of(uint8_t state) { return Ends(state >> 4); }
 
-// What of an item's steps a batch shows.
+// Which part of an item's steps a batch shows.
 struct View {
-    uint32_t burn_in;             // windows: their first steps lie before the anchor
-    std::vector<uint32_t> stack;  // for each leaf of a step but its mark: how many steps are stacked into one
-    bool repeat;                  // where an episode has no earlier steps, stacks repeat its first one; otherwise they have zeros
-    int32_t reward;               // transitions: the leaf to sum, without the mark; -1: windows
-    bool wide;                    // it is float64, not float32
+    uint32_t burn_in;             // windows: the number of their steps that come before the anchor
+    std::vector<uint32_t> stack;  // for each leaf of a step except its mark: how many steps are stacked into one
+    bool repeat;                  // if an episode has no earlier steps, stacks repeat its first one; otherwise they contain zeros
+    int32_t reward;               // transitions: index of the leaf to sum, not counting the mark; -1: windows
+    bool wide;                    // whether that leaf is float64 rather than float32
     double gamma;
-    uint32_t spans;  // which leaf of a batch has the items' spans
+    uint32_t spans;  // index of the leaf of a batch that contains the items' spans
 };
 
 class Windows {
@@ -72,7 +72,7 @@ public:
 private:
     static constexpr uint32_t kNone = Link::kNone;
 
-    // The rows of each item's steps; the anchor's stands at `lookback`, kNone where the episode has none.
+    // The rows of each item's steps. The anchor's row is at `lookback`; kNone means that the episode has no such step.
     struct Places {
         Places(uint32_t width, uint64_t n) : width(width), rows(memory(width * n)), first(n), last(n) {}
         static uint32_t *memory(uint64_t entries) {
@@ -86,7 +86,7 @@ private:
         std::vector<uint32_t> first, last;  // places of an item's first and last step
     };
 
-    // All chains are followed together, one step of each at a time: their cache misses overlap. What is torn stays within bounds.
+    // Follows all chains together, one step of each at a time, so that their cache misses overlap. Torn values are kept within bounds.
     void find(const Batch *batch, Places *places) const {
         const uint64_t n = batch->n;
         const Span *spans = reinterpret_cast<const Span *>(batch->leaf[view_.spans]);
@@ -145,7 +145,7 @@ private:
         char *const *const figures = batch->leaf.data() + 1 + 2 * leaves;
         for (uint64_t i = 0; i < batch->n; ++i) {
             const bool terminated = spans[i].terminated & 1;
-            // The last step is where the transition leads; its own reward counts only where the episode ends with it.
+            // The transition leads to the last step, whose own reward counts only if the episode ends with it.
             const uint32_t rewards = places.last[i] - cut_.lookback + terminated;
             if (view_.wide) sum<double>(places, i, rewards, figures[0]);
             else sum<float>(places, i, rewards, figures[0]);
@@ -173,7 +173,7 @@ private:
         }
     }
 
-    // With the size known to the compiler a small copy is one or two moves instead of a call.
+    // If the compiler knows the size, a small copy is one or two moves instead of a call.
     static void copy(char *to, const char *from, uint64_t bytes) {
         switch (bytes) {
             case 1: return copy_racing(to, from, 1);
@@ -189,7 +189,7 @@ private:
         if (other != kNone) __builtin_prefetch(rows_.at(uint32_t(leaf + 1), other));
     }
 
-    // Steps that lie side by side are copied at once; zeros where there is none.
+    // Copies steps that are side by side at once, and writes zeros where there is no step.
     void copy_run(size_t leaf, const uint32_t *rows, uint32_t length, char *to) const {
         const uint64_t bytes = rows_.leaf_bytes(uint32_t(leaf + 1));
         for (uint32_t t = 0, run; t < length; t += run) {
@@ -204,7 +204,7 @@ private:
         }
     }
 
-    // The step at `place` with those before it, the oldest first.
+    // Copies the step at `place` and those before it, oldest first.
     void copy_stack(size_t leaf, const Places &places, uint64_t item, uint32_t place, char *to) const {
         const uint32_t stack = view_.stack[leaf], *const rows = places.of(item);
         const uint64_t bytes = rows_.leaf_bytes(uint32_t(leaf + 1));
@@ -225,7 +225,7 @@ private:
     const uint32_t capacity_;
     const Cut cut_;
     const View view_;
-    const uint32_t most_;  // places before the first that a batch shows: for stacks alone
+    const uint32_t most_;  // number of places before the first step that a batch shows; only stacks need them
 };
 
 }  // namespace echo::replay

@@ -1,1 +1,1 @@
-"""The stream: batch buffers that writers fill slot by slot and a learner takes whole."""
+"""The stream: writers fill batch buffers slot by slot, and a learner takes each batch as a whole."""

@@ -1,10 +1,10 @@
-// The memory of a stream store: control words, claim records and sample storage in one mapping that holds no addresses, so that it
-// can lie in private memory (one process) or in a memfd that writers of other processes map too (docs/design/shm.md).
+// The memory of a stream store: control words, claim records and sample storage in one mapping that holds no addresses. It can therefore
+// be private memory (one process) or a memfd that writers of other processes map too (docs/design/shm.md).
 //
-// A writer in another process can be killed between any two instructions, so that each word it changes says who changed it last, in
-// a field `pending`: whoever wants to change that word next first *settles* it, by noting in the record of that writer that the
-// change was done. So of every step a dead writer may have been at, its record tells exactly whether it was taken. Writers within
-// the learner's process die with the store; their steps leave `pending` zero and cost nothing more than before.
+// A writer in another process can be killed between any two instructions. Each word that such a writer changes therefore says, in a field
+// `pending`, who changed it last. A thread that wants to change that word next first *settles* it: it notes in that writer's record that the
+// change was done. So for every step at which a writer may have died, its record says exactly whether the step was done. Writers within
+// the learner's process die together with the store; their steps leave `pending` zero and cost nothing more.
 #pragma once
 
 #include <sys/mman.h>
@@ -25,7 +25,7 @@ namespace echo {
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
               "processes share these words: a lock beside them would be private to one");
 
-// ---- open: epoch (18 bits) | pending (10) | buffer (12) | next free slot (24). next == batch size: a new buffer must be opened.
+// ---- open: epoch (18 bits) | pending (10) | buffer (12) | next free slot (24). If next == batch size, a new buffer must be opened.
 struct Open {
     static constexpr uint64_t kPending = uint64_t(0x3ff) << 36;
     static uint64_t pack(uint64_t epoch, uint64_t buffer, uint64_t next) { return (epoch & 0x3ffff) << 46 | buffer << 24 | next; }
@@ -43,7 +43,7 @@ struct Progress {
         kOpening = 1ull << 32,
         kOpen = 2ull << 32,
         kLeased = 3ull << 32,
-        kSpare = 4ull << 32,       // kept for a batch that has to move
+        kSpare = 4ull << 32,       // kept for a batch that has to be moved
         kQuarantine = 5ull << 32,  // a stalled writer may still write here: nobody else reads or writes it
     };
     static constexpr uint64_t kState = 7ull << 32, kPending = uint64_t(0x3ff) << 35, kLap = ~uint64_t(0) << 45;
@@ -55,7 +55,7 @@ struct Progress {
     static uint64_t next_lap(uint64_t w) { return (w & kLap) + (uint64_t(1) << 45); }
 };
 
-// ---- returned: tag (22 bits, against ABA) | pending (10) | slot id + 1 (32); 0 in the lower half: empty.
+// ---- returned: tag (22 bits, against ABA) | pending (10) | slot id + 1 (32). The lower half is 0 if the stack is empty.
 struct Returned {
     static constexpr uint64_t kPending = uint64_t(0x3ff) << 32;
     static uint32_t pending(uint64_t w) { return uint32_t(w >> 32 & 0x3ff); }
@@ -65,22 +65,22 @@ struct Returned {
 
 struct alignas(64) Buffer {
     std::atomic<uint64_t> progress{Progress::kFree};
-    std::atomic<uint64_t> order{0};      // of opening; written before the buffer is published in `open`
+    std::atomic<uint64_t> order{0};      // in which buffers were opened; written before the buffer is published in `open`
     std::atomic<int64_t> ready_at{0};    // now_ns when complete, 0 until then
-    std::atomic<bool> overtaken{false};  // later batches have left before this one: nobody waits for it any more
+    std::atomic<bool> overtaken{false};  // later batches have left before this one: the learner waits for it no more
 };
 
-// What one writer of another process is about to do, or holds: written before it acts, so that the learner can clear up after it.
+// The claim that one writer of another process holds, or its next action. The writer notes it before it acts, so that the learner can clean up after it.
 struct alignas(64) Record {
     enum Step : uint64_t { kIdle = 0, kIntent = 1, kHeld = 2, kDone = 3 };
-    std::atomic<uint64_t> word{0};  // a step in the lower two bits; the whole only ever counts up
-    std::atomic<uint64_t> place{0};  // buffer << 32 | slot: of the run that is wanted or held
+    std::atomic<uint64_t> word{0};  // a step in the lower two bits; the whole word only counts up
+    std::atomic<uint64_t> place{0};  // buffer << 32 | slot of the run that is wanted or held
     std::atomic<uint32_t> count{0};
-    std::atomic<uint32_t> waiting{0};     // it counts among space.waiters
-    std::atomic<uint64_t> samples{0};     // committed with this record
-    std::atomic<uint64_t> revoked{0};     // claims that were taken away from it
-    std::atomic<int64_t> waits_since{0};  // now_ns, while it waits for space
-    std::atomic<uint32_t> left{0};        // its process writes here no more
+    std::atomic<uint32_t> waiting{0};     // the writer counts among space.waiters
+    std::atomic<uint64_t> samples{0};     // number committed through this record
+    std::atomic<uint64_t> revoked{0};     // number of claims that were taken away from this record
+    std::atomic<int64_t> waits_since{0};  // a now_ns(), while the writer waits for space
+    std::atomic<uint32_t> left{0};        // its process changes nothing here any more
 };
 
 struct Control {
@@ -88,24 +88,24 @@ struct Control {
     explicit Control(bool shared) : ready(shared), space(shared) {}
     uint64_t magic = kMagic, version = kVersion, mapped = 0, batch = 0, buffers = 0, total = 0, leaves = 0, sample_bytes = 0, storage = 0;
     alignas(64) std::atomic<uint64_t> open{0};
-    // Read by every claim, written rarely: apart from `open`, so that claims do not drag it from core to core.
+    // Every claim reads this word, and it is rarely written. It is apart from `open`, so that claims do not move it from core to core.
     alignas(64) std::atomic<uint64_t> returned{0};
     std::atomic<bool> closed{false};
     alignas(64) std::atomic<uint64_t> next_order{1};
     std::atomic<uint64_t> taken{0}, leased{0}, aborted{0}, push_blocked{0}, notified{0};
-    std::atomic<uint64_t> inserted{0};  // the most that counters() has reported; so that totals never run backwards
-    std::atomic<uint64_t> out_of_order{0};  // batches that left before an older one
+    std::atomic<uint64_t> inserted{0};  // the largest total that counters() has reported, so that totals never run backwards
+    std::atomic<uint64_t> out_of_order{0};  // number of batches that left before an older one
     alignas(64) EventCount ready;
     alignas(64) EventCount space;
 };
 
 class Area {
 public:
-    static constexpr uint64_t kMaxBatch = (1u << 24) - 1;  // what fits the fields of `open`
+    static constexpr uint64_t kMaxBatch = (1u << 24) - 1;  // the largest number that fits the fields of `open`
     static constexpr uint64_t kMaxBuffers = (1u << 12) - 1;
-    static constexpr uint32_t kRecords = 1024;  // number 0 stands for nobody
+    static constexpr uint32_t kRecords = 1024;  // number 0 means no writer
 
-    // Bytes that a store will take, for a check before it is allocated; UINT64_MAX on overflow.
+    // Returns the number of bytes that a store needs, for a check before it is allocated; UINT64_MAX on overflow.
     static uint64_t bytes(const std::vector<uint64_t> &leaf_bytes, uint64_t batch, uint64_t buffers, uint64_t spares, bool shared) {
         const uint64_t stride = plan(leaf_bytes, batch, nullptr);
         uint64_t total;
@@ -126,7 +126,7 @@ public:
         return storage_ + run.buffer * stride_ + l.offset + run.slot * l.bytes;
     }
     char *batch_leaf(int buffer, uint32_t leaf) const { return storage_ + uint64_t(buffer) * stride_ + layout_[leaf].offset; }
-    // Page-lock all of it, until it is unmapped; the driver's status.
+    // Page-locks the whole mapping until it is unmapped. Returns the driver's status.
     int lock_pages(const PageLock &lock) {
         const int status = lock.apply(base_, mapped_);
         if (status == 0) lock_ = lock;
@@ -140,11 +140,11 @@ protected:
     };
     static constexpr uint64_t kHuge = 2 << 20;
 
-    // A store of its own, in private memory (fd < 0) or in a memfd of bytes() length.
+    // Makes a new store, in private memory (fd < 0) or in a memfd of bytes() length.
     Area(const std::vector<uint64_t> &leaf_bytes, uint64_t batch, uint64_t buffers, uint64_t spares, int fd);
-    // Somebody else's, to be written to. Throws std::invalid_argument when it is not what the leaves say.
+    // Maps another process's store, to write to it. Throws std::invalid_argument if its layout does not fit the leaves.
     Area(int fd, uint64_t length, const std::vector<uint64_t> &leaf_bytes);
-    // The same store seen through the same addresses, for as long as `other` lives.
+    // Makes another view of the same store at the same addresses; it is valid for as long as `other` lives.
     struct Borrowed {};
     Area(const Area &other, Borrowed)
         : batch_(other.batch_), usable_(other.usable_), total_(other.total_), layout_(other.layout_), stride_(other.stride_),
@@ -172,7 +172,7 @@ protected:
     }
     bool can_claim() const;
 
-    // ---- settling: see the top. Each returns the word as it is now.
+    // ---- settling: see the top of this file. Each function returns the word as it is now.
     uint64_t settle_open(uint64_t seen);
     uint64_t settle_returned(uint64_t seen);
     uint64_t settle_progress(Buffer &buffer, uint64_t seen);
@@ -180,7 +180,7 @@ protected:
     void advance(uint32_t id, uint64_t from, Still still) {
         std::atomic<uint64_t> &word = record_[id].word;
         uint64_t step = word.load(std::memory_order_seq_cst);
-        // While the change is pending its writer takes no further step, so this is the step that the change belongs to.
+        // While the change is pending, its writer takes no further step. This is therefore the step that the change belongs to.
         if ((step & 3) == from && still()) word.compare_exchange_strong(step, step + 1, std::memory_order_seq_cst);
     }
 
@@ -192,12 +192,12 @@ protected:
     Control *control_ = nullptr;
     Buffer *buffer_ = nullptr;
     Record *record_ = nullptr;
-    std::atomic<uint32_t> *returned_next_ = nullptr;  // per slot: the one below it on the stack of returned slots
+    std::atomic<uint32_t> *returned_next_ = nullptr;  // per slot: the slot below it on the stack of returned slots
 };
 
 inline uint64_t Area::plan(const std::vector<uint64_t> &leaf_bytes, uint64_t batch, std::vector<Layout> *layout) {
-    // Every leaf starts on a cache line of its own. Arrays that all began at the same offset of a 4 KiB page would compete for the
-    // same cache sets and store-forwarding slots (1.5 to 2.3 times slower with 42 leaves), so that each is staggered by three lines.
+    // Every leaf starts on a cache line of its own. Arrays that all began at the same offset of a 4 KiB page would compete for the same
+    // cache sets and store-forwarding slots (1.5 to 2.3 times slower with 42 leaves), so each array is staggered by three lines.
     uint64_t end = 0, index = 0;
     for (uint64_t bytes : leaf_bytes) {
         const uint64_t wish = index++ * 192 % 4096;
@@ -217,7 +217,7 @@ inline void Area::map(int fd) {
     if (memory == MAP_FAILED) throw std::bad_alloc();
     base_ = static_cast<char *>(memory);
     madvise(base_, mapped_, MADV_HUGEPAGE);
-    // Pre-fault: the first lap through untouched pages would run at a fraction of the speed. Old kernels do not know the advice.
+    // Pre-fault the pages: the first lap through untouched pages would run at a fraction of the speed. Old kernels do not know this advice.
     if (madvise(base_, mapped_, 23 /* MADV_POPULATE_WRITE */) != 0 && fd < 0)
         for (uint64_t i = 0; i < mapped_; i += 4096) static_cast<volatile char *>(base_)[i] = 0;
 }
@@ -263,7 +263,7 @@ inline Area::Area(int fd, uint64_t length, const std::vector<uint64_t> &leaf_byt
                       bytes(leaf_bytes, batch_, usable_, total_ - usable_, true) == length;
     if (!sane) {
         munmap(base_, mapped_);
-        throw std::invalid_argument("its layout is another");
+        throw std::invalid_argument("its layout is different");
     }
     stride_ = plan(leaf_bytes, batch_, &layout_);
     find(true);
@@ -281,7 +281,7 @@ inline uint64_t Area::settle_open(uint64_t seen) {
     std::atomic<uint64_t> &open = control_->open;
     const uint32_t id = Open::pending(seen);
     const auto still = [&] { return open.load(std::memory_order_seq_cst) == seen; };
-    if (Open::next(seen) == 0) {  // a buffer was opened: claims never leave it at slot 0
+    if (Open::next(seen) == 0) {  // a buffer was opened: claims never leave the word at slot 0
         std::atomic<uint64_t> &progress = buffer_[Open::buffer(seen)].progress;
         uint64_t p = progress.load(std::memory_order_seq_cst);
         if (Progress::state(p) == Progress::kOpening && Progress::pending(p) == id && still())

@@ -1,10 +1,10 @@
 // Passing the GIL between a writer and a learner of one process without sleeping.
 //
 // Two Python threads that feed each other through the store take turns: the learner cannot run while the writer holds the GIL, and
-// the other way round. Left alone, each turn costs a wake-up of a sleeping thread (30 us), as much as hundreds of inserts. So the
-// one that waits spins for a moment, and goes for the GIL only once the other has let go of it; then taking it does not sleep.
-// All of this is a hint: relaxed, bounded in time, and given up for a while after it did not pay. Waits that are not short, and writers
-// outside Python (a transport's threads), never spin.
+// the writer cannot run while the learner holds it. Without this file, each turn costs a wake-up of a sleeping thread (30 us), as much as
+// hundreds of inserts. So the waiting thread spins for a moment, and takes the GIL only after the other thread has released it; taking it
+// then does not sleep. All of this is a hint: it is relaxed, limited in time, and switched off for a while after it brought no gain. Long waits,
+// and writers outside Python (a transport's threads), never spin.
 #pragma once
 
 #include <atomic>
@@ -15,16 +15,16 @@ namespace echo {
 
 class Side {
 public:
-    // What the thread does: it has the GIL or is about to take it; it spins; it sleeps, and will be long in coming.
+    // What the thread does: it runs (it has the GIL or is about to take it), it spins, or it sleeps and will take long to come back.
     void runs() {
         if (state_.load(std::memory_order_relaxed) != kRuns) state_.store(kRuns, std::memory_order_relaxed);
     }
     void spins() { state_.store(kSpins, std::memory_order_relaxed); }
     void sleeps() { state_.store(kSleeps, std::memory_order_relaxed); }
 
-    // Without the GIL: wait briefly until `ready()` and `other` has let go of it. A caller that comes back too early sleeps, as always.
-    // Only a sleeping `other` is not worth it. One that was woken, or spins as well, is: otherwise two sides that once both slept would
-    // wake each other from sleep for ever.
+    // Call this without the GIL. It waits briefly until `ready()` holds and `other` has released the GIL. A caller that returns too early
+    // sleeps, as it would without this call. Spinning is useless only if `other` sleeps. It is worth it if `other` was woken or spins as
+    // well: otherwise two sides that have both slept once would wake each other from sleep for ever.
     template <class Ready>
     void spin(const Side &other, Ready ready) {
         if (other.state_.load(std::memory_order_relaxed) == kSleeps) return;
@@ -40,7 +40,7 @@ public:
         skip_.store(kPenalty, std::memory_order_relaxed);
     }
 
-    // The same when the others run elsewhere (in other processes) and need no GIL of ours. A look that did not pay makes the next
+    // The same if the others run elsewhere (in other processes) and do not need this process's GIL. If a call brought no gain, the next
     // waits sleep at once.
     template <class Ready>
     void watch(Ready ready) {
@@ -57,10 +57,10 @@ public:
     }
 
 private:
-    // Less than the processor time of a wake-up: on a machine with as many workers as cores, a learner that watches keeps one of them from working.
+    // This is less than the processor time of a wake-up: on a machine with as many workers as cores, a learner that watches keeps one of them from working.
     static constexpr int64_t kWatchNs = 10'000;
     static constexpr int64_t kSpinNs = 150'000;
-    static constexpr int kPenalty = 15;  // waits that sleep at once after one that spun in vain
+    static constexpr int kPenalty = 15;  // number of waits that sleep at once after one that spun in vain
 
     static void breathe() {
 #if defined(__x86_64__) || defined(__i386__)

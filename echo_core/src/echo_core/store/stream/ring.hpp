@@ -1,13 +1,13 @@
-// The lock-free store of a stream: many writers fill batch buffers slot by slot, learners take whole batches.
+// The lock-free store of a stream: many writers fill batch buffers slot by slot, and learners take batches as a whole.
 //
-//   FREE --open--> OPEN (writers claim, copy, commit) --all committed, take--> LEASED --last array dies--> FREE
+//   FREE --open--> OPEN (writers claim, copy, commit) --all committed, take--> LEASED --last array is freed--> FREE
 //
-// * `open` names the buffer being filled and its next slot in one word: claiming is one compare-and-swap.
-// * A buffer's `progress` counts its committed slots: committing is one add. Whoever makes it batch_size wakes the learner.
+// * `open` holds the buffer that is being filled and its next slot in one word: a claim is one compare-and-swap.
+// * A buffer's `progress` counts its committed slots: a commit is one add. The writer whose commit makes it batch_size wakes the learner.
 // * Nothing else says that a batch is complete, so a writer that dies cannot leave a queue half updated: learners look at
-//   `progress` itself. Batches leave in the order in which their buffers were opened. A batch that waits for a stalled writer is
-//   overtaken after kPatienceNs: the writer then delays the batch it is in and no other.
-// * Aborted slots go on a stack that the next writers empty first.
+//   `progress` itself. Batches leave in the order in which their buffers were opened. If a batch waits for a stalled writer, later batches
+//   overtake it after kPatienceNs, so that the writer delays only the batch that contains its slot.
+// * Aborted slots go on a stack, and writers empty this stack first.
 //
 // The memory-ordering argument, pair by pair (SYNC names are repeated at both ends), is in docs/design/store.md.
 #pragma once
@@ -22,7 +22,7 @@
 #include "store/stream/gil_handoff.hpp"
 #include "store/histogram.hpp"
 
-// The test-suite builds once with a relaxed order here, to prove that ThreadSanitizer would see the mistake.
+// The test-suite builds once with a relaxed order here, to prove that ThreadSanitizer would report the mistake.
 #ifndef ECHO_COMMIT_ORDER
 #define ECHO_COMMIT_ORDER std::memory_order_seq_cst
 #endif
@@ -31,10 +31,10 @@ namespace echo {
 
 class Ring : public Area {
 public:
-    static constexpr int64_t kPatienceNs = 50'000'000;  // longer than a preempted writer or a stalled sender usually takes
+    static constexpr int64_t kPatienceNs = 50'000'000;  // longer than the usual delay of a preempted writer or a stalled sender
 
-    // leaf_bytes: size of one sample's leaf, each. fd: a memfd of bytes() length for a store that other processes write to as well
-    // (remote_writer.hpp), -1 for private memory. Throws std::bad_alloc when the memory is not to be had.
+    // leaf_bytes: for each leaf, its size in one sample. fd: a memfd of bytes() length for a store that other processes write to as well
+    // (remote_writer.hpp), or -1 for private memory. Throws std::bad_alloc if the memory cannot be allocated.
     Ring(const std::vector<uint64_t> &leaf_bytes, uint64_t batch_size, uint64_t buffers, uint64_t spares = 0, int fd = -1)
         : Area(leaf_bytes, batch_size, buffers, spares, fd), shared_(fd >= 0), born_(getpid()) {}
 
@@ -52,10 +52,10 @@ public:
     void disarm_space(int eventfd);
 
     // ---- learners ------------------------------------------------------------------------------------------------------
-    // The oldest complete batch, or -1. The caller owns its buffer until give_back().
+    // Returns the buffer of the oldest complete batch, or -1. The caller owns the buffer until give_back().
     int take();
     void give_back(int buffer);
-    // Whether a batch is ready (true) or the deadline passed or a signal came (false). Also true once closed.
+    // Waits until a batch is ready (returns true), or until the deadline has passed or a signal came (false). Also returns true once the store is closed.
     bool wait_ready(int64_t timeout_ns);
     void close();
 
@@ -68,14 +68,14 @@ public:
     uint32_t writers_waiting() const { return control_->space.waiters(); }
     bool shared() const { return shared_; }
 
-    Side writer, learner;  // Python threads of this process, see gil_handoff.hpp
+    Side writer, learner;  // for Python threads of this process, see gil_handoff.hpp
     void spin_for_space() { writer.spin(learner, [this] { return can_claim(); }); }
     void spin_for_batch() {
         const auto ready = [this] { return next_batch(nullptr) >= 0; };
         shared_ ? learner.watch(ready) : learner.spin(writer, ready);
     }
 
-    std::atomic<int64_t> connections{0};          // workers, as the server counts them
+    std::atomic<int64_t> connections{0};          // number of workers, as the server counts them
     std::atomic<int64_t> gauges[1] = {};          // indexed by echo_gauge
     std::atomic<uint64_t> queue_depth_max{0};
     Histogram copy, ingest_round, queue_dwell;
@@ -86,18 +86,18 @@ private:
 
     bool open_next(uint64_t full);
     bool pop_returned(echo_run *out);
-    // The batch that leaves next, or -1: the earliest complete one, unless an earlier one is still worth waiting for.
+    // Returns the batch that leaves next, or -1: the earliest complete batch, unless an earlier batch is still worth waiting for.
     int next_batch(uint64_t *order) const;
     bool any_complete() const;
     void space_appeared();
 
-    // Shared memory is not copied by a fork: what dies in the child must not touch the parent's store.
+    // A fork does not copy shared memory: an object that is freed in the child must not change the parent's store.
     bool forked() const { return shared_ && getpid() != born_; }
 
     const bool shared_;
     const pid_t born_;
     std::atomic<uint32_t> references_{1};
-    Bells bells_;  // of those who wait for space in epoll
+    SpaceEventfds eventfds_;  // for threads that wait for space in epoll
 };
 
 inline int Ring::claim(uint32_t wanted, echo_run *out) {
@@ -110,10 +110,10 @@ inline int Ring::claim(uint32_t wanted, echo_run *out) {
             continue;
         }
         const uint32_t next = Open::next(open);
-        // Another process may have written nonsense: what this one writes stays within the store.
+        // Another process may have written nonsense here. This check keeps our own writes within the store.
         if (next < batch_ && Open::buffer(open) < total_) {
             const uint32_t count = wanted < batch_ - next ? wanted : uint32_t(batch_ - next);
-            // acquire: the buffer named by open must be seen as its opener left it, and its last readers be done (SYNC free).
+            // acquire: we must see the buffer that `open` names as its opener left it, after its last readers are done (SYNC free).
             if (control_->open.compare_exchange_weak(open, open + count, std::memory_order_acq_rel, std::memory_order_acquire)) {
                 *out = {Open::buffer(open), next, count, 0};
                 return ECHO_OK;
@@ -134,8 +134,8 @@ inline int Ring::claim(uint32_t wanted, echo_run *out) {
     }
 }
 
-// `full` is the value of open whose buffer has no slot left. False when no buffer was free; any writer may do this, so that one
-// killed on the way leaves nothing undone.
+// `full` is the value of `open` whose buffer has no slot left. Returns false if no buffer was free. Any writer may do this, so that a
+// writer that is killed on the way leaves nothing undone.
 inline bool Ring::open_next(uint64_t full) {
     const uint64_t start = Open::buffer(full) + 1;
     for (uint64_t i = 0; i < total_; ++i) {
@@ -152,10 +152,10 @@ inline bool Ring::open_next(uint64_t full) {
         buffer.overtaken.store(false, std::memory_order_relaxed);
         buffer.progress.store(lap | Progress::kOpen, std::memory_order_relaxed);
         uint64_t seen = full;
-        // release: whoever claims in this buffer sees its order and its progress at zero, not what they were a lap ago. seq_cst: SYNC wakeup.
+        // release: a writer that claims in this buffer sees its new order and a progress of zero, not the values of the last lap. seq_cst: SYNC wakeup.
         const bool mine = control_->open.compare_exchange_strong(seen, Open::pack(Open::epoch(full) + 1, b, 0), std::memory_order_seq_cst);  // SYNC open
         if (!mine) buffer.progress.store(lap | Progress::kFree, std::memory_order_seq_cst);  // another writer was quicker
-        // Writers that looked while this buffer was neither free nor open found no space and went to sleep.
+        // Writers that looked while this buffer was neither free nor open found no space and went to sleep: wake them.
         space_appeared();
         return true;
     }
@@ -173,14 +173,14 @@ inline void Ring::commit(const echo_run &run) {
 }
 
 inline void Ring::abort(const echo_run &run) {
-    for (uint32_t i = run.count; i-- > 0;) {  // so that they leave the stack in order
+    for (uint32_t i = run.count; i-- > 0;) {  // in this order they leave the stack in ascending order
         const uint32_t id = run.buffer * uint32_t(batch_) + run.slot + i;
         uint64_t head = control_->returned.load(std::memory_order_relaxed), fresh;
         do {
             while (head & Returned::kPending) head = settle_returned(head);
             returned_next_[id].store(uint32_t(head), std::memory_order_relaxed);
             fresh = Returned::next(head, id + 1);
-            // release: what was written into the slot comes before the next writer's claim of it. seq_cst: SYNC wakeup.
+            // release: what was written into the slot comes before the next writer's claim of the slot. seq_cst: SYNC wakeup.
         } while (!control_->returned.compare_exchange_weak(head, fresh, std::memory_order_seq_cst, std::memory_order_relaxed));  // SYNC returned
     }
     control_->aborted.fetch_add(run.count, std::memory_order_relaxed);
@@ -196,7 +196,7 @@ inline bool Ring::pop_returned(echo_run *out) {
         }
         const uint32_t id = uint32_t(head) - 1;
         if (id >= batch_ * total_) return false;
-        // The link may belong to a later life of this slot; the tag in `head` then makes the exchange fail.
+        // The link may belong to a later use of this slot; the tag in `head` then makes the exchange fail.
         const uint64_t fresh = Returned::next(head, returned_next_[id].load(std::memory_order_relaxed));
         if (control_->returned.compare_exchange_weak(head, fresh, std::memory_order_acq_rel, std::memory_order_acquire)) {
             *out = {uint32_t(id / batch_), uint32_t(id % batch_), 1, 0};
@@ -212,17 +212,17 @@ inline int Ring::wait_space(int64_t timeout_ns) {
 }
 
 inline int Ring::arm_space(int eventfd) {
-    bells_.arm(eventfd);
+    eventfds_.arm(eventfd);
     if (!can_claim()) return ECHO_OK;
     disarm_space(eventfd);
     return ECHO_READY;
 }
 
-inline void Ring::disarm_space(int eventfd) { bells_.disarm(eventfd); }
+inline void Ring::disarm_space(int eventfd) { eventfds_.disarm(eventfd); }
 
 inline void Ring::space_appeared() {
     control_->space.notify(INT_MAX);
-    bells_.ring();
+    eventfds_.signal();
 }
 
 inline int Ring::next_batch(uint64_t *order_of) const {
@@ -241,11 +241,11 @@ inline int Ring::next_batch(uint64_t *order_of) const {
     }
     if (order_of) *order_of = best_order;
     if (best < 0 || oldest_awaited > best_order || closed()) return best;
-    // An earlier batch misses a sample that somebody is about to commit.
+    // An earlier batch misses a sample that a writer is about to commit.
     const int64_t now = now_ns();
     int64_t ready = buffer_[best].ready_at.load(std::memory_order_relaxed);
-    // Whoever completed it may have died, or been stopped, before it said when: its patience begins with the first who finds it so.
-    // Should the buffer be in its next life by now, its completion overwrites this.
+    // The writer that completed the batch may have died, or been stopped, before it recorded the time. The wait then begins when a learner
+    // first finds the batch complete. If the buffer is already in its next lap, its completion overwrites this value.
     if (ready <= 0) buffer_[best].ready_at.compare_exchange_strong(ready, now, std::memory_order_relaxed);
     return ready > 0 && now - ready >= kPatienceNs ? best : -1;
 }
@@ -255,16 +255,16 @@ inline int Ring::take() {
     for (;;) {
         const int b = next_batch(&order);
         if (b < 0) return -1;
-        // One look is no snapshot: a buffer looked at first may be opened and completed, and after it the one found, before the look
-        // reaches that. What was complete before the one found is seen by a look that begins now; without it, batches of a single
-        // writer would leave out of order now and then.
+        // One look is no snapshot. While the loop runs, a buffer that it has already passed may be opened and completed, and then the
+        // buffer that it finds may be completed before the loop reaches it. A second look, which begins now, sees everything that was
+        // complete before the buffer found. Without it, batches of a single writer would leave out of order now and then.
         if (order != confirmed) {
             confirmed = order;
             continue;
         }
         uint64_t progress = buffer_[b].progress.load(std::memory_order_relaxed);
         if (progress & Progress::kPending) [[unlikely]] progress = settle_progress(buffer_[b], progress);
-        // acquire: every committed sample's bytes are seen (the changes by all writers form one release sequence).
+        // acquire: the bytes of every committed sample are visible (the changes by all writers form one release sequence).
         if (!complete(progress) || progress & Progress::kPending ||
             !buffer_[b].progress.compare_exchange_strong(progress, Progress::lap(progress) | Progress::kLeased, std::memory_order_acquire,
                                                          std::memory_order_relaxed))  // SYNC batch
@@ -303,12 +303,12 @@ inline bool Ring::wait_ready(int64_t timeout_ns) {
     const int64_t deadline = timeout_ns < 0 ? INT64_MAX : now_ns() + timeout_ns;
     for (;;) {
         if (closed() || next_batch(nullptr) >= 0) return true;
-        // A complete batch that is held back for an earlier one sends no second notice when patience ends: look again by then.
+        // If a complete batch is held back for an earlier one, no second notification comes when the wait for the earlier one ends. So look again by then.
         const bool held_back = any_complete();
         const int64_t look = now_ns() + kPatienceNs, until = held_back && look < deadline ? look : deadline;
         const bool woken = control_->ready.wait(
             [&] { return closed() || (held_back ? next_batch(nullptr) >= 0 : any_complete()); }, until == INT64_MAX ? -1 : until);
-        if (!woken && (until == deadline || now_ns() < until)) return closed() || next_batch(nullptr) >= 0;  // too late, or a signal came
+        if (!woken && (until == deadline || now_ns() < until)) return closed() || next_batch(nullptr) >= 0;  // the deadline has passed, or a signal came
     }
 }
 
@@ -321,14 +321,14 @@ inline void Ring::close() {
 
 inline Ring::Counters Ring::counters() const {
     const auto relaxed = std::memory_order_relaxed;
-    // acquire, and before the look at the buffers: a batch that counts as taken is not seen as still open, and so counted twice.
+    // acquire, before the look at the buffers: a batch that counts as taken is then not seen as still open, which would count it twice.
     const uint64_t taken = control_->taken.load(std::memory_order_acquire);  // SYNC totals
     uint64_t stored = 0;
     for (uint64_t b = 0; b < total_; ++b) {
         const uint64_t progress = buffer_[b].progress.load(relaxed);
         if (Progress::state(progress) == Progress::kOpen) stored += Progress::count(progress);
     }
-    // A batch being taken at this moment may be missing from both.
+    // A batch that is being taken at this moment may be missing from both numbers.
     uint64_t inserted = taken * batch_ + stored, seen = control_->inserted.load(relaxed);
     while (inserted > seen && !control_->inserted.compare_exchange_weak(seen, inserted, relaxed)) {}
     if (inserted < seen) inserted = seen;

@@ -1,4 +1,4 @@
-# What Cython code of echo_core itself sees of ring.hpp. Not for plugins: their door is capi.pxd.
+# The part of ring.hpp that Cython code of echo_core itself uses. Plugins use capi.pxd instead.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic

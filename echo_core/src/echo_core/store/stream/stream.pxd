@@ -5,12 +5,12 @@ from echo_core.store.local_insert cimport LocalInsert
 from echo_core.store.stream.ring cimport Ring
 
 cdef class Stream(LocalInsert):
-    cdef Ring* ring                 # NULL until open
+    cdef Ring* ring                 # NULL until open() was called
     cdef int64_t lease_timeout_ns
     cdef int memory_fd              # of the memfd, -1 for private memory
     cdef uint64_t memory_bytes
     cdef readonly object spec
-    cdef public object _tap_wish    # somebody outside waits for a look at the next batch: see tap.py; None almost always
+    cdef public object _tap_wish    # an observer waits for samples of the next batch: see tap.py; almost always None
     cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout, object memory) except -1
     cdef int lock_pages(self, object place) except -1
     cdef Ring* opened(self) except NULL

@@ -1,9 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""The stream: batch buffers that writers fill slot by slot and a learner takes whole. Python's side of ring.hpp."""
-import logging
-
+"""The stream: writers fill batch buffers slot by slot, and a learner takes batches as a whole. This is the Python side of ring.hpp."""
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from cpython.exc cimport PyErr_CheckSignals
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
@@ -16,13 +13,11 @@ from echo_core.store.door.echo_run cimport echo_run
 from echo_core.store.wait.clock cimport now_ns
 from echo_core.store.lease cimport StreamLease, stream_lease
 from echo_core.store.sample cimport new_sample, snapshot
-from echo_core.store.wait.patience cimport SLICE_NS, deadline_of, first_sleep, slice_of
+from echo_core.store.wait.patience cimport SLICE_NS, Patience
 
+from echo_core.base.errors import LeaseError
 from echo_core.base.memory import memfd
-from echo_core.base.errors import EchoTimeoutError, LeaseError
-from echo_core.store.wait.patience import available_memory
-
-_log = logging.getLogger("echo")
+from echo_core.base.memory.cgroup import available_memory
 
 cdef extern from "<unistd.h>" nogil:
     int close_descriptor "close"(int)
@@ -31,9 +26,8 @@ cdef extern from "store/stream/tap.hpp" namespace "echo" nogil:
     uint64_t newest "echo::Tap::newest"(const Ring&, uint64_t, char**)
 
 cdef enum:
-    INLINE_LEAVES = 64          # samples with more leaves take their pointers from the heap
+    INLINE_LEAVES = 64          # samples with more leaves keep their pointers on the heap
 
-cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
 
 
 cdef void release_capsule(object capsule) noexcept:
@@ -41,7 +35,7 @@ cdef void release_capsule(object capsule) noexcept:
 
 
 cdef class Stream(LocalInsert):
-    """A ring of batch buffers, from its memory to its figures; none until `open`. `Store` says who may use it, and when."""
+    """A ring of batch buffers, with its memory and its figures. There is no ring until `open`. `Store` decides who may use it, and when."""
 
     def __cinit__(self):
         self.memory_fd = -1
@@ -56,7 +50,7 @@ cdef class Stream(LocalInsert):
             close_descriptor(self.memory_fd)
 
     cdef int open(self, object spec, object batch_size, object num_buffers, double lease_timeout, object memory) except -1:
-        """`memory`: a `StoreMemory` for a stream that other processes write to; None: private memory."""
+        """`memory` is a `StoreMemory` if other processes write to the stream, and None for private memory."""
         cdef vector[uint64_t] sizes
         cdef uint64_t spares = 0 if memory is None else memory.spares
         cdef uint64_t total
@@ -94,23 +88,23 @@ cdef class Stream(LocalInsert):
         return 0
 
     cdef int lock_pages(self, object place) except -1:
-        """Page-lock the store, in a `cuda.Place`. Raises CudaError."""
+        """Page-lock the store's memory, in a `cuda.Place`. Raises CudaError."""
         cdef int status = self.opened().lock_pages(page_lock(place))
         if status != 0:
             raise place.driver.error("cuMemHostRegister", status)
         return 0
 
     cdef Ring* opened(self) except NULL:
-        """The ring; where there is none, the reason why."""
+        """Returns the ring. If there is none, raises an error that says why."""
         if self.ring == NULL:
             self.refuse()
         return self.ring
 
     cdef int refuse(self) except -1:
-        """Say why this object cannot be used; `Store` knows more reasons."""
+        """Raises the error that says why this object cannot be used; `Store` knows further reasons."""
         raise RuntimeError("this stream is not open")
 
-    # ---- writing: what an inlet asks of a store ----------------------------------------------------------------------------
+    # ---- writing: the methods that LocalInsert needs from a store ----------------------------------------------------------
 
     cdef size_t copy_now(self, const void** data, size_t done, size_t count, const Labels* labels, const echo_run* claimed):
         self.ring.writer.runs()
@@ -136,7 +130,7 @@ cdef class Stream(LocalInsert):
     # ---- reading -----------------------------------------------------------------------------------------------------------
 
     cdef object next_batch(self, object timeout):
-        """The next batch as a `Sample`; None once closed. See `Store.sample`."""
+        """Returns the next batch as a `Sample`, or None once the stream is closed. See `Store.sample`."""
         cdef char* inline_data[INLINE_LEAVES]
         cdef vector[char*] heap_data
         cdef char** data = inline_data
@@ -158,49 +152,48 @@ cdef class Stream(LocalInsert):
         return new_sample(self.ring, self.flattener.arrays(data, self.ring.batch_size(), lease))
 
     cdef int wait_batch(self, object timeout) except -2:
-        """A batch's buffer, or -1 once closed."""
-        cdef int64_t deadline = deadline_of(timeout), began = now_ns(), hoarded_since = -1, now
-        cdef int64_t most = min(<int64_t>SLICE_NS, max(self.lease_timeout_ns // 4, 1000000)), longest = min(first_sleep(), most)
+        """Returns a batch's buffer, or -1 once the stream is closed."""
+        cdef Patience patience = Patience(timeout)
+        cdef int64_t hoarded_since = -1, now
+        cdef int64_t most = min(<int64_t>SLICE_NS, max(self.lease_timeout_ns // 4, 1000000))
         cdef int buffer
-        cdef bint closed, told = False
+        cdef bint closed, due
+        patience.longest = min(patience.longest, most)
         self.ring.learner.spins()
         with nogil:
             self.ring.spin_for_batch()
         while True:
             with nogil:
-                # Closed before looked: what was committed before the close is still handed out.
+                # Read `closed` before looking for a batch: samples that were committed before the close are still handed out.
                 closed = self.ring.closed()
                 buffer = self.ring.take()
                 if buffer < 0 and not closed:
                     self.ring.learner.sleeps()
-                    self.ring.wait_ready(slice_of(deadline, longest))
+                    self.ring.wait_ready(patience.slice())
                     buffer = self.ring.take()
                 self.ring.learner.runs()
             if buffer >= 0 or closed:
                 return buffer
-            PyErr_CheckSignals()
-            longest = min(2 * longest, most)
+            due = patience.turn()
+            patience.longest = min(patience.longest, most)
             now = now_ns()
             if self.ring.leased() < self.ring.buffers():
                 hoarded_since = -1
             elif hoarded_since < 0:
                 hoarded_since = now
-            if hoarded_since >= 0 and (now - hoarded_since >= self.lease_timeout_ns or (deadline >= 0 and now >= deadline)):
+            if hoarded_since >= 0 and (now - hoarded_since >= self.lease_timeout_ns or (patience.deadline >= 0 and now >= patience.deadline)):
                 raise LeaseError(
                     f"all {self.ring.buffers()} batch buffers are held by batches still alive, so that no new batch can come; "
                     f"drop batches you no longer need, keep copies (dataset_iter(copy=True), numpy.copy), or give the server more "
                     f"num_buffers than the batches you hold at once"
                 )
-            if deadline >= 0 and now >= deadline:
-                raise EchoTimeoutError(f"sample() waited {timeout:g} s for a batch: {self._who_blocks_learner()}")
-            if not told and now - began > PATIENCE_NS:
-                told = True
-                _log.warning("sample() has waited 5 s for a batch: %s", self._who_blocks_learner())
+            if due:
+                patience.report("sample()", "a batch", self._who_blocks_learner())
 
-    # ---- looks from outside: see tap.py ------------------------------------------------------------------------------------
+    # ---- observers: see tap.py ---------------------------------------------------------------------------------------------
 
     def _newest(self, Py_ssize_t most):
-        """Copies of up to `most` of the newest committed samples that are in the store, oldest first: `(n, [bytes of each leaf])`."""
+        """Return copies of up to `most` of the newest committed samples in the store, oldest first: `(n, [bytes of each leaf])`."""
         cdef Ring* ring = self.opened()
         cdef vector[char*] to
         cdef uint64_t n
@@ -214,7 +207,7 @@ cdef class Stream(LocalInsert):
         return n, [leaf[(most - <Py_ssize_t>n) * <Py_ssize_t>ring.leaf_bytes(i):] for i, leaf in enumerate(leaves)]
 
     cdef int grant(self, int buffer) except -1:
-        """Give the wish of `_tap_wish` the newest samples of a batch that its learner has not seen yet."""
+        """Give the observer behind `_tap_wish` the newest samples of a batch that its learner has not seen yet."""
         cdef Py_ssize_t batch = <Py_ssize_t>self.ring.batch_size(), n, size
         cdef uint32_t i
         wish, self._tap_wish = self._tap_wish, None
@@ -225,7 +218,7 @@ cdef class Stream(LocalInsert):
                 size = <Py_ssize_t>self.ring.leaf_bytes(i)
                 leaves.append(PyBytes_FromStringAndSize(self.ring.batch_leaf(buffer, i) + (batch - n) * size, n * size))
         except MemoryError:
-            return 0  # the learner must not miss its batch for it
+            return 0  # the learner must get its batch all the same
         wish.granted = (n, leaves)
         return 0
 
@@ -242,11 +235,12 @@ cdef class Stream(LocalInsert):
     def _who_blocks_learner(self) -> str:
         cdef Counters c = self.opened().counters()
         if c.stored >= self.ring.batch_size():
-            return f"{c.stored} samples are there, and the earliest batch misses one: its slot was claimed and not committed yet, or given back, so that the next sample takes it"
+            return (f"{c.stored} samples are there, and the earliest batch misses one: its slot was claimed and is not committed yet, "
+                    f"or it was given back and the next sample will fill it")
         return (f"{c.stored} of {self.ring.batch_size()} samples are there, {c.connections} workers connected, "
                 f"{c.inserted} samples inserted so far; the workers are slower than the learner, or not started; start more of them, or wait longer (timeout=)")
 
-    # ---- figures and the native door ---------------------------------------------------------------------------------------
+    # ---- figures and the native interface ----------------------------------------------------------------------------------
 
     def _counters(self) -> dict:
         cdef Counters c = self.opened().counters()

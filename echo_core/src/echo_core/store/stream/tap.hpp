@@ -1,8 +1,8 @@
-// A look at the newest committed samples of a stream store, which takes nothing: neither samples nor time of those who write and learn.
+// A look at the newest committed samples of a stream store. It takes nothing: no samples, and no time of the writers and the learner.
 //
-// Which slots of a batch that is being filled are committed cannot be told, only how many, except at moments when that is as many as
-// were claimed: then all of them are. Batches that are complete and not yet taken are committed whole. What is copied may be taken, and
-// then changed by the learner, meanwhile; the buffer's `progress` and `order` say so afterwards, and the copy counts for nothing.
+// While a batch is being filled, the store knows how many of its slots are committed, but not which. Only when as many slots are committed
+// as were claimed, all claimed slots are committed. In batches that are complete and not yet taken, all slots are committed. A learner may take
+// a batch while it is being copied, and then change it. The buffer's `progress` and `order` show this afterwards, and the copy is dropped.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 #include "store/replay/rows/rows.hpp"
 #include "store/stream/ring.hpp"
 
-// The test-suite waits here, so that what was found is taken and written to before it is copied.
+// The test-suite pauses here, so that a learner takes the batch and writes to it before it is copied.
 #ifndef ECHO_TAP_PAUSE
 #define ECHO_TAP_PAUSE()
 #endif
@@ -19,7 +19,7 @@
 namespace echo {
 
 struct Tap {
-    // Copies up to `most` samples to to[leaf], the newest last, and returns how many: they lie at the end of the room for `most`.
+    // Copies up to `most` samples to to[leaf], with the newest last, and returns how many. They are at the end of the room for `most` samples.
     static uint64_t newest(const Ring &ring, uint64_t most, char *const *to) {
         struct Found {
             uint64_t order, progress;
@@ -27,11 +27,12 @@ struct Tap {
         };
         std::vector<Found> found;
         for (uint32_t b = 0; b < ring.total_; ++b) {
-            // acquire: every sample that counts as committed here is seen whole.
+            // acquire: every sample that counts as committed here is complete in memory.
             const uint64_t progress = ring.buffer_[b].progress.load(std::memory_order_acquire);  // SYNC batch
             const uint32_t count = Progress::count(progress);
             if (Progress::state(progress) != Progress::kOpen || count == 0 || count > ring.batch_) continue;
-            // Read after progress: claimed only grows, so if it is no more than was committed then, nothing was claimed and not committed.
+            // This is read after `progress`. The number of claimed slots only grows, so if it is not larger than the number committed then,
+            // no slot was claimed and not committed at that time.
             const uint64_t open = ring.control_->open.load(std::memory_order_acquire);  // SYNC open
             if (count < ring.batch_ && (Open::buffer(open) != b || Open::next(open) != count)) continue;
             found.push_back({ring.buffer_[b].order.load(std::memory_order_relaxed), progress, b, count});

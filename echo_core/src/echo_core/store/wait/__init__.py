@@ -1,1 +1,1 @@
-"""How threads wait for the store, and what wakes them."""
+"""How threads wait for the store, and how they are woken."""

@@ -1,4 +1,4 @@
-# The clock by which waits are timed (event_count.hpp).
+# The clock that times waits (event_count.hpp).
 from libc.stdint cimport int64_t
 
 cdef extern from "store/wait/event_count.hpp" namespace "echo" nogil:

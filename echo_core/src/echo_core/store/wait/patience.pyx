@@ -1,7 +1,6 @@
 # cython: language_level=3
-"""How waiting calls of the stores count time, and how much memory there is."""
+"""How blocking calls of the stores measure time."""
 import logging
-import os
 from threading import get_ident, main_thread
 
 cimport cython
@@ -10,16 +9,16 @@ from libc.stdint cimport int64_t
 
 from echo_core.store.wait.clock cimport now_ns
 
-from echo_core.base.memory.cgroup import memory_left
 from echo_core.base.errors import EchoTimeoutError
+from echo_core.base.waiting import LOG_AFTER
 
 _log = logging.getLogger("echo")
 
-cdef int64_t PATIENCE_NS = 5_000_000_000  # a wait longer than this is logged, once
+cdef int64_t LOG_AFTER_NS = <int64_t>(LOG_AFTER * 1e9)
 
 
 cdef int64_t deadline_of(object timeout) except -2:
-    """The now_ns() at which a wait ends; -1 for never (None and infinity)."""
+    """Returns the now_ns() at which a wait ends; -1 means never (for None and infinity)."""
     if timeout is None:
         return -1
     cdef double seconds = timeout
@@ -36,37 +35,27 @@ cdef int64_t first_sleep():
 
 @cython.final
 cdef class Patience:
-    """Of a call that waits for at most `timeout` seconds (None: for ever)."""
+    """One call that waits for at most `timeout` seconds (None: for ever)."""
 
     def __init__(self, timeout):
         self.timeout = timeout
         self.deadline, self.began, self.longest = deadline_of(timeout), now_ns(), first_sleep()
 
     cdef int64_t slice(self) noexcept nogil:
-        """Nanoseconds to sleep now."""
+        """Returns how many nanoseconds to sleep now."""
         return slice_of(self.deadline, self.longest)
 
     cdef bint turn(self) except -1:
-        """After a sleep that brought nothing: whether it is time to `tell`."""
+        """Call this after a sleep without success. Returns whether it is time to call `report`."""
         cdef int64_t now
         PyErr_CheckSignals()
         self.longest = next_sleep(self.longest)
         now = now_ns()
-        return (self.deadline >= 0 and now >= self.deadline) or (not self.told and now - self.began > PATIENCE_NS)
+        return (self.deadline >= 0 and now >= self.deadline) or (not self.logged and now - self.began > LOG_AFTER_NS)
 
-    cdef int tell(self, str caller, str what, str who) except -1:
-        """End the wait by EchoTimeoutError when its time is over; otherwise log, once, who waits for whom."""
+    cdef int report(self, str caller, str what, str who) except -1:
+        """Raises EchoTimeoutError if the time is over; otherwise logs, once, who waits for whom."""
         if self.deadline >= 0 and now_ns() >= self.deadline:
             raise EchoTimeoutError(f"{caller} waited {self.timeout:g} s for {what}: {who}")
-        self.told = True
+        self.logged = True
         _log.warning("%s has waited 5 s for %s: %s", caller, what, who)
-
-
-def available_memory() -> int:
-    """Bytes that can be allocated without swapping, and without the control group's limit being met."""
-    left = memory_left()
-    with open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return min(left, int(line.split()[1]) * 1024)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

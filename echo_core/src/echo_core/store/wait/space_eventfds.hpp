@@ -1,7 +1,7 @@
-// Eventfds to be written once when a store has space: for those who sleep in epoll, where an event count cannot wake them.
+// Eventfds that are written once when a store has space: for threads that sleep in epoll, where an event count cannot wake them.
 //
-// Who arms one says so and then looks for space; who makes space does so and then looks for armed ones (SYNC wakeup, as in
-// event_count.hpp: sequentially consistent at both ends, or a wake-up is lost).
+// A thread that arms an eventfd announces it and then looks for space. A thread that makes space looks for armed eventfds afterwards
+// (SYNC wakeup, as in event_count.hpp: the order is sequentially consistent at both ends, otherwise a wake-up is lost).
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace echo {
 
-class Bells {
+class SpaceEventfds {
 public:
     void arm(int eventfd) {
         std::lock_guard<std::mutex> lock(lock_);
@@ -25,10 +25,10 @@ public:
         armed_.erase(std::remove(armed_.begin(), armed_.end(), eventfd), armed_.end());
         count();
     }
-    // To be asked after a sequentially consistent write that may have made space.
+    // Call this after a sequentially consistent write that may have made space.
     bool any() const { return count_.load(std::memory_order_seq_cst) != 0; }  // SYNC wakeup
-    void ring() {
-        // The eventfds are the parent's even in a forked child, and the lock may be held by a thread that does not exist there.
+    void signal() {
+        // A forked child must not write: the eventfds are still the parent's, and the lock may be held by a thread that does not exist in the child.
         if (!any() || getpid() != born_) return;
         std::lock_guard<std::mutex> lock(lock_);
         for (int fd : armed_) {
@@ -44,7 +44,7 @@ private:
 
     const pid_t born_ = getpid();
     std::atomic<uint32_t> count_{0};
-    std::mutex lock_;  // held while an eventfd is written: a disarmed descriptor can be closed without being written after
+    std::mutex lock_;  // held while an eventfd is written, so that nobody writes to a descriptor after disarm() returned and it was closed
     std::vector<int> armed_;
 };
 

@@ -1,4 +1,4 @@
-"""The end: what was sent is delivered, nobody hangs, and after it calls say so."""
+"""Clauses about closing: sent samples are delivered, no call hangs, and later calls raise a clear error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
 
 
 def interrupted_by(event: Callable[[], Any], call: Callable[[], Any]) -> Any:
-    """What `call`, waiting on a thread of its own, returns or raises when `event` happens meanwhile."""
+    """Run `call`, which waits, on another thread, let `event` happen, and return what `call` returns or raises."""
     outcome: list[Any] = []
     waiting = threading.Thread(target=lambda: outcome.append(returns(call, PATIENCE)), daemon=True)
     waiting.start()
@@ -102,12 +102,12 @@ class EndingClauses:
     def test_no_call_hangs_when_the_learner_is_gone(self, rig: Rig, call: str) -> None:
         server = rig.server(batch_size=1, num_buffers=2)
         client = rig.hasty(server, timeout=0.5, max_inflight_msgs=8)
-        client.send_batch(stacked(1, 0, 5))  # three more than the store takes
+        client.send_batch(stacked(1, 0, 5))  # three more than fit into the store
         server.close(timeout=0)
 
         def until_it_raises() -> None:
             end = time.monotonic() + PATIENCE
-            while time.monotonic() < end:  # a send is taken over while the window has room
+            while time.monotonic() < end:  # a send succeeds while the window has room
                 (CALLS | {"close": lambda client: client.close()})[call](client)
 
         outcome = returns(until_it_raises, PATIENCE)

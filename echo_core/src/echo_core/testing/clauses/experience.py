@@ -1,4 +1,4 @@
-"""Experience up: every sample whole, once, in order, bit for bit."""
+"""Clauses about samples from worker to learner: each arrives complete, once, in order, and bit for bit the same."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ExperienceClauses:
         ended = threading.Event()
 
         def pour(maker: int) -> None:
-            # A window much larger than the store, and small enough to be taken in fours at the end.
+            # The window is much larger than the store, and small enough to be received in batches of four at the end.
             with rig.client(server, max_inflight_msgs=1000) as client:
                 for number in itertools.takewhile(lambda _: not ended.is_set(), itertools.count()):
                     client.send(sample(maker, number))
@@ -82,10 +82,10 @@ class ExperienceClauses:
         while len(tally.numbers) < len(workers):
             tally.add(server.sample(timeout=PATIENCE).batch)
             batches += 1
-            assert batches < 100_000, f"only {sorted(tally.numbers)} of {len(workers)} workers got in"
+            assert batches < 100_000, f"only {sorted(tally.numbers)} of {len(workers)} workers were served"
         before = {maker: len(numbers) for maker, numbers in tally.numbers.items()}
         for _ in range(400):
-            time.sleep(0.001)  # slower than any worker, so that each always waits
+            time.sleep(0.001)  # slower than any worker, so that all of them always wait
             tally.add(server.sample(timeout=PATIENCE).batch)
         shares = [len(tally.numbers[maker]) - before[maker] for maker in before]
         ended.set()
@@ -131,7 +131,7 @@ class ExperienceClauses:
         assert server.sample(timeout=PATIENCE).batch["a"].shape == (5, 0, 3)
 
     def test_arrays_may_be_changed_as_soon_as_they_are_sent(self, rig: Rig) -> None:
-        filler = 70_000  # large enough for a transport to send it from where it lies
+        filler = 70_000  # large enough for a transport to send it without a copy
         server = rig.server(example(filler), batch_size=10)
         client = rig.client(server, example(filler))
         one, batch = sample(5, 0, filler), stacked(5, 0, 3, filler)

@@ -1,4 +1,4 @@
-"""Nothing is left behind: threads, descriptors, addresses."""
+"""Clauses about leaks: no thread, file descriptor or address is left behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Needs = Callable[[str], None]
 
 class HygieneClauses:
     def dial(self, address: Any) -> socket.socket:
-        """A stranger's connection: a plain socket to the address."""
+        """The connection of an unauthenticated client: a plain socket to the address."""
         if address.host:
             return socket.create_connection((address.host, address.port), timeout=PATIENCE)
         stranger = socket.socket(socket.AF_UNIX)
@@ -32,7 +32,7 @@ class HygieneClauses:
         return stranger
 
     def _session(self, close: bool) -> None:
-        """A learner and two workers, with everything that may travel between them."""
+        """Run a learner and two workers, with every kind of message between them."""
         server = Server(example(), 8, self.transport()).start()
         clients = [Client(server.address, example(), **self.connect_options) for _ in range(2)]
         server.publish({"w": np.zeros(200_000)})
@@ -52,7 +52,7 @@ class HygieneClauses:
     @pytest.mark.parametrize("close", [True, False])
     def test_a_session_leaves_no_threads_and_no_descriptors(self, rig: Rig, close: bool) -> None:
         del rig
-        for _ in range(2):  # what is made once and for all is made
+        for _ in range(2):  # creates everything that is made only once per process
             self._session(close)
             gc.collect()
         settled(tasks, tasks(), "threads")

@@ -1,4 +1,4 @@
-"""Who is there: names, figures, requests, and who is not let in."""
+"""Clauses about clients: their names, counters and requests, and the refusal of unauthenticated or surplus clients."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class IdentityClauses:
         assert client.request("ping")[1] == b""
 
     def test_an_observer_looks_on(self, rig: Rig) -> None:
-        """It asks, as `echoctl top` and `tap` do, sends no experience, and disturbs nobody who does."""
+        """An observer sends requests, as `echoctl top` and `tap` do. It sends no samples, and does not disturb clients that do."""
         server = rig.server()
         client = rig.client(server)
         observer = rig.client(server, role="observer")
@@ -167,7 +167,7 @@ class IdentityClauses:
         assert client.request("ping", blob=b"small")[1] == b"small"
 
     def test_requests_under_way_together_find_their_answers(self, rig: Rig) -> None:
-        """In whatever order they are waited for; one that nobody waits for disturbs none."""
+        """The order of the waits does not matter, and a request that nobody waits for does not disturb the others."""
         client = rig.client(rig.server())
         connection = client._connection
         blobs = [os.urandom(size) for size in (0, 1, 1000, 200_000, 900_000, 900_001, 3)]
@@ -198,7 +198,7 @@ class IdentityClauses:
             assert not thread.is_alive()
         assert wrong == []
 
-    # ---- who is not let in ----------------------------------------------------------------
+    # ---- refused clients ----------------------------------------------------------------
 
     def test_a_wrong_token_is_refused(self, rig: Rig, needs: Needs) -> None:
         needs("authenticates")
@@ -227,7 +227,7 @@ class IdentityClauses:
         server = rig.server(listen={"max_connections": 2})
         first, second = rig.client(server), rig.client(server)
         outcome = returns(lambda: rig.client(server, timeout=3), PATIENCE)
-        # It may go on trying, in case somebody leaves.
+        # The client may keep trying, in case another one leaves.
         assert isinstance(outcome, (HandshakeRefused, EchoTimeoutError)), outcome
         assert "busy" in str(outcome) or getattr(outcome, "code", "") == "busy"
         second.close()

@@ -1,4 +1,4 @@
-"""Workers in processes of their own: spawned, pickled, forked, interrupted, stopped and killed."""
+"""Clauses about workers in their own processes: spawned, pickled, forked, interrupted, stopped and killed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ProcessClauses:
             ):
                 with pytest.raises(ForkError, match="fork"):
                     call()
-            returns(lambda: client.close(timeout=1), PATIENCE / 2)  # raises or not, but ends
+            returns(lambda: client.close(timeout=1), PATIENCE / 2)  # it may raise, but must end
 
         forked(child, PATIENCE)
         tally = drain(server, 5)
@@ -114,7 +114,7 @@ class ProcessClauses:
         assert client.request("ping", blob=b"parent")[1] == b"parent"
 
     def test_a_forked_child_that_closes_the_server_leaves_it_to_the_parent(self, rig: Rig) -> None:
-        """As leaving a `with` block does, whatever ends the child."""
+        """A child also closes it when it leaves a `with` block, for example because of an exception."""
         server = rig.server(batch_size=4)
         client = rig.client(server)
         client.send_batch(stacked(0, 0, 4))
@@ -172,7 +172,7 @@ class ProcessClauses:
         assert hear(hearing) == "ready"
         drain(server, 25, tally)
         assert process.pid is not None
-        os.kill(process.pid, signal.SIGSTOP)  # wherever it is, perhaps within a sample
+        os.kill(process.pid, signal.SIGSTOP)  # at any point, perhaps in the middle of a sample
         client = rig.client(server, example(filler))
         for version in range(2, 12):
             outcome = returns(lambda v=version: server.publish({"w": np.full(1 << 20, float(v))}))
@@ -215,7 +215,7 @@ class ProcessClauses:
             until(
                 lambda: _empty(server, tally) and server.peers() == [], "its end is noticed", 30
             )
-        for maker in range(3):  # what had arrived is a beginning of what it made
+        for maker in range(3):  # the samples that arrived are the first ones that it made
             assert tally.numbers[maker] == list(range(len(tally.numbers[maker])))
         client = rig.client(server, example(filler))
         client.send_batch(stacked(9, 0, 4, filler))
@@ -223,7 +223,7 @@ class ProcessClauses:
 
 
 def _empty(server: Server, tally: Tally) -> bool:
-    """Take everything that is whole, until for a moment nothing comes."""
+    """Take every complete batch, until none arrives for a moment."""
     while True:
         try:
             tally.add(server.sample(timeout=0.1).batch)

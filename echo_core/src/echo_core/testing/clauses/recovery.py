@@ -1,4 +1,4 @@
-"""Links that are cut, learners that come late, and learners that are replaced."""
+"""Clauses about recovery: links that are cut, learners that start late, and learners that are replaced."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Sender:
 
 
 class Drainer:
-    """Takes batches off a server until it is closed, on a thread."""
+    """Takes batches from a server on a thread until the server is closed."""
 
     def __init__(self, server: Any) -> None:
         self.tally = Tally()
@@ -162,7 +162,7 @@ class RecoveryClauses:
 
     @pytest.mark.parametrize("filler", [FILLER, 1 << 16])
     def test_a_learner_that_closes_leaves_nothing_to_be_sent_twice(self, rig: Rig, needs: Needs, filler: int) -> None:
-        """What it has stored it acknowledges before it says goodbye, and behind that it stores nothing: the next learner gets the rest."""
+        """The learner acknowledges all stored samples before its BYE and stores none after it, so the next learner gets the rest."""
         needs("restarts")
         tree = example(filler)
         server = rig.server(tree, batch_size=1, num_buffers=64)

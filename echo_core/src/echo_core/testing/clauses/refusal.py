@@ -1,4 +1,4 @@
-"""What does not match is refused, at both ends, naming the leaf; nothing is harmed by it."""
+"""Clauses about mismatches: both ends refuse them and name the leaf, and everything else goes on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OTHERS: dict[str, tuple[Any, str]] = {
 
 
 class OnDevice:
-    """What a library's array in a GPU's memory shows of itself; its address is nothing that a processor may read."""
+    """A stand-in for a library's array in a GPU's memory. The processor must not read its address."""
 
     __cuda_array_interface__ = {"shape": (4,), "typestr": "<f4", "data": (16, False), "version": 3}
 

@@ -1,4 +1,4 @@
-"""Backpressure: who must wait does so for as long as it said, and loses nothing by it."""
+"""Clauses about backpressure: a call that must wait waits for exactly its timeout, and no sample is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights down: whole or not there, latest wins, confirmed, and never in the way of experience."""
+"""Clauses about weights: workers get only complete versions, the latest wins, receipts return, and samples are never delayed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BIG = (3 << 20) + 12_345  # bytes: several chunks, the last of them odd
 
 
 def filled(version: int, size: int = BIG) -> dict[str, Any]:
-    """Weights of which every element is the number of their version."""
+    """Weights in which every element is the version number."""
     return {
         "policy": {"w": np.full(size // 4, version, np.float32), "b": np.full(7, version)},
         "steps": version,
@@ -26,7 +26,7 @@ def filled(version: int, size: int = BIG) -> dict[str, Any]:
 
 
 def check(weights: Any, size: int = BIG) -> None:
-    """All of one version: nothing of another, nothing missing."""
+    """Check that all elements belong to one version and none is missing."""
     policy = weights.params["policy"]
     assert policy["w"].shape == (size // 4,)
     assert (policy["w"] == weights.version).all(), f"version {weights.version} is torn"

@@ -1,4 +1,4 @@
-"""States: complete, plain copies, refused when they are not a state."""
+"""Clauses about states: a state is a complete, plain copy, and invalid states are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contents: what goes in comes out once, what was deleted or evicted never, updates count."""
+"""Clauses about contents: every inserted key is drawn once, deleted or evicted keys never, and updates have an effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .keys import keys
 
 class ContentsClauses:
     def test_everything_comes_out_exactly_once(self) -> None:
-        """Drawing and deleting empties a sampler, whatever it draws."""
+        """Drawing and deleting empties a sampler, regardless of which keys it draws."""
         sampler, rng, out = self.sampler(), np.random.default_rng(1), []
         for start in range(0, 300, 30):
             sampler.insert(np.arange(start, start + 30, dtype=np.uint64))
@@ -106,7 +106,7 @@ class ContentsClauses:
             assert self.drawn(once, 5, seed) == self.drawn(twice, 5, seed)
 
     def test_updates_keep_the_order_of_arrival(self) -> None:
-        """What is drawn in an order is drawn by the new priorities, and by arrival where it was."""
+        """A sampler with a fixed order uses the new priorities; among equal ones, the order of arrival still holds."""
         order, updated = [7, 3, 12, 5, 8], [0.0, 1.0, 1.0, 9.0, 1.0]
         wanted = self.expected(order, updated)
         if wanted is None:

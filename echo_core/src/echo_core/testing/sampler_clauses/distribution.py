@@ -1,4 +1,4 @@
-"""Distributions, measured: keys come as often as the sampler says, and weights make means unbiased."""
+"""Clauses about measured distributions: keys are drawn as often as reported, and importance weights make means unbiased."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .keys import keys
 
 class DistributionClauses:
     def test_the_probabilities_are_true(self) -> None:
-        """Of the first key drawn: what it says of itself, and what is promised, is what happens,
-        within six standard deviations."""
+        """The frequencies of the first drawn key agree with the reported and with the promised
+        probabilities, within six standard deviations."""
         priorities = [1.0, 2.0, 0.5, 4.0, 1.0, 3.0]
         order = [10, 11, 12, 13, 14, 15]
         if self.expected(order, priorities) is not None:
@@ -28,11 +28,11 @@ class DistributionClauses:
             for p in {said[key]} | ({float(promised[index])} if promised else set()):
                 deviation = (self.DRAWS * max(p * (1 - p), 1e-4)) ** 0.5
                 assert abs(counts[key] - p * self.DRAWS) <= 6 * deviation, (
-                    f"key {key}: drawn {counts[key]} of {self.DRAWS} times, said p={p:.4f}"
+                    f"key {key}: drawn {counts[key]} of {self.DRAWS} times, but reported p={p:.4f}"
                 )
 
     def test_a_batch_is_drawn_like_single_keys(self) -> None:
-        """How often each key is in batches agrees with the probabilities said of their draws."""
+        """The frequency of each key in batches agrees with the reported probabilities of the draws."""
         order = list(range(8))
         priorities = [1.0 + key for key in order]
         if self.expected(order, priorities) is not None or not self.sampler().replacement:
@@ -48,9 +48,12 @@ class DistributionClauses:
         assert (abs(counts - said * turns * n) <= 6 * deviation).all(), (counts, said * turns * n)
 
     def test_a_history_leaves_the_distribution_true(self) -> None:
-        """After inserts, deletions and updates, keys come as often as it says (chi-square), the
-        probabilities of all keys are those of one distribution, and weights of 1 / (N p) make the
-        mean over batches that of the contents: no key is left out, none counts twice."""
+        """Inserts, deletions and updates do not falsify the distribution.
+
+        Keys are drawn as often as reported (chi-square), and the probabilities of all keys form one
+        distribution. With weights of 1 / (N p), the mean over batches is the mean of the contents. So
+        no key is left out and none counts twice.
+        """
         if self.expected(range(3), [1.0] * 3) is not None:
             pytest.skip("does not draw at random")
         sampler, rng = self.played(), np.random.default_rng(7)

@@ -1,4 +1,4 @@
-"""The native door: the same contents as through Python."""
+"""Clauses about the native interface: it leads to the same contents as the Python methods."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..native_door import NativeDoor
 
 class DoorClauses:
     def test_both_doors_lead_to_the_same_contents(self) -> None:
-        """A history played alternately through Python and through the capsule of `native()`
-        gives what Python alone gives, and the capsule outlives the sampler."""
+        """Calls that alternate between Python and the capsule of `native()` give the same result as
+        calls from Python alone, and the capsule outlives the sampler."""
         sampler, twin = self.played(), self.played()
         capsule = sampler.native()
         if capsule is None:
-            pytest.skip("has no native door")
+            pytest.skip("has no native interface")
         door = NativeDoor(capsule)
         for turn in range(40):
             either: Any = door if turn % 2 else sampler

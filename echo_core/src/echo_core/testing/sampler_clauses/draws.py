@@ -1,4 +1,4 @@
-"""Draws: keys and probabilities, from the generator given, in the order promised."""
+"""Clauses about draws: keys and probabilities come from the given generator, in the promised order."""
 
 from __future__ import annotations
 

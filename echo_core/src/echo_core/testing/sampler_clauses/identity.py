@@ -1,4 +1,4 @@
-"""What a sampler is: found by its name, with options that are checked."""
+"""Clauses about identity: a sampler is found by its name, and its options are checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class IdentityClauses:
             try:
                 classes.append(discovery.sampler_class(name))
             except EchoError:
-                continue  # somebody else's, and broken
+                continue  # a broken plugin of another distribution
         assert type(sampler) in classes, (
             "install the plugin before its tests (pip install -e .): "
             f"none of {names} is {type(sampler).__name__}"

@@ -1,4 +1,4 @@
-"""Keys as samplers take them, and how many a replay sampler must have room for here."""
+"""Makes keys in the form that samplers take, and defines how many of them a replay sampler needs room for in these tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from ...store.sampler import Keys
 
-CAPACITY = 1000  # of a replay sampler here, at least; its keys are below
+CAPACITY = 1000  # the least capacity of a replay sampler in these tests; its keys are below this
 
 
 def keys(*values: int) -> Keys:

@@ -1,4 +1,4 @@
-"""What is refused, by name, with nothing changed."""
+"""Clauses about refusals: wrong arguments are refused by name, and change nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-// What we use of UCX's C interface (libucp), declared here, so that neither its headers are needed to build nor its library to import.
+// The part of UCX's C interface (libucp) that this package uses. It is declared here, so that a build needs no headers of UCX, and an import no library.
 //
-// Layouts and numbers are those of UCX 1.15; 1.16 to 1.23 only appended to them. Structures say by `mask` which members count, and the
-// library looks at no others, so members behind the last one that we use are left out. tests/test_abi.py compares all of it with UCX's headers.
+// Layouts and numbers are those of UCX 1.15; 1.16 to 1.23 only appended to them. In each structure, `mask` says which members count, and the
+// library reads no others. So members behind the last one in use are left out. tests/test_abi.py compares all of it with UCX's headers.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ enum : status {
     ERR_LAST = -100,
 };
 
-// A call answers with nothing (done), with an error in the last hundred addresses, or with a request.
+// A call returns null (done), an error, encoded as one of the last hundred addresses, or a request.
 inline bool failed(void *answer) { return uintptr_t(answer) >= uintptr_t(intptr_t(ERR_LAST)); }
 inline bool pending(void *answer) { return answer != nullptr && !failed(answer); }
 inline status status_of(void *answer) { return status(intptr_t(answer)); }
@@ -180,7 +180,7 @@ struct RequestParam {
     int memory_type;
     void *info;
     void *memh;
-    uint64_t room[8]; // later versions have further members
+    uint64_t room[8]; // space for the further members of later versions
 };
 
 struct MessageParam {

@@ -1,4 +1,4 @@
-// What arrives at an engine: who it is from, and where it belongs. Every function with the engine's lock held, most as callbacks of UCX.
+// Messages that arrive at an engine: finds their sender and their receiver. All functions run with the engine's lock held, most as callbacks of UCX.
 #pragma once
 
 
@@ -41,7 +41,7 @@ inline Peer *Engine::sender(const ucp::MessageParam *param) {
     return found == by_endpoint_.end() ? nullptr : found->second;
 }
 
-// A peer that is leaving still answers END, and hears the answer to its own.
+// Messages for a peer that is leaving: it still answers END, and takes the answer to its own END.
 inline void Engine::late(Peer &peer, const void *header) {
     Head head;
     memcpy(&head, header, sizeof head);
@@ -81,7 +81,7 @@ inline ucp::status Engine::stream(Peer &peer, const Head &head, void *data, size
     return ucp::OK;
 }
 
-// Rendezvous are begun outside of the callback that announces them.
+// Begins rendezvous that were announced. This happens outside of the callback that announces them.
 inline bool Engine::begin_rendezvous() {
     bool any = !waiting_.empty();
     while (!waiting_.empty()) {

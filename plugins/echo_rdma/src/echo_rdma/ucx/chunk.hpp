@@ -1,4 +1,4 @@
-// Memory for a run of a worker's samples, sample after sample, and the copying of leaves to and from it.
+// Memory for consecutive samples of a worker, stored sample after sample, and functions that copy leaves to and from it.
 #pragma once
 
 #include <atomic>
@@ -17,14 +17,14 @@ struct Chunk {
     uint64_t first = 0;   // number of its first sample
     uint32_t room = 0;    // samples that fit
     uint32_t filled = 0, sent = 0;
-    std::atomic<uint32_t> in_flight{0}; // requests of UCX; the last one goes under the window's lock, see `let_go`
+    std::atomic<uint32_t> in_flight{0}; // requests of UCX; the last one is subtracted under the window's lock, see `let_go`
     bool sealed = false;  // takes no more samples
     char *rows = nullptr;
-    uint64_t offset = 0;  // of its rows in the region; 0: they are memory of its own
+    uint64_t offset = 0;  // offset of its rows in the region; 0 if they lie in memory of its own
     Memory own;
 };
 
-// Copies one leaf of `count` samples to or from rows of samples; a size known to the compiler makes a small copy a move or two.
+// Copies one leaf of `count` samples to or from rows of samples. If the compiler knows the size, a small copy is only one or two moves.
 template <bool to_rows> inline void copy_column(char *rows, char *column, size_t size, size_t stride, size_t count) {
     auto copy = [&](auto bytes) {
         for (size_t i = 0; i < count; i++) {

@@ -1,4 +1,4 @@
-// UCX set up for this process: one context for each set of settings, kept until the process ends, because it opens the devices.
+// Sets UCX up for this process. There is one context for each set of settings. It is kept until the process ends, because it opens the devices.
 #pragma once
 
 #include <stdexcept>
@@ -10,7 +10,7 @@
 
 namespace echo_rdma {
 
-// `refused` names the settings that this version of UCX does not know.
+// `refused` returns the names of settings that this version of UCX does not know.
 inline ucp::Context *open_context(const std::vector<std::pair<std::string, std::string>> &settings, std::string &refused) {
     const Library &ucx = library();
     ucp::Config *config = nullptr;

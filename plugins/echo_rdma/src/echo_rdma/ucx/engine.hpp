@@ -1,7 +1,7 @@
 // A UCX worker and the thread that drives it, without Python: endpoints, their streams, heartbeats, and how they end.
 //
-// Everything of UCX happens under `lock_`, on the thread or on a caller's. The thread spins for a moment after there was something to do,
-// then arms UCX's descriptor and sleeps on that and on its own eventfd, which callers write when they leave it work.
+// All calls of UCX are made under `lock_`, by the engine's thread or by a caller's. After work, the thread spins for a moment. Then it arms
+// UCX's descriptor and sleeps on that and on its own eventfd, which callers write when they leave work for it.
 #pragma once
 
 #include <algorithm>
@@ -25,9 +25,9 @@ namespace echo_rdma {
 
 struct Times {
     int64_t spin = 50'000;                // ns without work until the thread sleeps
-    int64_t beat = 1'000'000'000;         // ns between signs of life
-    int64_t silence = 10'000'000'000;     // ns without any until the other end is given up
-    int64_t linger = 1'000'000'000;       // ns for what was sent before the end to arrive
+    int64_t beat = 1'000'000'000;         // ns between heartbeats
+    int64_t silence = 10'000'000'000;     // ns without any message until the other end counts as lost
+    int64_t linger = 1'000'000'000;       // ns that messages sent before the end have to arrive
 };
 
 class Engine {
@@ -60,7 +60,7 @@ class Engine {
 
     // ---------------------------------------------------------------------------------------------- the two ways to get a connection
 
-    // The port that was taken.
+    // Returns the port that is used.
     int listen(const sockaddr *where, socklen_t length) {
         Visit visit(*this);
         ucp::ListenerParams params{};
@@ -83,7 +83,7 @@ class Engine {
         return open(params, true);
     }
 
-    // The next client; nullptr once no more are taken, or it `is_stuck`.
+    // Waits for the next client. Returns nullptr when no more clients are taken, or when the engine `is_stuck`.
     std::shared_ptr<Peer> accept() {
         std::unique_lock hold(accept_lock_);
         accept_changed_.wait(hold, [&] { return deaf_ || stuck_ || !accepted_.empty(); });
@@ -93,10 +93,10 @@ class Engine {
         return peer;
     }
 
-    // Nothing arrives here any longer: see watch.hpp. Another engine has to take its place.
+    // True if messages no longer arrive here: see watch.hpp. Another engine has to replace this one.
     bool is_stuck() const { return stuck_; }
 
-    // No more clients; those that wait to be accepted are let go. The address is free again.
+    // Takes no more clients and drops those that wait to be accepted. The address is free again.
     void deafen() {
         {
             Visit visit(*this);
@@ -118,9 +118,9 @@ class Engine {
         }
     }
 
-    // ------------------------------------------------------------------------------------------------------ what callers do with one
+    // --------------------------------------------------------------------------------------------------- calls for one connection
 
-    // Send one piece (at most PIECE_BYTES). False: the connection is over, and why.
+    // Sends one piece (at most PIECE_BYTES). False if the connection has ended; `why` gives the reason.
     bool send(Peer &peer, Memory data, size_t size, bool whole, std::string &why) {
         if (!peer.inbox.wait_credit(size, why)) return false;
         Visit visit(*this);
@@ -132,7 +132,7 @@ class Engine {
         return true;
     }
 
-    // The reader has taken something: the other end may send as much again.
+    // The reader has taken bytes, so the other end may send as many again.
     void report_read(Peer &peer) {
         if (uint64_t read = peer.inbox.to_report()) {
             Visit visit(*this);
@@ -140,7 +140,7 @@ class Engine {
         }
     }
 
-    // End the stream both ways: nothing more is read here, what was sent still arrives.
+    // Ends the stream in both directions: nothing more is read here, but bytes that were sent still arrive.
     void leave(Peer &peer) {
         peer.inbox.stop("");
         Visit visit(*this);
@@ -162,13 +162,13 @@ class Engine {
         peer.flow = std::move(flow);
     }
 
-    // Which transports carry it, as "transport/device" separated by commas.
+    // The UCX transports that carry the connection, as "transport/device", separated by commas.
     std::string lanes(Peer &peer) {
         Visit visit(*this);
         return lanes_of(peer);
     }
 
-    // The same, lock held.
+    // The same, for callers that hold the lock.
     std::string lanes_of(Peer &peer) const {
         if (peer.failed || peer.ep == nullptr) return "";
         ucp::TransportEntry entries[32] = {};
@@ -177,12 +177,12 @@ class Engine {
         attr.transports = {entries, 32, sizeof(entries[0])};
         if (ucx_.ep_query(peer.ep, &attr) != ucp::OK) return "";
         std::string text;
-        for (unsigned i = 0; i < std::min(attr.transports.count, 32u) && entries[i].transport != nullptr; i++) // none before UCX 1.14
+        for (unsigned i = 0; i < std::min(attr.transports.count, 32u) && entries[i].transport != nullptr; i++) // UCX before 1.14 fills none
             text += (i ? "," : "") + std::string(entries[i].transport) + "/" + entries[i].device;
         return text;
     }
 
-    // Every connection ends, then the thread and the worker. Takes as long as `Times::linger`; a stopped engine is of no more use.
+    // Ends every connection, then the thread and the worker. Takes up to `Times::linger`. A stopped engine cannot be used again.
     void stop() {
         if (!thread_.joinable()) return;
         deafen();
@@ -204,7 +204,7 @@ class Engine {
         close(bell_);
     }
 
-    // -------------------------------------------------------------------------------------------------------- for flows, lock held
+    // ----------------------------------------------------------------------------------------- for flows, called with the lock held
 
     struct Outgoing {
         Engine *engine;
@@ -215,13 +215,13 @@ class Engine {
         void *argument;
     };
 
-    // Send a message that owns its payload.
+    // Sends a message that owns its payload.
     void post(Peer &peer, const Head &head, Memory data = nullptr, size_t size = 0) {
         const char *at = data.get();
         post(peer, new Outgoing{this, &peer, head, std::move(data), nullptr, nullptr}, at, size);
     }
 
-    // Send a message whose payload must stay until `done(argument)`, which is called in any case.
+    // Sends a message whose payload must not change until `done(argument)`, which is called in any case.
     void post(Peer &peer, const Head &head, const void *data, size_t size, void (*done)(void *), void *argument) {
         post(peer, new Outgoing{this, &peer, head, nullptr, done, argument}, data, size);
     }
@@ -229,26 +229,27 @@ class Engine {
     ucp::Worker *worker() const { return worker_; }
     ucp::Context *context() const { return context_; }
     int64_t now() const { return now_; }
-    bool quiet() const { return quiet_; } // nothing is arriving just now
-    Line line;                            // for space in stores that are full
+    bool quiet() const { return quiet_; } // no messages arrive at the moment
+    Line line;                            // the queue for space in full stores
 
-    // The peer broke the protocol, or there is no memory for it.
+    // Gives the peer up, because it broke the protocol or there is no memory for it.
     void give_up(Peer &peer, const std::string &why) {
         if (peer.stage == Stage::GONE) return;
         peer.fail(why);
         changed_ = true;
     }
 
-    // Wake the thread if it sleeps. From any thread, with or without the lock.
+    // Wakes the thread if it sleeps. May be called from any thread, with or without the lock.
     void ring() {
-        // SLEEP: run() sets it and then looks for work once more, under the locks under which work is left. So either it sees that, or we it.
+        // SLEEP: run() sets the flag and then looks for work once more, under the locks under which work is left. So either it sees the work, or this
+        // thread sees the flag.
         if (sleeping_.load(std::memory_order_relaxed) && sleeping_.exchange(false, std::memory_order_relaxed)) {
             uint64_t one = 1;
             (void)!write(bell_, &one, sizeof one);
         }
     }
 
-    // Holds the lock for a caller; the spinning thread steps back for it.
+    // Holds the lock for a caller; the spinning thread gives way to it.
     class Visit {
       public:
         explicit Visit(Engine &engine) : engine_(engine) {
@@ -287,10 +288,10 @@ class Engine {
     void post(Peer &peer, Outgoing *outgoing, const void *data, size_t size) {
         ucp::RequestParam param{};
         param.mask = param.CALLBACK | param.USER_DATA | param.FLAGS;
-        param.flags = peer.dialled ? uint32_t(param.SEND_REPLY) : 0; // the listener knows by it who speaks
-        // Parts are sized for the lanes, whatever UCX makes of their size: before 1.15 it would offer those of 64 KB by rendezvous over TCP.
+        param.flags = peer.dialled ? uint32_t(param.SEND_REPLY) : 0; // so that the listener can identify the sender
+        // Parts are already sized for the lanes, so they are always sent eagerly. UCX before 1.15 would offer parts of 64 KB by rendezvous over TCP.
         if (outgoing->head.kind == PART || outgoing->head.kind == KEY) param.flags |= param.SEND_EAGER;
-        // By itself UCX sends a few bytes over TCP from where they lie, which takes longer than to copy them.
+        // By default UCX sends a small payload over TCP without a copy, which takes longer than the copy.
         if (size <= COPIED_BYTES) param.mask |= param.FAST_COMPLETION;
         param.callback.send = &Engine::on_sent;
         param.user_data = outgoing;
@@ -310,7 +311,7 @@ class Engine {
     }
 
     static void on_sent(void *request, ucp::status, void *argument) {
-        // A failed one is the endpoint's failure, which on_error hears of.
+        // If the request failed, the endpoint has failed, and on_error is called for that.
         auto *outgoing = static_cast<Outgoing *>(argument);
         outgoing->engine->changed_ = true;
         sent(outgoing);
@@ -318,19 +319,19 @@ class Engine {
     }
 
     static void on_error(void *argument, ucp::Endpoint *, ucp::status status) {
-        // The peer outlives its endpoint: it is dropped only after the forced close has completed.
+        // The peer outlives its endpoint, because it is dropped only after the forced close has completed.
         auto *peer = static_cast<Peer *>(argument);
         peer->engine->give_up(*peer, text_of(status));
     }
 
     static void on_request(ucp::ConnRequest *request, void *argument) {
         auto *engine = static_cast<Engine *>(argument);
-        engine->requests_.push_back(request); // endpoints are made outside of UCX's callbacks
+        engine->requests_.push_back(request); // endpoints may only be made outside of UCX's callbacks
         engine->changed_ = true;
     }
 
-    // What arrives: arrival.hpp.
-    struct Rendezvous { // of a piece of the stream
+    // Messages that arrive: see arrival.hpp.
+    struct Rendezvous { // carries a piece of the stream
         std::shared_ptr<Peer> peer;
         uint64_t index;
         Piece piece;

@@ -1,4 +1,4 @@
-// The learner's end of one worker's samples: checked before a byte lands, copied or received into slots, acknowledged in batches.
+// The learner's end of one worker's samples. They are checked before a byte is stored, copied or received into slots, and acknowledged in groups.
 // They come in messages, or lie in memory of a worker on the same machine (region.hpp).
 #pragma once
 
@@ -12,7 +12,7 @@ namespace echo_rdma {
 class Intake final : public Flow {
   public:
     // `committed` samples of the session are in the store. The worker may be `credit_bytes` ahead of the store.
-    // `direct`: rendezvous go straight into slots, which only lanes allow where it is the receiver that moves the bytes.
+    // `direct`: rendezvous go straight into slots. That is possible only with lanes on which the receiver moves the bytes.
     Intake(const echo_capi *api, echo_store *store, Engine &engine, uint64_t committed, uint64_t credit_bytes, bool direct)
         : api_(api), store_(store), line_(engine.line), direct_(direct), sample_bytes_(api->sample_bytes(store)),
           ack_(committed, credit_bytes, sample_bytes_), committed_(committed) {
@@ -27,7 +27,7 @@ class Intake final : public Flow {
 
     struct Figures {
         uint64_t committed, inserted, duplicates, bytes, messages, direct, shown;
-        int64_t waiting_since; // ns, for space; 0: it does not wait
+        int64_t waiting_since; // ns; since when it waits for space, 0 if it does not wait
     };
     Figures figures() const {
         return {committed_.load(), inserted_.load(), duplicates_.load(), bytes_.load(), messages_.load(), straight_.load(), shown_.load(), waiting_since_.load()};
@@ -35,7 +35,7 @@ class Intake final : public Flow {
 
     bool idle() const { return parked_count_.load() == 0; }
 
-    // With the engine's lock: nothing more is committed, so that `committed` is final.
+    // Call with the engine's lock held. Nothing more is committed afterwards, so `committed` is final.
     void stop() {
         stopped_ = true;
         line_.leave(this);
@@ -46,17 +46,17 @@ class Intake final : public Flow {
         give_back();
     }
 
-    // The same, and the worker hears at once what it must not send to the next learner as well.
+    // The same, and tells the worker at once which samples are committed, so that it does not send them to the next learner too.
     void conclude(Peer &peer) {
         stop();
         if (ack_.behind(committed_) && !peer.failed && peer.stage == Stage::OPEN) acknowledge(peer);
     }
 
-    // ------------------------------------------------------------------------------------------------------- the engine
+    // ------------------------------------------------------------------------------------------- called by the engine
 
     ucp::status message(Peer &peer, const Head &head, void *data, size_t length, uint64_t attributes, std::string &broken) override {
         if (stopped_) return ucp::OK;
-        uint64_t end = head.number + head.count; // one past its last
+        uint64_t end = head.number + head.count; // one past the message's last sample
         if (head.kind == PART) return part(peer, head, static_cast<const char *>(data), length, attributes, broken);
         if (head.kind == KEY) return look(peer, head, data, length, attributes, broken);
         bool shown = head.kind == SHOWN;
@@ -83,7 +83,7 @@ class Intake final : public Flow {
         uint64_t bytes = head.count * sample_bytes_;
         bytes_ += bytes + sizeof head;
         messages_++;
-        if (end - 1 <= committed_) { // nothing to keep, not even its place
+        if (end - 1 <= committed_) { // all samples are duplicates, so not even their place is kept
             duplicates_ += head.count;
             ack_.owe();
             return ucp::OK;
@@ -98,7 +98,7 @@ class Intake final : public Flow {
             place(std::move(one));
             return ucp::INPROGRESS;
         }
-        if (head.number <= next_ && parked_.empty()) { // in order, nothing waits: no detour
+        if (head.number <= next_ && parked_.empty()) { // it is in order and nothing waits, so it is stored at once
             skip_known(one);
             one.row += insert(rows, one.row, one.count);
             if (taken_back_) broken = TAKEN_BACK;
@@ -115,7 +115,7 @@ class Intake final : public Flow {
             return ucp::OK;
         }
         if (attributes & ucp::MessageParam::DATA) {
-            one.descriptor = data; // UCX keeps it for us
+            one.descriptor = data; // UCX keeps the data until it is released
             push(std::move(one));
             return ucp::INPROGRESS;
         }
@@ -151,18 +151,18 @@ class Intake final : public Flow {
                     rows += some;
                     if (front.row < front.count) break; // no space
                 } else if (front.state == IN_SLOTS) {
-                    api_->commit(store_, &front.run); // in order, or a link that is lost would leave a hole that no number tells of
+                    api_->commit(store_, &front.run); // in order; otherwise a lost link could leave a hole that no sample number shows
                     count_in(front.count);
                     straight_ += front.count;
                 } else
-                    break; // on its way
+                    break; // it is still being received
                 drop(peer, front);
                 parked_.pop_front();
                 parked_count_ = parked_.size();
                 worked = true;
             }
             worked |= rows > 0;
-            if (!full_ || parked_.empty()) line_.leave(this); // what is still on its way must not hold up the others
+            if (!full_ || parked_.empty()) line_.leave(this); // samples that are still being received must not hold up the other workers
         }
         if (!peer.failed && ack_.due(committed_, peer.engine->quiet())) {
             acknowledge(peer);
@@ -186,19 +186,19 @@ class Intake final : public Flow {
         armed_ = -1;
         for (auto &one : parked_) drop(peer, *one);
         for (auto &[first, one] : early_) drop(peer, *one);
-        // Those that are being received are UCX's until the forced close has completed; `received` gives their slots back.
+        // Samples that are being received belong to UCX until the forced close has completed; `received` gives their slots back.
         std::erase_if(parked_, [](auto &one) { return one->state != ARRIVING; });
         early_.clear();
         parked_count_ = 0;
-        sight_.close(); // nothing of what was parked lies there any longer
+        sight_.close(); // no parked sample lies there any longer
     }
 
   private:
     static constexpr const char *TAKEN_BACK = "it has taken back samples that were not acknowledged";
-    static constexpr uint64_t TURN_ROWS = 1024; // of one worker before it is another's turn
-    static constexpr uint64_t SHARE_BYTES = 32 << 10; // of space for one while others wait for it, but at most a quarter of a batch
-    static constexpr size_t AT_ONCE = 8;        // rendezvous of one worker under way
-    static constexpr int64_t HOLD_NS = 5'000'000; // that a sample whose parts are awaited may keep its slot
+    static constexpr uint64_t TURN_ROWS = 1024; // rows of one worker before it is another worker's turn
+    static constexpr uint64_t SHARE_BYTES = 32 << 10; // space for one worker while others wait for it, but at most a quarter of a batch
+    static constexpr size_t AT_ONCE = 8;        // rendezvous of one worker at the same time
+    static constexpr int64_t HOLD_NS = 5'000'000; // how long a sample may keep its slot while its parts are awaited
 
     enum State { OFFERED, ARRIVING, HERE, IN_SLOTS, FAILED };
 
@@ -208,17 +208,17 @@ class Intake final : public Flow {
         size_t bytes;
         State state;
         bool in_run = false;
-        void *descriptor = nullptr; // of UCX
+        void *descriptor = nullptr; // belongs to UCX
         const char *rows = nullptr;
         Memory memory;
         echo_run run{};
         std::vector<ucp::IoVec> pieces;
         Intake *intake = nullptr;
-        std::shared_ptr<Flow> keep; // while UCX writes to it
+        std::shared_ptr<Flow> keep; // keeps the flow alive while UCX writes to its memory
         Peer *peer = nullptr;
     };
 
-    // A sample that comes in parts: in its slot from the first part on, unless there is none, or the parts are slow in coming.
+    // A sample that comes in parts. It lies in its slot from the first part on, unless no slot is free or the parts come slowly.
     struct Partial {
         uint64_t number = 0, bytes = 0;
         bool in_run = false, known = false;
@@ -227,8 +227,8 @@ class Intake final : public Flow {
         Memory memory;
     };
 
-    // With the last of them that UCX writes to, slots of a worker that is gone are given back; the last first, because the store hands out the one
-    // first that it was given last, and the next worker's samples are to lie there in their order.
+    // Keeps the slots of a worker that is gone until UCX writes to none of them any more, and then gives them back. The last slot comes first, because the
+    // store hands out the slot that was given back last before others, and the next worker's samples should lie there in order.
     void hold(Parked &one) {
         held_.emplace(one.first, one.run);
         one.in_run = false;
@@ -241,41 +241,42 @@ class Intake final : public Flow {
         held_.clear();
     }
 
-    // A key to the worker's memory.
+    // Takes a key to the worker's memory.
     ucp::status look(Peer &peer, const Head &head, const void *key, size_t length, uint64_t attributes, std::string &broken) {
         if (attributes & ucp::MessageParam::RENDEZVOUS)
             broken = "a key by rendezvous";
         else
             broken = sight_.open(peer.ep, head.number, head.limit, head.count, key, length);
-        ack_.owe(); // says whether it fits
+        ack_.owe(); // the acknowledgement says whether the key works
         return ucp::OK;
     }
 
-    // A sample in parts: parts.hpp.
+    // Samples that come in parts: see parts.hpp.
     ucp::status part(Peer &peer, const Head &head, const char *data, size_t length, uint64_t attributes, std::string &broken);
     void whole();
     void move_out(Peer &peer);
     template <class Each> void through_leaves(uint64_t offset, uint64_t length, Each each);
 
-    // What is offered by rendezvous: offers.hpp.
+    // Messages that are offered by rendezvous: see offers.hpp.
     void begin(Peer &peer);
     bool only_slots_before(const Parked *one) const;
     bool claim_all(Parked &one);
     static void on_received(void *request, ucp::status status, size_t, void *argument);
     static void received(Parked *one, ucp::status status);
 
-    // A worker says everything once in a connection, and what has arrived and is not committed is bounded by its credit only for that. What is committed
-    // may come once more: an earlier connection may have gone on for a moment after it was said where this one begins.
+    // True if samples come a second time although they may not. A worker sends each sample once per connection; only for that reason does its credit bound
+    // the samples that have arrived and are not committed. Committed samples may come again: the resume point of this connection was fixed while an
+    // earlier connection may still have gone on for a moment.
     bool again(uint64_t first, uint64_t end) const { return first < next_ && end - 1 > committed_ && !parked_.empty(); }
 
-    // Some of it waits in `early_`.
+    // True if some of these samples wait in `early_`.
     bool is_early(uint64_t first, uint64_t end) const {
         auto after = early_.lower_bound(first);
         if (after != early_.end() && after->first < end) return true;
         return after != early_.begin() && std::prev(after)->first + std::prev(after)->second->count > first;
     }
 
-    // Messages may overtake each other on their way: what comes early waits for what is missing.
+    // Messages may overtake each other on the network. A message that comes early waits for the missing ones.
     void place(Parked one) {
         if (one.first > next_) {
             uint64_t first = one.first;
@@ -296,7 +297,7 @@ class Intake final : public Flow {
     }
 
     void push(Parked one) {
-        if (one.row > 0) { // begun: it is the next, whatever `next_` says
+        if (one.row > 0) { // it was begun, so it is the next one, no matter what `next_` says
             parked_.push_back(std::make_unique<Parked>(std::move(one)));
             bring_in();
         } else
@@ -323,7 +324,7 @@ class Intake final : public Flow {
                 copy_column<false>(at, static_cast<char *>(api_->leaf(store_, &run, leaf)), leaves_[leaf], sample_bytes_, run.count);
                 at += leaves_[leaf];
             }
-            if (shown && !sight_.valid()) { // it has another learner by now, and its memory is in use again
+            if (shown && !sight_.valid()) { // the worker has another learner by now and uses this memory again
                 api_->abort(store_, &run);
                 taken_back_ = true;
                 break;
@@ -336,7 +337,7 @@ class Intake final : public Flow {
         return done;
     }
 
-    // `whole`: in one piece, even if that is more than a share.
+    // `whole`: claims the slots in one run, even if that is more than a share.
     bool claim(uint32_t count, echo_run &run, bool whole = false) {
         full_ = true;
         if (!line_.first(this, store_)) {
@@ -345,7 +346,7 @@ class Intake final : public Flow {
         }
         bool contended = line_.others(this, store_);
         if (contended && left_ <= 0) {
-            left_ += share_; // a message that was taken whole may have been more than a share
+            left_ += share_; // a message that was taken as a whole may have exceeded a share
             line_.pass(this, store_);
             return false;
         }
@@ -377,20 +378,20 @@ class Intake final : public Flow {
 
     const echo_capi *api_;
     echo_store *store_;
-    Line &line_; // of the engine, which outlives every flow of its peers
+    Line &line_; // belongs to the engine, which outlives every flow of its peers
     const bool direct_;
     std::vector<uint64_t> leaves_;
     const uint64_t sample_bytes_;
     Acknowledgement ack_;
     uint64_t next_;
-    int64_t share_, left_; // samples, while others wait
+    int64_t share_, left_; // in samples; used while others wait
     bool full_ = false, closed_ = false, stopped_ = false, taken_back_ = false;
     int armed_ = -1;
     Partial partial_;
     Sight sight_;
     std::deque<std::unique_ptr<Parked>> parked_; // in order
     std::map<uint64_t, std::unique_ptr<Parked>> early_;
-    std::multimap<uint64_t, echo_run> held_; // by sample, when stopped
+    std::multimap<uint64_t, echo_run> held_; // by sample number, after stop()
     std::atomic<uint64_t> committed_, inserted_{0}, duplicates_{0}, bytes_{0}, messages_{0}, straight_{0}, shown_{0};
     std::atomic<size_t> parked_count_{0};
     std::atomic<int64_t> waiting_since_{0};

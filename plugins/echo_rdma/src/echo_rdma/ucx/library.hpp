@@ -1,4 +1,4 @@
-// The functions of libucp, found at run time: a table that is filled once and then only read.
+// The functions of libucp, looked up at run time in a table that is filled once and then only read.
 #pragma once
 
 #include <dlfcn.h>
@@ -49,9 +49,9 @@ struct Library {
     const char *(*status_string)(ucp::status) = nullptr;
     unsigned version[3] = {0, 0, 0};
 
-    // Fills the table from `path` (a file, or a name the loader knows). Answers with what is wrong, or nothing.
+    // Fills the table from `path` (a file, or a name that the loader knows). Returns an error text, or "" if all is well.
     std::string open(const char *path) {
-        // RTLD_LOCAL: another UCX in this process keeps its own symbols.
+        // RTLD_LOCAL, so that another UCX in this process keeps its own symbols.
         void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
         if (handle == nullptr) return dlerror();
 #define X(result, name, ...)                                                                  \
@@ -59,7 +59,7 @@ struct Library {
     if (name == nullptr) return std::string(path) + " has no ucp_" #name;
         ECHO_UCP_FUNCTIONS(X)
 #undef X
-        status_string = reinterpret_cast<decltype(status_string)>(dlsym(handle, "ucs_status_string")); // of libucs, which libucp brings
+        status_string = reinterpret_cast<decltype(status_string)>(dlsym(handle, "ucs_status_string")); // in libucs, which libucp loads
         if (status_string == nullptr) return std::string(path) + " brings no ucs_status_string";
         get_version(&version[0], &version[1], &version[2]);
         return "";

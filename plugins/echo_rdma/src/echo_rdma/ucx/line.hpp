@@ -1,6 +1,6 @@
-// Who may claim slots when a store is full: those who wait for space stand in line, and each takes a share in its turn.
+// Decides which connection may claim slots when a store is full: connections that wait for space stand in line, and each takes a share in its turn.
 //
-// Without it the connection that is looked at first would take every slot that becomes free, and the others would starve.
+// Without it, the connection that is looked at first would take every slot that becomes free, and the others would starve.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace echo_rdma {
 
-// Of one engine, under its lock. Several stores may be fed by it: only those who want the same one stand behind each other.
+// The line of one engine, guarded by the engine's lock. An engine may feed several stores: only connections that want the same store wait for each other.
 class Line {
   public:
     void join(const void *who, const void *store) {
@@ -20,19 +20,19 @@ class Line {
         if (auto at = find(who); at != waiting_.end()) waiting_.erase(at);
     }
 
-    // Nobody else has waited longer for it.
+    // True if no other connection has waited longer for this store.
     bool first(const void *who, const void *store) const {
         for (auto &one : waiting_)
             if (one.store == store) return one.who == who;
         return true;
     }
 
-    // Somebody else waits for it too.
+    // True if another connection waits for this store too.
     bool others(const void *who, const void *store) const {
         return std::any_of(waiting_.begin(), waiting_.end(), [&](auto &one) { return one.store == store && one.who != who; });
     }
 
-    // Had its share: behind the others now.
+    // `who` has had its share and now stands behind the others.
     void pass(const void *who, const void *store) {
         leave(who);
         join(who, store);

@@ -1,4 +1,4 @@
-// An engine's thread: progress, sleep, heartbeats, and how connections end.
+// The engine's thread: it makes progress, sleeps, sends heartbeats, and ends connections.
 #pragma once
 
 
@@ -8,7 +8,7 @@ inline void Engine::run() {
     pthread_setname_np(pthread_self(), "echo-rdma");
     int64_t busy_at = clock_ns();
     while (true) {
-        while (visitors_.load(std::memory_order_relaxed) > 0) sched_yield(); // the lock is not fair
+        while (visitors_.load(std::memory_order_relaxed) > 0) sched_yield(); // the lock itself is not fair
         std::unique_lock hold(lock_);
         now_ = clock_ns();
         bool worked = progress();
@@ -24,7 +24,7 @@ inline void Engine::run() {
             sched_yield();
             continue;
         }
-        sleeping_.store(true, std::memory_order_relaxed); // SLEEP: whoever leaves work from here on rings
+        sleeping_.store(true, std::memory_order_relaxed); // SLEEP: a thread that leaves work from here on calls ring()
         bool ready = false;
         for (auto &peer : peers_)
             if (peer->flow && !peer->flow->sleeps(*peer, bell_)) ready = true;
@@ -102,7 +102,7 @@ inline void Engine::take_requests() {
             accepted_.push_back(peer);
             accept_changed_.notify_all();
         } catch (const std::exception &) {
-            // It gave up meanwhile; UCX has freed the request.
+            // The client gave up meanwhile, and UCX has freed the request.
         }
     }
 }
@@ -117,7 +117,7 @@ inline std::string Engine::text_of(const sockaddr *address) {
     return six ? "[" + std::string(host) + "]:" + port : host + (":" + port);
 }
 
-// Heartbeats, time-outs, and one step towards the end of what ends.
+// Handles heartbeats and time-outs, and takes the next step if the connection is ending.
 inline void Engine::look_after(Peer &peer) {
     if (peer.stage == Stage::OPEN) {
         if (peer.end_received && !peer.end_answered && peer.inbox.ends(peer.end_at)) {
@@ -145,7 +145,7 @@ inline void Engine::begin_close(Peer &peer) {
     if (peer.flow) peer.flow->lost(peer);
     ucp::RequestParam param{};
     param.mask = param.FLAGS | param.CALLBACK | param.USER_DATA;
-    param.flags = param.CLOSE_FORCE; // END has made sure of what matters
+    param.flags = param.CLOSE_FORCE; // a forced close loses nothing, because END has made sure that all messages arrived
     param.callback.send = &Engine::on_closed;
     param.user_data = &peer;
     by_endpoint_.erase(peer.ep);

@@ -1,4 +1,4 @@
-// What two ends say to each other: active messages of one kind of header, both native-endian (UCX itself needs machines of one order).
+// The messages between two ends: active messages with one kind of header, in native byte order, because UCX itself needs machines of the same order.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +8,19 @@ namespace echo_rdma {
 
 enum Kind : uint8_t {
     STREAM = 1,  // bytes of the channel; number: index of the piece, from 0; flag WHOLE: a send ends with it
-    CREDIT = 2,  // number: bytes of the stream that have been read, all in all
-    END = 3,     // number: how many pieces there were; no more come
-    ENDED = 4,   // answer to END: all of it has arrived
-    BEAT = 5,    // still here
+    CREDIT = 2,  // number: bytes of the stream that have been read in total
+    END = 3,     // the sender sends no more pieces; number: how many it sent
+    ENDED = 4,   // the answer to END: all pieces have arrived
+    BEAT = 5,    // a heartbeat
     SAMPLES = 6, // count samples, the first is number; payload: sample after sample, each leaf after leaf
     ACK = 7,     // number: samples committed; limit: the last number that may be sent
-    PART = 8,    // of sample number, the bytes from limit on; in order, and nothing else of this worker's in between
-    KEY = 9,     // to memory of the worker, limit bytes from address number on; count: the lease; payload: the key
-    SHOWN = 10,  // count samples, the first is number; they lie limit bytes behind the start of that memory, as in SAMPLES
+    PART = 8,    // bytes of sample number, from byte limit on; parts come in order, and this worker sends nothing else in between
+    KEY = 9,     // a key to memory of the worker: limit bytes from address number on; count: the lease; payload: the key
+    SHOWN = 10,  // count samples, the first is number; they lie limit bytes behind the start of that memory, laid out as in SAMPLES
 };
 
 constexpr uint8_t WHOLE = 1;
-constexpr uint8_t READS = 2; // of ACK: the learner has opened the worker's memory
+constexpr uint8_t READS = 2; // flag of ACK: the learner has opened the worker's memory
 
 struct Head {
     uint8_t kind;
@@ -33,9 +33,9 @@ struct Head {
 static_assert(sizeof(Head) == 24);
 
 constexpr unsigned MESSAGE_ID = 0;
-constexpr size_t PIECE_BYTES = 256 << 10;  // of one STREAM message
-constexpr size_t COPIED_BYTES = 4 << 10;   // up to which UCX is to copy a payload, and be done with it
-constexpr uint64_t STREAM_CREDIT = 4 << 20; // of the stream, sent and not read by the other end
+constexpr size_t PIECE_BYTES = 256 << 10;  // most bytes of one STREAM message
+constexpr size_t COPIED_BYTES = 4 << 10;   // UCX copies a payload of up to this size, so that the call completes at once
+constexpr uint64_t STREAM_CREDIT = 4 << 20; // most bytes of the stream that are sent and not yet read by the other end
 
 inline int64_t clock_ns() {
     timespec t;

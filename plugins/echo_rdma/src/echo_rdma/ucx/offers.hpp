@@ -1,11 +1,11 @@
-// Large messages that are offered by rendezvous: received straight into slots where the lanes allow it, else into memory of their own. A part of
+// Large messages that are offered by rendezvous. They are received straight into slots if the lanes allow it, otherwise into memory of their own. Part of
 // intake.hpp.
 #pragma once
 
 
 namespace echo_rdma {
 
-// Begin to receive what was offered, in order.
+// Begins to receive the offered messages, in order.
 inline void Intake::begin(Peer &peer) {
     size_t under_way = 0;
     for (auto &one : parked_) {
@@ -19,7 +19,7 @@ inline void Intake::begin(Peer &peer) {
         void *to;
         size_t count;
         if (direct_ && one->first > committed_ && only_slots_before(one.get())) {
-            if (!claim_all(*one)) return; // no space, or not in one piece: see there
+            if (!claim_all(*one)) return; // there is no space, or not in one run: see claim_all
         }
         if (one->in_run) {
             param.mask |= param.DATATYPE;
@@ -42,13 +42,13 @@ inline void Intake::begin(Peer &peer) {
         peer.in_flight++;
         under_way++;
         void *descriptor = one->descriptor;
-        one->descriptor = nullptr; // UCX's from now on
+        one->descriptor = nullptr; // it belongs to UCX from now on
         void *answer = library().am_recv_data_nbx(peer.engine->worker(), descriptor, to, count, &param);
         if (!ucp::pending(answer)) received(one.get(), ucp::status_of(answer));
     }
 }
 
-// Slots are claimed in the order of the samples: only behind others that have theirs.
+// Slots are claimed in the order of the samples: a message claims only after all messages before it have their slots.
 inline bool Intake::only_slots_before(const Parked *one) const {
     for (auto &other : parked_) {
         if (other.get() == one) return true;
@@ -57,7 +57,7 @@ inline bool Intake::only_slots_before(const Parked *one) const {
     return true;
 }
 
-// False: there is no space now. A run that is too short is given back, and the message takes the way over memory of its own.
+// False if there is no space now. A run that is too short is given back, and the message is then received into memory of its own.
 inline bool Intake::claim_all(Parked &one) {
     full_ = false;
     if (!claim(one.count, one.run, true)) return false;
@@ -88,7 +88,7 @@ inline void Intake::received(Parked *one, ucp::status status) {
         return;
     }
     if (status != ucp::OK) {
-        one->state = FAILED; // the worker is given up
+        one->state = FAILED; // the worker will be given up
     } else if (one->in_run) {
         one->state = IN_SLOTS;
     } else {

@@ -1,5 +1,5 @@
-// A sample that is larger than the lanes take at once, and comes in parts: into its slot from the first part on, unless there is none, or the
-// parts are slow in coming. A part of intake.hpp.
+// A sample that is larger than one message of the lanes comes in parts. They are stored in its slot from the first part on, unless no slot is free or
+// the parts come slowly. Part of intake.hpp.
 #pragma once
 
 
@@ -40,7 +40,7 @@ inline ucp::status Intake::part(Peer &peer, const Head &head, const char *data, 
     return ucp::OK;
 }
 
-// Its last part is here.
+// The last part of the sample has come.
 inline void Intake::whole() {
     Partial all = std::move(partial_);
     partial_ = {};

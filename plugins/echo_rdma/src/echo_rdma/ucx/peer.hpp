@@ -1,6 +1,6 @@
-// One connection: an endpoint, the bytes that arrived on it, and how far it is with leaving.
+// One connection: an endpoint, the bytes that arrived on it, and the stage of its end.
 //
-// What is behind the endpoint belongs to the engine's lock. What callers sleep on (`Inbox`) has a lock of its own, taken inside that one.
+// The engine's lock guards the endpoint and its state. The `Inbox`, on which callers sleep, has a lock of its own, which is taken inside the engine's.
 #pragma once
 
 #include <condition_variable>
@@ -22,7 +22,7 @@ struct Free {
 };
 using Memory = std::unique_ptr<char, Free>;
 
-// nullptr when there is no memory: the peer is given up, nobody else notices.
+// Returns nullptr if there is no memory. Then only this peer is given up.
 inline Memory allocate(size_t bytes) { return Memory(static_cast<char *>(malloc(bytes ? bytes : 1))); }
 
 struct Piece {
@@ -31,10 +31,10 @@ struct Piece {
     bool whole = false;
 };
 
-// The stream's bytes in order, for one reader that sleeps until there are any.
+// The stream's bytes in order, for one reader, which sleeps until there are any.
 class Inbox {
   public:
-    // Pieces may overtake each other on their way (a rendezvous takes longer than a copy). False: more than the other end may send.
+    // Takes a piece. Pieces may overtake each other (a rendezvous takes longer than a copy). False if the other end has sent more than it may.
     bool arrived(uint64_t index, Piece piece) {
         std::lock_guard hold(lock_);
         unread_ += piece.size + sizeof(Piece);
@@ -50,7 +50,7 @@ class Inbox {
         return true;
     }
 
-    // Put in between two sends of the other end, as if it had sent it. False in the middle of one, where it would tear a frame.
+    // Inserts bytes between two sends of the other end, as if it had sent them. False in the middle of a send, because they would tear a frame.
     bool insert(const void *data, size_t size) {
         std::lock_guard hold(lock_);
         if (!boundary_ || over_) return false;
@@ -64,7 +64,7 @@ class Inbox {
         return true;
     }
 
-    // The other end has sent `pieces` in all. True once they are here, and then reading comes to an end.
+    // The other end has sent `pieces` pieces in total. True if all of them are here; the reader then finds the end behind them.
     bool ends(uint64_t pieces) {
         std::lock_guard hold(lock_);
         if (next_ < pieces) return false;
@@ -73,7 +73,7 @@ class Inbox {
         return true;
     }
 
-    // No more is read or written: `why` is an error text, "" the end of the stream. The first reason stays.
+    // Ends reading and writing. `why` is an error text, or "" for the normal end of the stream. The first reason stays.
     void stop(const std::string &why) {
         std::lock_guard hold(lock_);
         if (!over_) why_ = why;
@@ -81,11 +81,11 @@ class Inbox {
         changed_.notify_all();
     }
 
-    // The next bytes, waited for. An empty piece: the end; `why` then says if it was none in order.
+    // Waits for the next bytes. An empty piece is the end; `why` is then an error text if it was not a normal end.
     Piece take(std::string &why) {
         std::unique_lock hold(lock_);
         changed_.wait(hold, [&] { return over_ || ended_ || !ready_.empty(); });
-        // What came before the other end was lost is read first: it may say why, as a refusal does.
+        // Bytes that came before the other end was lost are read first. They may give the reason, as a refusal does.
         if (!ready_.empty() && (!over_ || !why_.empty())) {
             Piece piece = std::move(ready_.front());
             ready_.pop_front();
@@ -97,7 +97,7 @@ class Inbox {
         return {};
     }
 
-    // Bytes of the other end that were read since the last report, once they are worth a message.
+    // The number of bytes of the other end that were read since the last report; 0 until they are worth a message.
     uint64_t to_report() {
         std::lock_guard hold(lock_);
         uint64_t theirs = read_ > inserted_ ? read_ - inserted_ : 0;
@@ -111,7 +111,7 @@ class Inbox {
         changed_.notify_all();
     }
 
-    // Wait until `bytes` more may be sent. False: it is over, and why.
+    // Waits until `bytes` more may be sent. False if the connection has ended; `why` gives the reason.
     bool wait_credit(uint64_t bytes, std::string &why) {
         std::unique_lock hold(lock_);
         changed_.wait(hold, [&] { return over_ || ended_ || sent_ + bytes <= read_there_ + STREAM_CREDIT; });
@@ -140,25 +140,26 @@ class Inbox {
 
 class Peer;
 
-// What flows beside the stream: samples. Every call with the engine's lock held.
+// The traffic beside the stream: samples. All calls are made with the engine's lock held.
 struct Flow {
     virtual ~Flow() = default;
-    // An eager message, or a rendezvous (`data` is then its descriptor). Answers as a UCX callback does; false in `good` breaks the protocol.
+    // Takes an eager message, or a rendezvous (`data` is then its descriptor). Returns what a UCX callback returns; a text in `broken` says how the
+    // message breaks the protocol.
     virtual ucp::status message(Peer &, const Head &, void *data, size_t length, uint64_t attributes, std::string &broken) = 0;
-    // What can be done now is done; true if something was.
+    // Does all work that can be done now; true if there was some.
     virtual bool turn(Peer &) = 0;
-    // About to sleep: have `eventfd` written when `turn` has something to do again. False: it has, now.
+    // The engine is about to sleep. Arranges that `eventfd` is written when `turn` has work again. False if it has work now.
     virtual bool sleeps(Peer &, int eventfd) = 0;
-    // `turn` has to be called again soon, whatever happens.
+    // True if `turn` has to be called again soon, no matter what happens.
     virtual bool hurries() const { return false; }
-    // The endpoint is of no more use; nothing is on its way any longer once `Peer::in_flight` is 0.
+    // The endpoint cannot be used any more. When `Peer::in_flight` is 0, no request is outstanding.
     virtual void lost(Peer &) = 0;
 };
 
 enum class Stage {
     OPEN,
-    LEAVING, // END is said; its answer is awaited, not for long
-    CLOSING, // the forced close is under way
+    LEAVING, // END was sent; its answer is awaited for a short time
+    CLOSING, // the forced close has begun
     GONE,
 };
 
@@ -171,20 +172,20 @@ class Peer {
     Engine *const engine;
     Inbox inbox;
     ucp::Endpoint *ep = nullptr;
-    std::string address; // of the other end, for people
+    std::string address; // address of the other end, for people
     bool dialled = false;
-    bool spoke = false;         // something has come from it
+    bool spoke = false;         // a message has come from it
     Stage stage = Stage::OPEN;
-    bool failed = false;        // the endpoint is broken: nothing more can be sent
-    bool end_received = false;  // END came, and waits for pieces it has overtaken
+    bool failed = false;        // the endpoint is broken, so nothing more can be sent
+    bool end_received = false;  // END came and waits for pieces that it has overtaken
     bool end_answered = false;
     bool released = false;      // its owner needs it no longer
-    uint64_t end_at = 0;        // pieces, as END says
-    uint64_t pieces = 0;        // of the stream, sent
+    uint64_t end_at = 0;        // the number of pieces in END
+    uint64_t pieces = 0;        // pieces of the stream that were sent
     int64_t leave_until = 0;    // ns
     int64_t heard = 0, said = 0; // ns
     void *close_request = nullptr;
-    size_t in_flight = 0;       // requests of UCX that refer to memory of ours
+    size_t in_flight = 0;       // requests of UCX that refer to memory of this process
     std::shared_ptr<Flow> flow;
     uint64_t bytes_in = 0, bytes_out = 0;
 

@@ -1,7 +1,7 @@
-// Memory of a worker that a learner on the same machine reads: what UCX gives out as shared memory, and what its key opens at the other end.
+// Memory of a worker that a learner on the same machine reads. UCX allocates it as shared memory, and its key opens it at the other end.
 //
-// No byte of a sample passes through UCX then: the worker copies it in here, says where it lies, and the learner copies it from here into its
-// slot. The first bytes hold the lease: while a learner finds in it the number that came with the key, what it has read was whole.
+// The bytes of samples then do not pass through UCX: the worker copies a sample in here and says where it lies, and the learner copies it from here into
+// its slot. The first bytes hold the lease. As long as a learner finds there the number that came with the key, the bytes that it has read were whole.
 #pragma once
 
 #include <atomic>
@@ -14,8 +14,8 @@
 
 namespace echo_rdma {
 
-constexpr size_t LEASE_BYTES = 4096; // in front of the samples, which then begin with a page
-constexpr size_t KEY_BYTES = 1024;   // a key is some tens of bytes for each transport that could use it
+constexpr size_t LEASE_BYTES = 4096; // lie in front of the samples, which so begin at a page
+constexpr size_t KEY_BYTES = 1024;   // a key needs some tens of bytes for each transport that could use it
 
 using Lease = std::atomic<uint32_t>;
 static_assert(Lease::is_always_lock_free);
@@ -23,7 +23,7 @@ static_assert(Lease::is_always_lock_free);
 // The worker's end.
 class Region {
   public:
-    // nullptr: UCX has no memory to give out, and samples go as messages.
+    // Returns nullptr if UCX cannot allocate such memory. Then samples travel as messages.
     static std::unique_ptr<Region> make(ucp::Context *context, size_t bytes) {
         std::unique_ptr<Region> region(new Region(context));
         ucp::MemParams params{};
@@ -50,7 +50,7 @@ class Region {
     }
     Region(const Region &) = delete;
 
-    // `bytes` that nobody has yet; nullptr when there are no more.
+    // Returns `bytes` unused bytes; nullptr if there are not so many left.
     char *take(size_t bytes) {
         if (bytes_ - used_ < bytes) return nullptr;
         char *at = base_ + used_;
@@ -63,12 +63,12 @@ class Region {
     uint64_t bytes() const { return bytes_; }
     const std::vector<char> &key() const { return key_; }
 
-    // What earlier readers find from here on is not theirs: memory may be used again without their word. Answers with the next one's lease.
+    // Ends the lease of earlier readers: from here on the memory may be used again without their acknowledgement. Returns the next reader's lease.
     uint32_t renew() {
         auto *lease = reinterpret_cast<Lease *>(base_);
         uint32_t next = lease->load(std::memory_order_relaxed) + 1;
         lease->store(next, std::memory_order_relaxed);
-        std::atomic_thread_fence(std::memory_order_release); // LEASE: what is written afterwards is seen by nobody who has not seen `next`
+        std::atomic_thread_fence(std::memory_order_release); // LEASE: a reader that sees bytes written after this also sees `next`
         return next;
     }
 
@@ -82,22 +82,22 @@ class Region {
     std::vector<char> key_;
 };
 
-// The learner's end: a worker's region in its own memory, until the endpoint is closed.
+// The learner's end: maps a worker's region into its own memory, until the endpoint is closed.
 class Sight {
   public:
     ~Sight() { close(); }
 
-    // What is wrong, or nothing. Without that, `opened` says whether this machine can map it.
+    // Returns an error text, or "" if the key is valid. In that case, `opened` says whether this process could map the region.
     std::string open(ucp::Endpoint *ep, uint64_t address, uint64_t bytes, uint32_t lease, const void *key, size_t key_bytes) {
         if (key_ != nullptr || bytes < LEASE_BYTES || key_bytes == 0 || key_bytes > KEY_BYTES) return "a key to memory of " + std::to_string(bytes) + " bytes";
-        char padded[2 * KEY_BYTES] = {}; // UCX reads as much as it finds said inside
+        char padded[2 * KEY_BYTES] = {}; // padded, because UCX reads as many bytes as the key itself says
         memcpy(padded, key, key_bytes);
         void *base;
         if (library().ep_rkey_unpack(ep, padded, &key_) != ucp::OK) {
             key_ = nullptr;
             return "";
         }
-        // msync sees whether all of it is mapped, so that a length that is not true ends nobody.
+        // msync checks that all of it is mapped, so that a wrong length cannot crash this process.
         if (library().rkey_ptr(key_, address, &base) == ucp::OK && msync(base, bytes, MS_ASYNC) == 0) {
             base_ = static_cast<const char *>(base);
             bytes_ = bytes;
@@ -109,20 +109,20 @@ class Sight {
 
     bool opened() const { return base_ != nullptr; }
 
-    // nullptr: it does not lie there.
+    // Returns nullptr if these bytes do not lie in the region.
     const char *at(uint64_t offset, uint64_t bytes) const {
         return base_ != nullptr && offset >= LEASE_BYTES && offset <= bytes_ && bytes <= bytes_ - offset ? base_ + offset : nullptr;
     }
 
     bool holds(const char *at) const { return base_ != nullptr && at >= base_ && at < base_ + bytes_; }
 
-    // Whether what has been read until now was ours to read.
+    // True if the lease held for all bytes that have been read until now.
     bool valid() const {
         std::atomic_thread_fence(std::memory_order_acquire); // LEASE
         return reinterpret_cast<const Lease *>(base_)->load(std::memory_order_relaxed) == lease_;
     }
 
-    // Before the endpoint is closed.
+    // To be called before the endpoint is closed.
     void close() {
         if (key_ != nullptr) library().rkey_destroy(key_);
         key_ = nullptr;

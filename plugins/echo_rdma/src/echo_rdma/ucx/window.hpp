@@ -1,8 +1,8 @@
-// A worker's samples until they are acknowledged, sample after sample in chunks, and their sending.
+// Keeps a worker's samples until they are acknowledged, sample after sample in chunks, and sends them.
 //
-// Callers fill the newest chunk; the engine sends what was filled, as one message for as many samples as there are. A chunk's memory is
-// used again once its samples are committed by the learner and no request of UCX refers to it. A learner on the same machine reads chunks
-// where they lie (region.hpp).
+// Callers fill the newest chunk. The engine sends the samples that were filled, with as many as possible in one message. A chunk's memory is used
+// again when the learner has committed its samples and no request of UCX refers to it. A learner on the same machine reads chunks in place
+// (region.hpp).
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace echo_rdma {
 
 class Window final : public Flow {
   public:
-    // `most` samples under way, but about `hot` bytes while the learner keeps up; at most about `together` bytes of them go in one message.
+    // At most `most` samples are unacknowledged, but only about `hot` bytes while the learner keeps up. One message has at most about `together` bytes.
     Window(const std::vector<uint64_t> &leaves, uint64_t most, uint64_t together, uint64_t hot = HOT_BYTES) : leaves_(leaves), most_(most) {
         for (uint64_t size : leaves) sample_bytes_ += size;
         auto of = [&](uint64_t bytes) { return std::clamp<uint64_t>(bytes / std::max<uint64_t>(1, sample_bytes_), 1, 65536); };
@@ -33,10 +33,10 @@ class Window final : public Flow {
 
     enum Taken { FULL = 0, TAKEN = 1, STOPPED = 2, NO_MEMORY = 3 };
 
-    // Copy `count` samples, given for each leaf as an array of them. All or none: any number goes into an empty window. Waits for room for
-    // `wait_ns`; a negative time regards no room, for who has waited for it and may have been overtaken since.
+    // Copies `count` samples, given as one array for each leaf. It takes all or none; an empty window takes any number. Waits for room for `wait_ns`.
+    // A negative time ignores the limit; it is for a caller that has already waited for room and may have been overtaken since.
     Taken take(const void *const *columns, uint64_t count, int64_t wait_ns) {
-        std::lock_guard one(producer_); // samples of one caller stay together and in order
+        std::lock_guard one(producer_); // so the samples of one caller stay together and in order
         std::unique_lock hold(lock_);
         if (stopped_) return STOPPED;
         if (wait_ns >= 0 && !fits(count, bound())) {
@@ -48,7 +48,7 @@ class Window final : public Flow {
         for (uint64_t done = 0; done < count;) {
             Chunk *chunk = open_chunk();
             uint32_t some = uint32_t(std::min<uint64_t>(chunk->room - chunk->filled, count - done));
-            char *row = chunk->rows + uint64_t(chunk->filled) * sample_bytes_; // `filled` changes here only
+            char *row = chunk->rows + uint64_t(chunk->filled) * sample_bytes_; // `filled` changes only here
             hold.unlock();
             for (size_t i = 0; i < leaves_.size(); i++) {
                 auto *column = static_cast<char *>(const_cast<void *>(columns[i])) + done * leaves_[i];
@@ -69,7 +69,7 @@ class Window final : public Flow {
         return fits(count, most_);
     }
 
-    // No more are taken. Waits for who is copying, so that from here on `taken` counts all that their callers are told is taken.
+    // Takes no more samples. Waits for callers that are copying, so that `taken` now counts all samples that callers believe to be taken.
     void stop() {
         {
             std::lock_guard hold(lock_);
@@ -85,7 +85,7 @@ class Window final : public Flow {
         if (engine_ != nullptr) engine_->ring();
     }
 
-    // Wait until the first `number` samples are handed to the network, or committed. False: not in time.
+    // Waits until the first `number` samples are handed to the network, or committed. False if that does not happen in time.
     bool wait_sent(uint64_t number, int64_t wait_ns) {
         std::unique_lock hold(lock_);
         hurry_ = std::max(hurry_, number);
@@ -106,13 +106,13 @@ class Window final : public Flow {
 
     // ----------------------------------------------------------------------------------------------------- connections
 
-    // The samples will go over `engine`, once `resume` has said from where on and the learner how many.
+    // Samples will be sent over `engine`, after `resume` has set the first one and the learner has given credit.
     void attach(Engine *engine) {
         std::lock_guard hold(lock_);
         engine_ = engine;
         limit_ = 0;
         resumed_ = owed_ = told_ = reads_ = hot_ = false;
-        if (region_) lease_ = region_->renew(); // before the new connection says what may be used again
+        if (region_) lease_ = region_->renew(); // before the new connection says which memory may be used again
     }
 
     void detach() {
@@ -121,17 +121,17 @@ class Window final : public Flow {
         resumed_ = false;
     }
 
-    // The learner has `number` samples; what follows is sent again. False: it cannot have that many.
-    // A message carries at most `message_bytes`: what the lanes take without cutting it up, because to put it together is another copy.
-    // `near`: the learner is on this machine, and may read samples where they lie.
+    // The learner has `number` samples; the samples after them are sent again. False if the learner cannot have so many.
+    // A message carries at most `message_bytes`, the most that the lanes take without splitting it, because to join the pieces is another copy.
+    // `near`: the learner is on this machine and may read samples in place.
     bool resume(uint64_t number, uint64_t message_bytes, bool near) {
         std::lock_guard one(producer_);
         std::lock_guard hold(lock_);
         message_bytes_ = message_bytes;
         near_ = near;
-        if (number > taken_ && acknowledged_ == taken_) taken_ = newest_sent_ = number; // a session that went on before: its numbers continue
+        if (number > taken_ && acknowledged_ == taken_) taken_ = newest_sent_ = number; // the session existed before, so its numbers continue
         if (number < acknowledged_ || number > newest_sent_) return false;
-        if (near && engine_ != nullptr && !region_ && sample_bytes_ > 0) share(); // no engine: an observer, which sends nothing
+        if (near && engine_ != nullptr && !region_ && sample_bytes_ > 0) share(); // without an engine this is an observer, which sends nothing
         seal();
         acknowledge_locked(number);
         sent_ = number;
@@ -141,7 +141,7 @@ class Window final : public Flow {
         return true;
     }
 
-    // ------------------------------------------------------------------------------------------------------- the engine
+    // ------------------------------------------------------------------------------------------- called by the engine
 
     ucp::status message(Peer &peer, const Head &head, void *, size_t, uint64_t, std::string &broken) override {
         std::lock_guard hold(lock_);
@@ -151,7 +151,7 @@ class Window final : public Flow {
         }
         limit_ = std::max(limit_, head.limit);
         reads_ |= (head.flags & READS) != 0;
-        if (!resumed_) return ucp::OK; // the stream says the same, and where to go on
+        if (!resumed_) return ucp::OK; // the stream brings the same number and the resume point
         if (head.number < acknowledged_ || head.number > newest_sent_) {
             broken = "it acknowledged " + std::to_string(head.number) + " samples of " + std::to_string(newest_sent_);
             return ucp::OK;
@@ -169,8 +169,8 @@ class Window final : public Flow {
         size_t count = 0;
         {
             std::lock_guard hold(lock_);
-            if (!resumed_) return false; // before, the stream belongs to the handshake
-            if (owed_) owed_ = !peer.inbox.insert(&acknowledgement_, sizeof acknowledgement_); // wakes who waits: see connection.py
+            if (!resumed_) return false; // until then the stream belongs to the handshake
+            if (owed_) owed_ = !peer.inbox.insert(&acknowledgement_, sizeof acknowledgement_); // this wakes waiting callers: see connection.py
             if (region_ && near_ && !told_ && limit_ > 0) tell(peer);
             size_t at = 0;
             for (size_t in_flight = peer.in_flight; count < AT_ONCE && in_flight < IN_FLIGHT && next(at, messages[count]); count++)
@@ -179,7 +179,7 @@ class Window final : public Flow {
         }
         if (count == 0) return false;
         size_t posted = 0;
-        for (; posted < count && !peer.failed; posted++) post(peer, messages[posted]); // without the lock: what is done at once comes to `sent_out`
+        for (; posted < count && !peer.failed; posted++) post(peer, messages[posted]); // without the lock: a request that is done at once calls `sent_out`
         std::lock_guard hold(lock_);
         for (size_t i = 0; i < count; i++) let_go(messages[i].chunk, i < posted ? 1 : 1 + messages[i].parts);
         return true;
@@ -188,7 +188,7 @@ class Window final : public Flow {
     bool sleeps(Peer &peer, int) override {
         std::lock_guard hold(lock_);
         if (!resumed_ || peer.failed || sent_ >= taken_ || sent_ >= limit_) return true;
-        if (peer.in_flight >= IN_FLIGHT) return true; // UCX wakes us when some of it is through
+        if (peer.in_flight >= IN_FLIGHT) return true; // UCX wakes the engine when some requests are done
         for (Chunk *chunk : chunks_)
             if (chunk->sent < chunk->filled) return holds_back(*chunk);
         return true;
@@ -197,25 +197,25 @@ class Window final : public Flow {
     void lost(Peer &) override {}
 
   private:
-    static constexpr uint64_t SMALL = 4 << 10;        // bytes that are not worth a message on a busy link
-    static constexpr uint64_t CHUNK_BYTES = 64 << 10; // at least, so that small messages do not need memory of their own each
-    // Under way to a learner that keeps up: few enough that what is read to be sent, or by the learner where it lies, is still in a cache and not in memory.
-    // From 16 MB a learner reads half as quickly, and TCP sends two thirds.
+    static constexpr uint64_t SMALL = 4 << 10;        // so few bytes are not worth a message on a busy link.
+    static constexpr uint64_t CHUNK_BYTES = 64 << 10; // least size of a chunk, so that not each small message needs memory of its own.
+    // Bytes and samples in flight to a learner that keeps up. They are few enough that samples are still in a cache when they are sent, or when the learner
+    // reads them in place. With 16 MB or more, a learner reads half as fast, and TCP sends at two thirds of the speed.
     static constexpr uint64_t HOT_BYTES = 2 << 20, HOT_SAMPLES = 4;
-    static constexpr uint64_t CARD_BYTES = 1 << 20; // of a message that no processor is to read
-    static constexpr int64_t HOT_NS = 5'000'000; // without room until it is held to be slow, and may be further behind: some ms more than a whole window takes
-    static constexpr size_t AT_ONCE = 64;        // messages of one turn; acknowledgements are heard in between
-    static constexpr size_t IN_FLIGHT = 64;      // requests of UCX's: more of them only make it slower, and later samples would not travel together
+    static constexpr uint64_t CARD_BYTES = 1 << 20; // most bytes of a message that is read by a network card and not by a processor.
+    static constexpr int64_t HOT_NS = 5'000'000; // without room for so long (some ms more than a window) the learner counts as slow, and more may be sent.
+    static constexpr size_t AT_ONCE = 64;        // messages of one turn; acknowledgements are handled in between turns.
+    static constexpr size_t IN_FLIGHT = 64;      // most requests of UCX: more of them only slow it down, and later samples would not travel together
 
     struct Message {
         Chunk *chunk;
         Head head;
         const char *at;
         uint64_t bytes;
-        uint32_t parts; // requests of UCX's
+        uint32_t parts; // requests of UCX
     };
 
-    // The next message to send, and which chunk is looked at first, from `i` on. It holds its chunk once more than by its parts, until they are all posted.
+    // Finds the next message to send, starting with chunk `i`. Beside one reference per part, it holds one more to its chunk until all parts are posted.
     bool next(size_t &i, Message &message) {
         while (i < chunks_.size() && chunks_[i]->sent == chunks_[i]->filled) i++;
         if (i == chunks_.size()) return false;
@@ -256,7 +256,7 @@ class Window final : public Flow {
 
     bool may_be_hot() const { return message_bytes_ < CARD_BYTES; }
 
-    // Waits until a quarter of the bound is free, and there is room for `count`. False: there was none in time, or no more are taken.
+    // Waits until a quarter of the bound is free and there is room for `count`. False if that does not happen in time, or no more samples are taken.
     bool wait_for_room(std::unique_lock<std::mutex> &hold, uint64_t count, int64_t wait_ns) {
         auto wait = [&](uint64_t most, int64_t ns) {
             room_at_ = count < most ? std::min(most / 4 * 3, most - count) : 0;
@@ -267,7 +267,7 @@ class Window final : public Flow {
         };
         if (hot_) {
             if (wait(hot_most_, HOT_NS)) return true;
-            hot_ = false; // until the learner has caught up, or there is no choice but to wait for it
+            hot_ = false; // until the learner has caught up, or the full window leaves no choice but to wait for it
             if (stopped_) return false;
             if (fits(count, most_)) return true;
         }
@@ -277,14 +277,14 @@ class Window final : public Flow {
         return true;
     }
 
-    // A busy link sends full messages: with some on their way, a small one waits for the next acknowledgement.
+    // A busy link sends full messages: while some are in flight, a small message waits for the next acknowledgement.
     bool holds_back(const Chunk &chunk) const {
         bool growing = !chunk.sealed && chunk.filled < chunk.room;
         uint64_t ready = chunk.filled - chunk.sent;
         return growing && ready < message_samples_ && ready * sample_bytes_ < SMALL && sent_ > acknowledged_ && sent_ >= hurry_;
     }
 
-    // Memory that the learner can read, enough for all that may be under way; used from the next chunk on.
+    // Makes memory that the learner can read, enough for all samples that may be in flight. It is used from the next chunk on.
     void share() {
         uint64_t chunks = most_ / chunk_samples_ + 2;
         region_ = Region::make(engine_->context(), chunks * chunk_bytes());
@@ -308,7 +308,7 @@ class Window final : public Flow {
         if (!chunks_.empty()) chunks_.back()->sealed = true;
     }
 
-    // Chunks for `count` samples are there, so that taking them cannot fail half way.
+    // Provides chunks for `count` samples, so that taking them cannot fail half way.
     bool provide(uint64_t count) {
         uint64_t room = chunks_.empty() || chunks_.back()->sealed ? 0 : chunks_.back()->room - chunks_.back()->filled;
         for (room += spares_.size() * uint64_t(chunk_samples_); room < count; room += chunk_samples_) {
@@ -327,14 +327,14 @@ class Window final : public Flow {
         return true;
     }
 
-    // A chunk with room for at least one sample.
+    // Returns a chunk with room for at least one sample.
     Chunk *open_chunk() {
         if (!chunks_.empty()) {
             Chunk *last = chunks_.back();
             if (!last->sealed && last->filled < last->room) return last;
             last->sealed = true;
         }
-        Chunk *chunk = spares_.back(); // the last that was used is still in the cache
+        Chunk *chunk = spares_.back(); // the chunk that was used last is still in the cache
         spares_.pop_back();
         chunk->first = taken_ + 1;
         chunk->filled = chunk->sent = 0;
@@ -357,10 +357,10 @@ class Window final : public Flow {
         if (waiting_sent_ > 0) sending_.notify_all();
     }
 
-    // Its samples are committed; its memory is free when UCX is done with it too.
+    // The chunk's samples are committed. Its memory is free when UCX does not use it any more either.
     void retire(Chunk *chunk) {
         if (chunk->in_flight.load(std::memory_order_acquire) > 0) { // FREE
-            chunk->room = 0; // says so to `sent_out`
+            chunk->room = 0; // tells `sent_out` that the chunk is retired
             return;
         }
         if (chunk->offset > 0 || (!region_ && spares_.size() < 64))
@@ -372,19 +372,19 @@ class Window final : public Flow {
     static void sent_out(void *argument) {
         auto *chunk = static_cast<Chunk *>(argument);
         for (uint32_t held = chunk->in_flight.load(std::memory_order_relaxed); held > 1;)
-            if (chunk->in_flight.compare_exchange_weak(held, held - 1, std::memory_order_release)) return; // FREE; not the last: that needs no lock
+            if (chunk->in_flight.compare_exchange_weak(held, held - 1, std::memory_order_release)) return; // FREE; it was not the last request: no lock
         std::lock_guard hold(chunk->window->lock_);
         chunk->window->let_go(chunk, 1);
     }
 
-    // `count` requests refer to it no longer. Under the lock, because nobody may find the chunk free who then finds it gone.
+    // `count` requests no longer refer to the chunk. Runs under the lock, so that no thread sees the chunk as free and uses it after it is gone.
     void let_go(Chunk *chunk, uint32_t count) {
-        if (chunk->in_flight.fetch_sub(count, std::memory_order_acq_rel) > count || chunk->room != 0) return; // FREE: all of it has been read
+        if (chunk->in_flight.fetch_sub(count, std::memory_order_acq_rel) > count || chunk->room != 0) return; // FREE: all of its bytes have been read
         chunk->room = chunk_samples_;
         retire(chunk);
     }
 
-    // An ACK frame of echo_core.wire.protocol; the uplink looks at the window when it reads one, and not at the frame.
+    // An ACK frame of echo_core.wire.protocol. When the uplink reads one, it looks at the window and not at the numbers in the frame.
     struct {
         uint8_t kind = 2, flags = 0;
         uint16_t table = 0;
@@ -395,21 +395,21 @@ class Window final : public Flow {
     const std::vector<uint64_t> leaves_;
     uint64_t sample_bytes_ = 0, most_, hot_most_, message_bytes_ = 1, message_samples_;
     uint32_t chunk_samples_, lease_ = 0;
-    std::unique_ptr<Region> region_; // none until a learner is near
+    std::unique_ptr<Region> region_; // null until a learner is near
     std::mutex producer_; // taken before lock_
-    std::mutex lock_;     // inside the engine's
+    std::mutex lock_;     // taken inside the engine's lock
     std::condition_variable room_, sending_;
     std::deque<Chunk *> chunks_; // oldest first
     std::vector<Chunk *> spares_;
     Engine *engine_ = nullptr;
     uint64_t taken_ = 0, sent_ = 0, newest_sent_ = 0, acknowledged_ = 0, limit_ = 0, hurry_ = 0;
     uint64_t blocked_ = 0, bytes_ = 0, messages_ = 0;
-    uint64_t room_at_ = 0; // samples under way at which who waits for room is woken
+    uint64_t room_at_ = 0; // callers that wait for room are woken when so many samples are in flight
     int watchers_ = 0, waiting_sent_ = 0;
     bool stopped_ = false, resumed_ = false, owed_ = false, waiting_room_ = false;
-    bool near_ = false;                 // the learner is on this machine: no other is given the key to the region
-    bool told_ = false, reads_ = false; // it has been given the key, and has opened the region
-    bool hot_ = false;                  // it keeps up
+    bool near_ = false;                 // the learner is on this machine; only such a learner gets the key to the region
+    bool told_ = false, reads_ = false; // the learner has got the key, and has opened the region
+    bool hot_ = false;                  // the learner keeps up
 };
 
 } // namespace echo_rdma

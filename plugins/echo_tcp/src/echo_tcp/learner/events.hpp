@@ -1,4 +1,4 @@
-// What the loops tell Python: a queue and an eventfd that becomes readable when it is not empty.
+// Events from the loops to Python: a queue, and an eventfd that is readable while the queue is not empty.
 #pragma once
 
 #include <sys/eventfd.h>
@@ -30,11 +30,11 @@ inline void clear_eventfd(int fd) noexcept {
 
 struct Event {
     enum Kind : int {
-        added = 0,     // the first event of a connection, which is served once begin() has been called
+        added = 0,     // the first event of a connection; the connection is served after begin() has been called
         lost = 1,      // text: the reason; number: 1 if the peer broke the protocol
         control = 2,   // number: request id; text: the payload
         receipt = 3,   // number: version; digest
-        released = 4,  // number: the weights with this ticket are not used any more
+        released = 4,  // number: the ticket of weights that are no longer in use
     };
     Kind kind;
     std::uint64_t peer = 0;

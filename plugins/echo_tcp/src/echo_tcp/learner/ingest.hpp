@@ -1,9 +1,9 @@
 // From sockets into slots: reads what a connection has sent and takes the frames apart.
 //
-// Small frames are parsed where they lie in one big buffer that all connections of the loop share;
-// frames in a row that continue one another go into the store as one block. What is left of a frame
-// that is not whole is kept with its peer and put back in front of the next read. A large frame that
-// is not whole yet becomes a Landing, and the rest of it is read straight into its slots.
+// Small frames are parsed in place, in one big buffer that all connections of the loop share. Consecutive
+// frames whose sample numbers follow one another go into the store as one block. The beginning of an
+// incomplete small frame is kept with its peer and put back in front of the next read. An incomplete large
+// frame becomes a Landing, and the rest of it is read straight into its slots.
 #pragma once
 
 #include <sys/socket.h>
@@ -14,27 +14,27 @@
 namespace echo_tcp::learner {
 
 enum class Step {
-    drained,  // everything the socket had is taken; wait for more
-    more,     // the turn's share is used up; others first
+    drained,  // everything that the socket had is read; wait for more
+    more,     // this turn's bytes are used up; other connections come first
     space,    // a sample is waiting for a slot
-    share,    // its share of the space is used up, others are waiting
+    share,    // this peer's share of the space is used up, and others are waiting
     staging,  // a frame is waiting for memory to be staged in
-    ended,    // peer.reason says why
+    ended,    // the connection has ended; peer.reason says why
 };
 
 class Ingest {
 public:
-    static constexpr std::size_t direct_bytes = 16 << 10;   // payloads from here on may be a Landing
-    static constexpr std::size_t shared_bytes = 256 << 10;  // one read of small frames
-    static constexpr std::size_t crowded_bytes = 32 << 10;  // the same while others wait for space
-    static constexpr std::uint64_t worth_bytes = 256 << 10; // of a large frame, to be woken for
-    static constexpr std::size_t trail_bytes = 4 << 10;     // read beyond the end of a large frame
-    static constexpr std::int64_t turn_bytes = 512 << 10;   // then it is the next connection's turn
-    static constexpr std::uint64_t share_bytes = 32 << 10;  // of space, while others wait for it, but at
-                                                            // most a quarter of a batch
-    static constexpr std::uint64_t most_block = 4096;       // samples of several frames inserted at once
-    static constexpr std::int64_t census_ns = 50'000'000;   // between two counts of who sends
-    static constexpr std::int64_t slow_ns = 5'000'000;      // a staged frame quicker than this: fast again
+    static constexpr std::size_t direct_bytes = 16 << 10;   // a payload of this size or larger may become a Landing
+    static constexpr std::size_t shared_bytes = 256 << 10;  // largest read of small frames
+    static constexpr std::size_t crowded_bytes = 32 << 10;  // largest read while others wait for space
+    static constexpr std::uint64_t worth_bytes = 256 << 10; // the loop is woken for so much of a large frame
+    static constexpr std::size_t trail_bytes = 4 << 10;     // at most so much is read beyond the end of a large frame
+    static constexpr std::int64_t turn_bytes = 512 << 10;   // after so many it is the next connection's turn
+    static constexpr std::uint64_t share_bytes = 32 << 10;  // one peer's share of the space while others wait for
+                                                            // it; a share is at most a quarter of a batch
+    static constexpr std::uint64_t most_block = 4096;       // at most so many samples of several frames are inserted at once
+    static constexpr std::int64_t census_ns = 50'000'000;   // time between two counts of the peers that send
+    static constexpr std::int64_t slow_ns = 5'000'000;      // a peer whose staged frame arrives faster than this counts as fast again
 
     Ingest(Store &store, Events &events, Totals &totals, std::uint64_t staging_limit)
         : store_(store), events_(events), totals_(totals), staging_limit_(staging_limit),
@@ -42,16 +42,16 @@ public:
                                            std::max<std::uint64_t>(1, store.batch_size() / 4))),
           memory_(new char[headroom + shared_bytes]), area_(memory_.get() + headroom) {}
 
-    std::int64_t now = 0;         // of the loop's round
-    std::int64_t round_ns = 0;    // how long rounds take lately: what a busy loop adds to any wait
-    bool staging_freed = false;   // set when a staged frame is gone
+    std::int64_t now = 0;         // time of the loop's current round
+    std::int64_t round_ns = 0;    // duration of recent rounds, which a busy loop adds to every wait
+    bool staging_freed = false;   // set when a staged frame has released its memory
 
-    // Reads and takes frames of `p` until one of the reasons in Step. `may_claim`: false while others
-    // have waited longer for space; `contended`: they wait behind it. May throw std::bad_alloc.
+    // Reads and takes frames of `p` until it has to stop, and returns the reason. `may_claim` is false while
+    // other peers have waited longer for space; `contended`: others wait behind it. May throw std::bad_alloc.
     Step turn(Peer &p, bool may_claim, bool contended) {
         may_claim_ = may_claim;
         contended_ = contended;
-        // A frame that is taken whole may be more than a share: what it is more, its worker's next turns pay for.
+        // A frame that is taken as a whole may exceed the share. The excess is subtracted from its worker's next turns.
         if (!contended_ || p.share <= 0) p.share = contended_ ? p.share + std::int64_t(share_) : std::int64_t(share_);
         if (p.share <= 0 && !p.landing) return Step::share;
         const std::uint64_t before = p.session->committed, bytes = p.figures->bytes.get();
@@ -61,7 +61,7 @@ public:
         std::uint64_t waiting = 0;
         if (step == Step::space || step == Step::share || step == Step::staging) {
             p.held_back = true;
-            // Counting is a walk over all that is held back: done once, and then kept up.
+            // A count walks over everything that is held back. So it is done once, and the number is updated afterwards.
             const std::uint64_t gone = p.session->committed - before;
             const bool known = p.queued > gone && bytes == p.figures->bytes.get();
             waiting = known ? p.queued - gone : waiting_samples(p);
@@ -72,14 +72,14 @@ public:
         return step;
     }
 
-    // The sender of a Landing has stalled: give its slots back. May throw std::bad_alloc.
+    // The sender of a Landing has stalled: gives the slots back. May throw std::bad_alloc.
     void stage(Peer &p) {
         totals_.staged_bytes.add(p.landing->stage());
         totals_.evicted.add(1);
         p.slow = true;
     }
 
-    // The connection is over: give back what it holds.
+    // The connection has ended: gives back everything that it holds.
     void forget(Peer &p) {
         drop_landing(p);
         count_queued(p, 0);
@@ -89,7 +89,7 @@ public:
 
 private:
     static constexpr std::size_t headroom = direct_bytes + 64;  // >= the tail of a small frame
-    static constexpr int most_places = 512;                     // half of what readv takes
+    static constexpr int most_places = 512;                     // half of the places that readv accepts
 
     // ---- reading --------------------------------------------------------------------------------
     Step resume(Peer &p) {
@@ -146,11 +146,11 @@ private:
         }
     }
 
-    // Wake this loop when there is something worth reading: of a large frame that is not whole, a good piece of it.
-    // Woken for every segment it would cost its sender 15 us each time, more than copying the segment. Nothing is
-    // lost by a sender that stops in between: a stalled frame is looked at, whatever the socket holds.
-    // `more`: the socket may hold the rest already, so what was wanted for a frame before this one must not be asked of it;
-    // small frames would lie there until as much of them has come. To ask for more can wait until there is nothing to read.
+    // Sets how many bytes must lie in the socket before this loop is woken: for an incomplete large frame, a good piece of it.
+    // If every segment woke the loop, each would cost its sender 15 us, more than the copy of the segment. Nothing is lost
+    // if a sender stops in between, because a stalled frame is looked at no matter how much the socket holds.
+    // `more`: the socket may already hold the rest, so a threshold that was set for an earlier frame must be lowered now: small
+    // frames would otherwise lie there until as many bytes have come. The threshold is raised only when nothing is left to read.
     static void expect(Peer &p, bool more) {
         const int least = p.landing ? int(std::min<std::uint64_t>(p.landing->left(), worth_bytes)) : 1;
         if (more ? least >= p.least : least == p.least) return;
@@ -158,7 +158,7 @@ private:
         setsockopt(p.fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
     }
 
-    // `into` bytes have gone to where the large frame wants them, `rest` bytes lie in the shared area.
+    // `into` bytes were read to the places of the large frame, and `rest` bytes lie in the shared area.
     Step take(Peer &p, std::size_t into, std::size_t rest, std::int64_t began) {
         Step step = Step::drained;
         const char *at = area_;
@@ -176,7 +176,7 @@ private:
             }
         } else if (p.tail.size() != p.tail_at) {
             const std::size_t before = p.tail.size() - p.tail_at;
-            at -= before;  // at most headroom: a longer tail is one that was held back
+            at -= before;  // never more than headroom: only a tail that was held back is longer, and it is not read on
             std::memcpy(area_ - before, p.tail.data() + p.tail_at, before);
             p.tail_at = 0;
             p.tail.clear();
@@ -196,8 +196,8 @@ private:
         return Step::ended;
     }
 
-    // ---- taking apart ---------------------------------------------------------------------------
-    // Takes frames from [at, end) and moves `at` behind them. drained: what is left is no whole frame.
+    // ---- parsing --------------------------------------------------------------------------------
+    // Takes frames from [at, end) and moves `at` behind them. drained: the rest is not a whole frame.
     Step parse(Peer &p, const char *&at, const char *end) {
         const std::size_t header_bytes = p.echo1 ? 0 : sizeof(FrameHeader);
         for (;;) {
@@ -244,8 +244,8 @@ private:
         }
     }
 
-    // A client of protocol 2 speaks first, and without headers its HELLO would pass for samples. False
-    // when it is one (broken) or when the first bytes do not tell yet.
+    // Checks that a peer of the original protocol is not a client of protocol 2, which speaks first and whose HELLO
+    // would be taken for samples. False if it is one (`broken` is set), or if too few bytes are here to tell.
     bool original(Peer &p, const char *at, std::size_t have) {
         static constexpr char hello[] = {'E', 'C', 'H', 'O', 2, 1, 0, 0};
         if (std::memcmp(at, hello, std::min(have, sizeof hello)) != 0) {
@@ -258,7 +258,7 @@ private:
         return false;
     }
 
-    // The frame at `at` is whole: insert it, and with it those behind it that continue it.
+    // The frame at `at` is whole: inserts it together with the frames behind it that continue its numbers.
     Step insert(Peer &p, const FrameHeader &h, const char *&at, std::size_t have, std::size_t header_bytes) {
         const std::size_t stride = header_bytes + h.length;
         Block block{at, stride, std::uint32_t(header_bytes), h.count, 1};
@@ -291,7 +291,7 @@ private:
         return skip + n == total ? Step::drained : no_space(p);
     }
 
-    // The beginning of a large frame is here, `have` bytes of its payload at `from`.
+    // The beginning of a large frame has come: `have` bytes of its payload lie at `from`.
     Step open_landing(Peer &p, const FrameHeader &h, const char *from, std::size_t have) {
         const std::uint64_t known = std::min<std::uint64_t>(h.count, p.session->committed + 1 - h.seq);
         if (known == h.count) {
@@ -318,7 +318,7 @@ private:
         return Step::drained;
     }
 
-    // The Landing is whole: commit it, as far as there is space.
+    // The Landing is whole: commits it, as far as there is space.
     Step land(Peer &p) {
         std::uint64_t dropped = 0, inserted = 0;
         const bool all = p.landing->hand_over(may_claim_, &dropped, &inserted);
@@ -337,7 +337,7 @@ private:
     Step handle(Peer &p, const FrameHeader &h, std::string_view payload) {
         switch (static_cast<Kind>(h.kind)) {
             case Kind::control:
-                if (h.flags & flag_reply) break;  // this learner asks its workers nothing
+                if (h.flags & flag_reply) break;  // this learner sends no requests, so it expects no replies
                 ++p.asked;
                 events_.push({Event::control, p.key, h.seq, 0, std::string(payload)});
                 break;
@@ -355,7 +355,7 @@ private:
             }
             case Kind::subscribe:
                 p.subscribed = true;
-                if (p.sending || p.awaited != 0) break;  // what is on its way will be confirmed
+                if (p.sending || p.awaited != 0) break;  // the version that is being sent will be confirmed by its receipt
                 p.held = h.seq;
                 p.figures->version.set(h.seq);
                 break;
@@ -371,7 +371,7 @@ private:
         return Step::drained;
     }
 
-    // ---- small duties ---------------------------------------------------------------------------
+    // ---- counts ---------------------------------------------------------------------------------
     void committed(Peer &p, std::uint64_t n) {
         if (n != 0) count(p);
         p.session->committed += n;
@@ -380,7 +380,7 @@ private:
         totals_.samples.add(n);
         if (contended_) p.share -= std::int64_t(n);
     }
-    // Workers on one machine are told how many of them there are: Window::crowd().
+    // Counts the connections that send samples. Acknowledgements carry the number, and workers use it in Window::crowd().
     void count(Peer &p) {
         if (now >= next_census_) {
             totals_.crowd.set(counted_);
@@ -411,7 +411,7 @@ private:
         store_.queued(std::int64_t(samples) - std::int64_t(p.queued));
         p.queued = samples;
     }
-    // Whole samples that have arrived and are not inserted.
+    // The number of samples that have arrived as a whole and are not inserted yet.
     std::uint64_t waiting_samples(const Peer &p) const {
         std::uint64_t n = p.landing && p.landing->whole() ? p.landing->waiting() : 0;
         const std::size_t have = p.tail.size() - p.tail_at;
@@ -433,7 +433,7 @@ private:
     const std::uint64_t staging_limit_;
     const std::uint64_t share_;  // samples
     const std::unique_ptr<char[]> memory_;
-    char *const area_;        // shared_bytes, with headroom before it for the tail of a peer
+    char *const area_;        // shared_bytes; before it lies headroom for the tail of a peer
     bool may_claim_ = true, contended_ = false;
     std::uint64_t census_ = 1, counted_ = 0;  // connections that brought samples since the last census
     std::int64_t next_census_ = 0;

@@ -1,12 +1,12 @@
-// A large DATA frame on its way in: its bytes go from the socket straight to where they will stay.
+// A large DATA frame that is being received: its bytes are read from the socket straight to their final place.
 //
 // The payload is leaf-major, so a frame of n samples that spans several runs of slots is a list of
 // pieces (leaf 0 of run A, leaf 0 of run B, leaf 1 of run A, ...), and readv fills them in order.
-// Samples for which there is no slot yet land in memory of the frame's own ("staged") and are
-// inserted when the frame is whole; samples the store has already land there too and are dropped.
+// Samples for which there is no slot yet are received into memory of the frame itself ("staged") and are
+// inserted when the frame is whole. Samples that the store already has are received there too and dropped.
 //
-// A sender that stalls must not hold slots, because the batch they belong to waits for them: stage()
-// copies what has arrived out of the slots and gives them back.
+// A sender that stalls must not hold slots, because their batch waits for them. So stage() copies the
+// bytes that have arrived out of the slots and gives the slots back.
 #pragma once
 
 #include <sys/uio.h>
@@ -37,7 +37,7 @@ public:
     Landing(const Landing &) = delete;
     Landing &operator=(const Landing &) = delete;
 
-    // ---- before the first byte: where the samples go, in order ----------------------------------
+    // ---- before the first byte: says where the samples go, in order -----------------------------
     void use_slots(const echo_run &run) {
         segments_.push_back({Where::slots, run.count, run, nullptr});
         ++runs_held_;
@@ -76,7 +76,7 @@ public:
             if (piece.iov_len == 0) ++at_;
         }
     }
-    // Bytes that were read together with the header.
+    // Takes payload bytes that were read together with the header.
     void fill(const char *from, std::size_t bytes) noexcept {
         while (bytes != 0) {
             const iovec &piece = pieces_[at_];
@@ -88,7 +88,7 @@ public:
         }
     }
 
-    // Gives the slots back, keeping what has arrived. Returns the bytes of memory it took.
+    // Gives the slots back and keeps the bytes that have arrived. Returns how many bytes of memory this took.
     std::uint64_t stage() {
         std::uint64_t taken = 0;
         std::vector<std::unique_ptr<char[]>> memory(segments_.size());
@@ -126,9 +126,9 @@ public:
     }
 
     // ---- when whole -----------------------------------------------------------------------------
-    // Hands the samples over, in order, as far as there is space. `dropped` and `inserted` are
-    // added to. True when all are; false when the store is full or closed, or `may_claim` is false
-    // and a staged sample's turn has come. Call again later then.
+    // Hands the samples over to the store, in order, as far as there is space, and adds to `dropped` and
+    // `inserted`. True if all are handed over. False if the store is full or closed, or if the next sample
+    // is staged and `may_claim` is false; the caller then calls again later.
     bool hand_over(bool may_claim, std::uint64_t *dropped, std::uint64_t *inserted) noexcept {
         for (; next_ < segments_.size(); ++next_) {
             Segment &s = segments_[next_];
@@ -159,7 +159,7 @@ public:
 
     std::int64_t opened_at = 0;
     std::int64_t progress_at = 0;   // when the last byte arrived
-    std::int64_t reading_ns = 0;    // spent copying from the socket into the places
+    std::int64_t reading_ns = 0;    // time spent on copies from the socket into the places
 
 private:
     void plan() {
@@ -180,10 +180,10 @@ private:
     const std::uint64_t length_;
     std::uint64_t arrived_ = 0;
     std::vector<Segment> segments_;
-    std::vector<iovec> pieces_;  // shrink as they are filled
+    std::vector<iovec> pieces_;  // each shrinks as it is filled
     std::size_t at_ = 0;         // first piece with room
     std::size_t next_ = 0;       // first segment not handed over
-    std::uint64_t done_ = 0;     // samples of it that are
+    std::uint64_t done_ = 0;     // samples of that segment that were handed over
     std::uint32_t runs_held_ = 0;
     std::uint64_t staged_bytes_ = 0;
 };

@@ -1,19 +1,19 @@
-// The learner's data plane: loops, and which client is served by which of them.
+// The learner's data plane: the loops, and which loop serves which client.
 //
-// Python hands over sockets that have passed the handshake and gets events back; everything between
-// a socket and the store happens in the loops' threads, which never take the GIL.
+// Python hands over sockets that have passed the handshake and gets events back. All work between
+// a socket and the store is done by the loops' threads, which never take the GIL.
 #pragma once
 
 #include "loop.hpp"
 
 namespace echo_tcp::learner {
 
-// One connection's figures at one moment.
+// A snapshot of one connection's figures.
 struct PeerRow {
     std::uint64_t key, samples, bytes, version, digest, partial, read_at, parked_at;
 };
 
-// What a listener counts, all loops together.
+// A listener's counters, summed over all loops.
 struct TotalsRow {
     std::uint64_t samples, duplicates, bytes_received, bytes_sent, frames, direct_frames, parked, evicted,
         staged_bytes, protocol_errors, acks, weights_sent, rounds, active, waiting;
@@ -38,7 +38,7 @@ public:
             stop(0);
             return;
         }
-        // In a forked child the threads do not exist and everything here is the parent's. The sockets were closed by the fork.
+        // In a forked child the loops' threads do not exist, and all of this belongs to the parent. The fork handler has closed the sockets.
         for (auto &loop : loops_) static_cast<void>(loop.release());
     }
     Learner(const Learner &) = delete;
@@ -61,16 +61,16 @@ public:
         loops_[lane]->mailbox.put([&](Commands &c) { c.added.push_back(std::move(peer)); });
         return key;
     }
-    // Python has seen the connection's `added` event: serve it.
+    // Python has handled the connection's `added` event, so the loop may serve it now.
     void begin(std::uint64_t key) {
         loop_of(key).mailbox.put([&](Commands &c) { c.begun.push_back(key); });
     }
-    // Python has seen the connection's `lost` event.
+    // Python has handled the connection's `lost` event.
     void forget(std::uint64_t key) {
         std::lock_guard<std::mutex> lock(figures_lock_);
         figures_.erase(key);
     }
-    // An empty string with room for a frame of `bytes`, to be given to reply().
+    // An empty string with room for a frame of `bytes`. The caller fills it and gives it to reply().
     std::string frame_for(std::uint64_t key, std::size_t bytes) { return loop_of(key).recycled.take(bytes); }
     void reply(std::uint64_t key, std::string frame) {
         loop_of(key).mailbox.put([&](Commands &c) { c.replies.emplace_back(key, std::move(frame)); });
@@ -79,10 +79,10 @@ public:
         loop_of(key).mailbox.put([&](Commands &c) { c.refused.emplace_back(key, std::move(reason)); });
     }
 
-    // A ticket that no other publish has.
+    // A ticket that is unique among all publishes.
     std::uint64_t new_ticket() noexcept { return tickets_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
-    // `payload` must stay as it is until the event `released` with this ticket.
+    // `payload` must not change until the event `released` with this ticket.
     void publish(std::uint64_t version, std::string head, const char *payload, std::uint64_t bytes,
                  std::uint64_t ticket) {
         std::lock_guard<std::mutex> lock(publish_lock_);
@@ -130,7 +130,7 @@ public:
         return sum;
     }
 
-    // Farewells are given until `deadline` (clock_ns). Idempotent.
+    // Says goodbye to the peers and waits for them until `deadline` (clock_ns). Idempotent.
     void stop(std::int64_t deadline) {
         deadline = std::max<std::int64_t>(deadline, 1);
         for (auto &loop : loops_) loop->mailbox.put([&](Commands &c) { c.stop_by = deadline; });

@@ -1,4 +1,4 @@
-// What a worker may send: every header is checked here before anything is done because of it.
+// The limits of what a worker may send: every header is checked here before it has any effect.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace echo_tcp::learner {
 
-// The breach of the protocol that `h` is, in words; empty if it is none.
+// Describes how `h` breaks the protocol; empty if it is valid.
 inline std::string breach(const FrameHeader &h, std::uint64_t sample_bytes) {
     const auto frame = [&h](const char *name) {
         return std::string(name) + " frame of " + std::to_string(h.length) + " bytes, count " +
@@ -26,7 +26,7 @@ inline std::string breach(const FrameHeader &h, std::uint64_t sample_bytes) {
             if (h.count < 1 || h.count > max_data_count || h.seq < 1)
                 return frame("DATA") + ": samples are numbered from 1 and at most " +
                        std::to_string(max_data_count) + " travel in a frame";
-            // 2^16 samples of what fits in memory cannot overflow: a sample is far below 2^47.
+            // The product cannot overflow: count is at most 2^16, and a sample that fits in memory is far below 2^47 bytes.
             if (h.length != h.count * sample_bytes)
                 return frame("DATA") + " where a sample is " + std::to_string(sample_bytes) + " bytes";
             if (h.length > std::max(max_data_bytes, sample_bytes))

@@ -1,12 +1,12 @@
-// One thread that serves many connections: epoll, and whose turn it is.
+// One thread that serves many connections: it waits with epoll and decides whose turn it is.
 //
-// * A readable connection reads its share and is then behind all others (epoll's own order).
-// * A connection whose samples find the store full is parked: not read, so that TCP holds its worker
-//   back and nobody else's. Parked connections are served first come, first served when the store
-//   says that there is space, and newcomers queue up behind them.
+// * A readable connection is read up to its share and then comes after all others (epoll's own order).
+// * A connection is parked when the store is full and its samples need space. A parked connection is not
+//   read, so TCP slows down its worker and no other. When the store says that there is space, parked
+//   connections are served in the order in which they were parked, and new ones queue up behind them.
 // * A large frame that stalls in its slots is staged, so that no batch waits for one sender.
-// * Asleep, the loop costs nothing: the only timers are for stalled frames, for farewells, and for those
-//   who wait for space.
+// * An idle loop costs nothing: it has timers only for stalled frames, for farewells, and for connections
+//   that wait for space.
 #pragma once
 
 #include <pthread.h>
@@ -50,7 +50,7 @@ public:
     Loop &operator=(const Loop &) = delete;
 
     void start() {
-        // Signals are Python's: delivered to a thread of ours they would not wake the one that sleeps.
+        // Python handles signals in its main thread. A signal delivered to this thread would not wake that one.
         sigset_t all, before;
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -68,7 +68,7 @@ public:
         if (thread_.joinable()) thread_.join();
     }
 
-    // What other threads may use.
+    // Only these members may be used by other threads.
     Mailbox mailbox;
     Totals totals;
     RecycledBuffers recycled;  // for answers
@@ -77,15 +77,15 @@ private:
     static constexpr int most_events = 256;
     static constexpr const char *closing = "the learner is closing";
     static constexpr const char *out_of_memory = "the learner is out of memory for a frame of this worker";
-    static constexpr std::int64_t stall_ns = 5'000'000;     // without a byte, or ...
-    static constexpr std::int64_t trickle_ns = 25'000'000;  // ... altogether: a frame leaves its slots
-                                                            // (a busy loop allows for its own rounds)
+    static constexpr std::int64_t stall_ns = 5'000'000;     // a frame leaves its slots after so long without a byte, or ...
+    static constexpr std::int64_t trickle_ns = 25'000'000;  // ... when it takes so long in total
+                                                            // (a busy loop adds the time of its own rounds)
     static constexpr std::int64_t farewell_ns = 1'000'000'000;
-    static constexpr std::int64_t probe_ns = 2'000'000'000;  // between two looks whether the parked live
-    static constexpr std::int64_t silent_ns = 3'000'000'000;  // without a byte of a staged frame: others may have its memory
-    static constexpr std::uint32_t most_asked = 16;         // CONTROL requests without an answer, and ...
-    static constexpr std::size_t most_out = 1 << 20;        // ... bytes not sent: then it is not read
-    static constexpr int last_turns = 16;                   // of a connection when the loop stops
+    static constexpr std::int64_t probe_ns = 2'000'000'000;  // time between two probes of parked connections
+    static constexpr std::int64_t silent_ns = 3'000'000'000;  // a staged frame without a byte for so long may lose its memory to others
+    static constexpr std::uint32_t most_asked = 16;         // a connection with so many unanswered CONTROL requests, or ...
+    static constexpr std::size_t most_out = 1 << 20;        // ... so many unsent bytes is not read
+    static constexpr int last_turns = 16;                   // turns that each connection gets when the loop stops
 
     // ---- the thread -------------------------------------------------------------------------------
     void run() {
@@ -109,7 +109,7 @@ private:
             if (parked_.empty() ? in_turns_ : !armed_) serve_parked();
             if (!open_.empty()) evict_stalled();
             if (somebody_parked() && now_ >= next_probe_) probe_parked();
-            if (std::exchange(ingest_.staging_freed, false)) serve_staging();  // by any of the above
+            if (std::exchange(ingest_.staging_freed, false)) serve_staging();  // any step above may have set it
             if (stop_by_ != 0 || !leaving_.empty()) hurry_leavers();
             graveyard_.clear();
             if (read_something_) {
@@ -123,7 +123,7 @@ private:
         turns_.leave(space_);
     }
 
-    // Milliseconds until a timer; -1 for none.
+    // Milliseconds until the next timer; -1 if no timer is set.
     int patience() const {
         if (serve_again_) return 0;
         std::int64_t until = -1;
@@ -217,18 +217,18 @@ private:
     std::thread thread_;
 
     std::unordered_map<std::uint64_t, std::unique_ptr<Peer>> peers_;
-    std::vector<std::unique_ptr<Peer>> graveyard_;  // events of this round may still name them
-    std::deque<Peer *> parked_, staging_;           // wait for slots, wait for staging memory
+    std::vector<std::unique_ptr<Peer>> graveyard_;  // closed peers that events of this round may still name
+    std::deque<Peer *> parked_, staging_;           // peers that wait for slots, and for staging memory
     std::vector<Peer *> open_, leaving_;
-    PutOff put_off_{store_.sample_bytes()};         // acknowledgements
-    std::int64_t now_ = 0;            // at the beginning of the round
-    std::int64_t stop_by_ = 0;        // not zero: stopping
-    std::int64_t next_probe_ = 0;     // meaningful while somebody is parked
-    std::int64_t next_farewell_ = 0;  // the first of leave_by; meaningful while there is one
-    std::size_t shares_left_ = 0;     // of this loop's turn
-    bool in_turns_ = false;           // in the queue of turns_
+    PutOff put_off_{store_.sample_bytes()};         // acknowledgements that are put off
+    std::int64_t now_ = 0;            // time at the beginning of the round
+    std::int64_t stop_by_ = 0;        // not zero while the loop is stopping
+    std::int64_t next_probe_ = 0;     // meaningful while a peer is parked
+    std::int64_t next_farewell_ = 0;  // the earliest leave_by; meaningful while a peer is leaving
+    std::size_t shares_left_ = 0;     // shares left in this loop's turn
+    bool in_turns_ = false;           // this loop is in the queue of turns_
     bool armed_ = false;              // the store will write to space_
-    bool serve_again_ = false;        // there is space, but somebody may be parked still
+    bool serve_again_ = false;        // there is space, but a peer may still be parked
     bool read_something_ = false;
 };
 

@@ -1,10 +1,10 @@
-// Connections go, one by one or all of them. Part of loop.hpp.
+// The end of connections: of one of them, or of all when the loop stops. Part of loop.hpp.
 #pragma once
 
 namespace echo_tcp::learner {
 
-// Say why, and wait a little for the other end to have read it: closing at once, with bytes of it
-// unread here, would reset the connection and take the farewell with it.
+// Says why the connection ends, and waits a little until the other end has read it. A close at once, while bytes
+// from the peer are still unread here, would reset the connection, and the farewell would be lost.
 inline void Loop::leave(Peer &p, std::string_view farewell) {
     if (p.dead || p.leaving) return;
     outbox_.say_bye(p, farewell);
@@ -16,7 +16,7 @@ inline void Loop::leave(Peer &p, std::string_view farewell) {
     swallow(p);
 }
 
-// What a leaving peer still sends is thrown away, until it closes as well.
+// Discards everything that a leaving peer still sends, until the peer closes as well.
 inline void Loop::swallow(Peer &p) {
     if (p.hung_up) return drop(p);
     const bool done = outbox_.pump(p);
@@ -35,8 +35,8 @@ inline void Loop::drop(Peer &p) {
     end_of(p);
     p.dead = true;
     if (p.leaving) leaving_.erase(std::find(leaving_.begin(), leaving_.end(), &p));
-    // A child forked otherwise than by fork(3) may hold a copy of the descriptor: the connection must end all the same, and epoll, which watches
-    // the connection and not the descriptor, would go on naming a peer whose memory is gone.
+    // A child process that was not made by fork(3) may hold a copy of the descriptor. The connection must end all the same. epoll watches the
+    // connection, not the descriptor, so without this it would go on to report a peer whose memory is freed.
     epoll_ctl(epoll_, EPOLL_CTL_DEL, p.fd, nullptr);
     shutdown(p.fd, SHUT_RDWR);
     sockets_of_ours.remove(p.fd);
@@ -47,7 +47,7 @@ inline void Loop::drop(Peer &p) {
     totals.active.set(peers_.size());
 }
 
-// It takes part no longer: what it holds is given back and Python is told. Once per connection.
+// The peer takes part no longer: gives back everything that it holds, and informs Python. Happens once per connection.
 inline void Loop::end_of(Peer &p) {
     if (p.leaving || p.dead) return;
     ingest_.forget(p);
@@ -70,7 +70,7 @@ inline void Loop::begin_to_stop(std::int64_t deadline) {
     stop_by_ = next_farewell_ = deadline;
     std::vector<Peer *> all;
     for (auto &[key, p] : peers_) all.push_back(p.get());
-    // What has arrived whole is committed, as far as there is space and time for it.
+    // Commits the samples that have arrived as a whole, as far as there is space and time for them.
     for (Peer *p : all)
         for (int turn = 0; p->begun && turn < last_turns && !p->dead && !p->leaving && !p->parked && clock_ns() < deadline; ++turn)
             if (serve(*p) != Step::more) break;

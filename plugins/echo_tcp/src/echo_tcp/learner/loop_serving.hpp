@@ -1,10 +1,10 @@
-// Connections come, talk, and wait for space. Part of loop.hpp.
+// New connections, their traffic, and their wait for space. Part of loop.hpp.
 #pragma once
 
 namespace echo_tcp::learner {
 
-// A connection is served once Python has been told of it (begin()), so that a worker that finds itself
-// connected is among the learner's peers, and those it takes the place of are not.
+// A connection is served only after Python knows of it (begin()). So a worker that sees itself connected is
+// already among the learner's peers, and the connections that it replaces are not.
 inline void Loop::welcome(NewPeer &fresh) {
     auto owned = std::make_unique<Peer>();
     Peer &p = *owned;
@@ -13,8 +13,8 @@ inline void Loop::welcome(NewPeer &fresh) {
     p.echo1 = fresh.echo1;
     p.figures = std::move(fresh.figures);
     Session &session = sessions_.open(fresh.client, fresh.base);
-    // The older connection first: what it holds is given back, and nothing of it is committed
-    // after the resume point has been told to the new one.
+    // The older connection ends first: it gives back everything that it holds, and none of its samples are
+    // committed after the new connection has received the resume point.
     if (session.live != nullptr) {
         Peer &older = *session.live;
         older.reason = "replaced by a newer connection of the same worker";
@@ -60,8 +60,8 @@ inline void Loop::ready(Peer &p, std::uint32_t events) {
     if (events & EPOLLOUT) write(p);
     if (p.dead || p.leaving) return;
     if (p.parked && events & (EPOLLERR | EPOLLHUP)) {
-        // Gone while it waits for space. A worker of protocol 2 sends again what was not
-        // acknowledged; one of the original protocol cannot, so what it sent is still taken.
+        // The peer is gone while it waits for space. A worker of protocol 2 sends unacknowledged samples
+        // again. One of the original protocol cannot, so the samples that it sent are still taken.
         if (!p.echo1) {
             p.reason = "it hung up while waiting for space";
             return drop(p);
@@ -73,8 +73,8 @@ inline void Loop::ready(Peer &p, std::uint32_t events) {
     }
 }
 
-// One turn of reading, and the acknowledgement of what came of it. `first`: it was first in the
-// queue for space, and is again if it gets less than its share.
+// Reads for one turn and acknowledges the samples that were committed. `first`: the peer was first in the
+// queue for space, and it returns to the front if it gets less than its share.
 inline Step Loop::serve(Peer &p, bool first) {
     const bool others = !parked_.empty() || turns_.waiting() > std::size_t(in_turns_);
     read_something_ = true;
@@ -104,7 +104,7 @@ inline Step Loop::serve(Peer &p, bool first) {
     return step;
 }
 
-// Whether nothing has to be written to it now, not even an acknowledgement.
+// Whether nothing has to be written to this peer now: its acknowledgement, if one is due, is put off.
 inline bool Loop::put_off(Peer &p) {
     if (p.interest != EPOLLIN || p.asked >= most_asked || outbox_.more_than_ack(p)) return false;
     return put_off_.add(p, now_);
@@ -147,9 +147,9 @@ inline void Loop::unpark(Peer &p) {
     totals.waiting.set(totals.waiting.get() - 1);
 }
 
-// The end of a worker that dies while its connection is not read waits in its kernel, behind samples
-// for which there is no room. But its kernel answers whatever is sent to it by resetting the connection,
-// so those who wait for long are told once more what they know: an acknowledgement.
+// Finds parked workers that have died. While a connection is not read, the end of its worker stays invisible behind
+// samples for which there is no room. But the dead worker's kernel resets the connection when anything is sent to
+// it. So a peer that has waited for long gets its last acknowledgement once more.
 inline void Loop::probe_parked() {
     next_probe_ = now_ + probe_ns;
     for (const std::deque<Peer *> *queue : {&parked_, &staging_})
@@ -161,9 +161,9 @@ inline void Loop::probe_parked() {
     if (!staging_.empty()) give_up_staged();
 }
 
-// Somebody waits for memory to stage a frame in. Senders that were stopped in the middle of one would keep it from them for
-// as long as they are: the one heard of least recently is hung up on, and sends the frame again when it returns. One of the
-// original protocol could not return.
+// A peer waits for memory to stage a frame in. A sender that was stopped in the middle of a staged frame would keep that memory
+// as long as it is stopped. So the sender that has been silent longest is disconnected; it sends the frame again when it
+// returns. A peer of the original protocol is left alone, because it could not return.
 inline void Loop::give_up_staged() {
     Peer *longest = nullptr;
     for (const auto &[key, p] : peers_) {
@@ -172,7 +172,7 @@ inline void Loop::give_up_staged() {
     }
     if (longest == nullptr || now_ - longest->landing->progress_at < silent_ns) return;
     Peer &p = *longest;
-    serve(p);  // of a trickle this loop is not woken for, so what the socket holds by now counts
+    serve(p);  // a trickle of bytes does not wake this loop, so bytes that lie in the socket now count as well
     if (p.dead || p.leaving || !p.landing || p.landing->progress_at == now_) return;
     p.reason = "it stopped in the middle of a large frame, whose memory others were waiting for (more of it: staging_bytes)";
     drop(p);
@@ -188,13 +188,13 @@ inline Step Loop::serve_waiting(Peer &p, bool first) {
     return step;
 }
 
-// There may be space: first come, first served, and while others wait each gets its share and is
-// then behind them. One that finds less space than its share keeps its place.
+// There may be space: serves the parked peers in order. While others wait, each peer gets its share and then goes
+// to the end of the queue. A peer that finds less space than its share keeps its place.
 inline void Loop::serve_parked() {
     serve_again_ = false;
     if (!parked_.empty()) {
         in_turns_ = true;
-        if (!turns_.mine(space_)) return;  // another loop's turn; that loop rings
+        if (!turns_.mine(space_)) return;  // it is another loop's turn, and that loop wakes this one later
         if (shares_left_ == 0) shares_left_ = parked_.size();
     }
     for (; shares_left_ != 0 && !parked_.empty(); --shares_left_) {
@@ -247,7 +247,7 @@ inline void Loop::evict_stalled() {
         const bool stalled = now_ - p.landing->progress_at >= stall_ns;
         const std::int64_t enough = std::max(trickle_ns, 8 * ingest_.round_ns);
         if (!stalled && now_ - p.landing->opened_at < enough) continue;
-        // It may be this loop that was late: what the socket holds by now counts as progress.
+        // Perhaps this loop was late, not the sender. So bytes that lie in the socket now count as progress.
         if (stalled) {
             serve(p);
             if (p.dead || p.leaving || p.open_at < 0 || p.landing->progress_at == now_) continue;

@@ -1,19 +1,19 @@
-// What other threads ask of a loop. They never touch a connection themselves.
+// Requests of other threads to a loop. Those threads never touch a connection themselves.
 #pragma once
 
 #include "peer.hpp"
 
 namespace echo_tcp::learner {
 
-// A connection that has passed its handshake. Whoever holds this owns `fd`.
+// A connection that has passed its handshake. The holder of this object owns `fd`.
 struct NewPeer {
     int fd = -1;
     std::uint64_t key = 0;
     ClientId client{};
-    std::uint64_t base = 0;  // samples the client knows to be committed
+    std::uint64_t base = 0;  // number of samples that the client knows to be committed
     bool echo1 = false;
-    std::string unsent;      // what is left to send of the handshake
-    std::string leftover;    // what came behind it
+    std::string unsent;      // the rest of the handshake, still to be sent
+    std::string leftover;    // bytes that came after the handshake
     std::shared_ptr<Figures> figures;
 };
 
@@ -30,7 +30,7 @@ class Mailbox {
 public:
     Mailbox() : fd_(new_eventfd()) {}
     ~Mailbox() {
-        for (const NewPeer &peer : commands_.added) close(peer.fd);  // came when the loop had ended
+        for (const NewPeer &peer : commands_.added) close(peer.fd);  // they came after the loop had ended
         close(fd_);
     }
     Mailbox(const Mailbox &) = delete;

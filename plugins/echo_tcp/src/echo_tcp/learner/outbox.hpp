@@ -1,8 +1,8 @@
-// From the learner to a worker: acknowledgements, answers, and weights in chunks between them.
+// Messages from the learner to a worker: acknowledgements, answers, and between them weights in chunks.
 //
-// Nothing waits: what the socket does not take now stays with the peer until it is writable.
-// Acknowledgements are not queued but made when there is room for one, so a worker that does not
-// read costs a few bytes; weights are referred to, never copied, so a publish costs nothing here.
+// No call here waits: bytes that the socket does not take now stay with the peer until it is writable.
+// Acknowledgements are not queued; one is made when there is room for it, so a worker that does not
+// read costs a few bytes. Weights are referred to and never copied, so a publish costs nothing here.
 #pragma once
 
 #include <sys/socket.h>
@@ -16,15 +16,15 @@ namespace echo_tcp::learner {
 
 class Outbox {
 public:
-    // Chunks begun in one go. More come when epoll says that the socket has room and every other
-    // connection had its turn: a large version does not hold up anybody's samples.
+    // The number of chunks begun in one call. More follow when epoll says that the socket has room and every
+    // other connection has had its turn, so a large version of the weights does not delay samples.
     static constexpr int chunks_at_once = 2;
 
     Outbox(Totals &totals, RecycledBuffers &recycled) : totals_(totals), recycled_(recycled) {}
 
-    std::shared_ptr<const Weights> latest;  // what was published last
+    std::shared_ptr<const Weights> latest;  // the weights published last
 
-    // Writes what there is to write. False when some of it is left: call again when writable.
+    // Writes everything that is due. False if some of it is left; call again when the socket is writable.
     bool pump(Peer &p) {
         if (p.deaf) return true;
         offer(p);
@@ -55,16 +55,16 @@ public:
     // Is there anything to write beside an acknowledgement?
     bool more_than_ack(const Peer &p) const { return p.unsent() != 0 || p.chunk_left != 0 || p.sending || wants(p); }
 
-    // A frame that answers a request. It is sent from where it lies.
+    // Queues a frame that answers a request. It is sent without a copy.
     void answer(Peer &p, std::string frame) {
         p.answer_bytes += frame.size();
         p.answers.push_back(std::move(frame));
     }
 
-    // A farewell, after what is already on its way.
+    // Queues a farewell behind everything that is already queued.
     void say_bye(Peer &p, std::string_view reason) {
         reason = reason.substr(0, max_bye_bytes);
-        // A reason cut in the middle of a character would not be UTF-8.
+        // A reason that is cut in the middle of a character would not be valid UTF-8.
         while (!reason.empty() && reason.size() == max_bye_bytes && (reason.back() & 0x80)) reason.remove_suffix(1);
         p.subscribed = false;
         if (p.chunk_left == 0) p.sending.reset();
@@ -83,7 +83,7 @@ public:
     }
 
 private:
-    // The next version for a subscriber: only after the receipt of the one before, and the newest.
+    // Whether a subscriber should get the newest version now: only after its receipt for the version before.
     bool wants(const Peer &p) const {
         return p.subscribed && !p.sending && p.awaited == 0 && latest && latest->version != p.held;
     }
@@ -127,7 +127,7 @@ private:
         p.sent += bytes;
     }
 
-    // True when the chunk is gone as a whole.
+    // True if the whole chunk has been written.
     bool send_chunk(Peer &p) {
         iovec places[3];
         int n = 0;
@@ -136,7 +136,7 @@ private:
             const std::size_t left = p.chunk_left - p.chunk.length;
             places[n++] = {reinterpret_cast<char *>(&p.chunk) + sizeof p.chunk - left, left};
         }
-        const std::uint64_t end = p.sent;  // of the chunk, in the version's stream of bytes
+        const std::uint64_t end = p.sent;  // end of the chunk in the version's stream of bytes
         std::uint64_t at = end - std::min(p.chunk_left, p.chunk.length);
         if (at < w.head.size()) {
             const std::size_t bytes = std::min(end, std::uint64_t(w.head.size())) - at;
@@ -165,8 +165,8 @@ private:
         return true;
     }
 
-    // A peer that cannot be written to may still have sent something that is worth reading, so it is
-    // not dropped here: reading finds the end.
+    // A peer that cannot be written to may have sent something that is still worth reading. So it is not
+    // dropped here; the next read finds the end of the connection.
     bool failed(Peer &p) {
         if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return false;
         p.deaf = true;

@@ -1,4 +1,4 @@
-// One connection, as its loop sees it. Everything but Figures belongs to the loop's thread alone.
+// The state of one connection. All of it except Figures belongs to the loop's thread alone.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace echo_tcp::learner {
 
-// A counter with one writer and many readers: a plain add, but never torn and known to sanitizers.
+// A counter with one writer and many readers: it costs a plain add, is never torn, and sanitizers accept it.
 class Count {
 public:
     void add(std::uint64_t n) noexcept { set(get() + n); }
@@ -26,22 +26,22 @@ private:
     std::atomic<std::uint64_t> value_{0};
 };
 
-// Of one connection, for people to look at while it runs.
+// Figures of one connection, for people to look at while it runs.
 struct Figures {
     Count samples;          // inserted, over all connections of this client
     Count bytes;            // received on this connection
     Count version, digest;  // of the weights it confirmed last
-    Count partial;          // 1: the last read ended inside a message
+    Count partial;          // 1 if the last read ended inside a message
     Count read_at;          // clock_ns() of the last read that brought something
-    Count parked_at;        // clock_ns() since when it waits for space; 0: it does not
+    Count parked_at;        // clock_ns() when it began to wait for space; 0 if it does not wait
 };
 
-// Of one loop, since it started.
+// Figures of one loop since it started.
 struct Totals {
     Count samples, duplicates, bytes_received, bytes_sent, frames, direct_frames;
     Count parked, evicted, staged_bytes, protocol_errors, acks, weights_sent, rounds;
-    Count active, waiting;  // connections now; those of them that wait for space
-    Count crowd;            // those of this loop that brought samples lately
+    Count active, waiting;  // connections at this time; those of them that wait for space
+    Count crowd;            // connections of this loop that brought samples lately
 };
 
 // One published version of the weights, shared by every connection that is being sent it.
@@ -50,7 +50,7 @@ struct Weights {
     std::string head;  // u32 m, m bytes of meta JSON
     const char *payload = nullptr;
     std::uint64_t payload_bytes = 0;
-    std::uint64_t ticket = 0;  // by which Python knows whose memory `payload` is
+    std::uint64_t ticket = 0;  // identifies the owner of the memory `payload` to Python
     std::shared_ptr<Events> events;
 
     ~Weights() {
@@ -64,58 +64,58 @@ struct Peer {
     std::uint64_t key = 0;
     bool echo1 = false;    // speaks the original protocol: samples without headers
     bool begun = false;    // Python knows of it
-    bool fresh = true;     // echo1: nothing was taken from it yet
+    bool fresh = true;     // echo1: no bytes were taken from it yet
     Session *session = nullptr;
     std::shared_ptr<Figures> figures;
 
-    // ---- input: at most one of these holds the beginning of the next message ------------------
-    std::vector<char> tail;            // bytes read and not taken yet, from tail_at on
+    // ---- input: the beginning of the next message lies in at most one of these ----------------
+    std::vector<char> tail;            // bytes that were read and not parsed yet, from tail_at on
     std::size_t tail_at = 0;
-    bool held_back = false;            // tail begins with a frame there was no space for
+    bool held_back = false;            // tail begins with a frame for which there was no space
     std::unique_ptr<Landing> landing;  // a large DATA frame
     FrameHeader message_header{};      // a large frame of another kind, whose payload ...
     std::string message;               // ... has this size and is filled up to message_have
     std::size_t message_have = 0;
-    std::uint64_t discard = 0;         // bytes still to come of a large frame the store has already
-    std::uint32_t frame_done = 0;      // samples inserted of the DATA frame that `tail` begins with
-    int least = 1;                     // bytes the socket must hold for it to be readable
-    bool large = false;                // the last frame was: read no further than the next header
-    bool slow = false;                 // it stalled in slots: its next frames are staged
-    std::uint64_t census = 0;          // the last one it was counted in
+    std::uint64_t discard = 0;         // bytes to come of a large frame that the store already has
+    std::uint32_t frame_done = 0;      // samples inserted so far of the first DATA frame in `tail`
+    int least = 1;                     // bytes that the socket must hold to count as readable
+    bool large = false;                // the last frame was large: read no further than the next header
+    bool slow = false;                 // it has stalled in slots, so its next frames are staged
+    std::uint64_t census = 0;          // the last census that counted it
 
     // ---- waiting --------------------------------------------------------------------------------
-    bool parked = false;     // in a queue for space; not read meanwhile
-    std::int64_t share = 0;  // samples it may still insert before it is the next one's turn; below 0: in debt
-    bool hung_up = false;    // the socket is dead and out of epoll, but what it brought is whole
-    std::uint64_t queued = 0;  // samples of it in the store's gauge of waiting samples
+    bool parked = false;     // it is in a queue for space and is not read meanwhile
+    std::int64_t share = 0;  // samples it may still insert before the next peer's turn; negative if it took too many
+    bool hung_up = false;    // the socket is dead and removed from epoll, but whole samples of it wait for space
+    std::uint64_t queued = 0;  // its part of the store's gauge of waiting samples
     std::uint32_t asked = 0;   // CONTROL requests without an answer yet
-    int open_at = -1;          // place in the loop's list of peers whose landing holds slots
+    int open_at = -1;          // its place in the loop's list of peers whose landing holds slots
 
     // ---- output ---------------------------------------------------------------------------------
-    std::string out;             // whole small frames, sent up to out_at
+    std::string out;             // whole small frames; bytes before out_at are sent
     std::size_t out_at = 0;
-    std::deque<std::string> answers;  // whole frames that come next, each in memory of its own
+    std::deque<std::string> answers;  // whole frames that are sent next, each in memory of its own
     std::size_t answer_bytes = 0;
-    bool answered = false;            // an answer went last: now a chunk of weights
-    std::uint64_t acked = 0;     // what the last ACK said
-    bool ack_due = false;        // says it even if `acked` is up to date (the resume point)
-    bool ack_put_off = false;    // until there is nothing else to do: acknowledgement.hpp
-    bool deaf = false;           // writing failed; what it sent may still be read
+    bool answered = false;            // an answer was sent last, so a chunk of weights comes next
+    std::uint64_t acked = 0;     // the number in the last ACK
+    bool ack_due = false;        // an ACK is sent even if `acked` is up to date (the resume point)
+    bool ack_put_off = false;    // an ACK waits until there is nothing else to do (acknowledgement.hpp)
+    bool deaf = false;           // a write failed; bytes that the peer sent may still be read
     bool subscribed = false;
-    std::uint64_t held = 0;      // newest version it says it holds
-    std::uint64_t awaited = 0;   // version sent whole, receipt not here yet
+    std::uint64_t held = 0;      // newest version that the peer says it holds
+    std::uint64_t awaited = 0;   // version that was sent whole and whose receipt has not come yet
     std::shared_ptr<const Weights> sending;
-    std::uint64_t sent = 0;      // bytes of `sending` in chunks that were begun
-    FrameHeader chunk{};         // the chunk on its way, if chunk_left is not zero
-    std::uint64_t chunk_left = 0;  // of header and payload
+    std::uint64_t sent = 0;      // bytes of `sending` that belong to chunks already begun
+    FrameHeader chunk{};         // the chunk that is being written, if chunk_left is not zero
+    std::uint64_t chunk_left = 0;  // unsent bytes of its header and payload
 
     // ---- the end --------------------------------------------------------------------------------
-    std::string reason;        // of the end, for people; empty if it is an orderly one
-    bool broken = false;       // reason is the peer's breach of the protocol
-    bool leaving = false;      // BYE said; input is thrown away until it closes
-    bool dead = false;         // closed; freed at the end of the round
+    std::string reason;        // why the connection ended, for people; empty after an orderly end
+    bool broken = false;       // the peer broke the protocol, and `reason` says how
+    bool leaving = false;      // BYE was sent; input is discarded until the peer closes
+    bool dead = false;         // closed; the memory is freed at the end of the round
     std::int64_t leave_by = 0;
-    std::uint32_t interest = 0;  // what epoll watches it for
+    std::uint32_t interest = 0;  // the events that epoll watches it for
 
     std::size_t out_left() const noexcept { return out.size() - out_at; }
     std::size_t unsent() const noexcept { return out_left() + answer_bytes; }

@@ -1,7 +1,7 @@
-// What the learner remembers of a client while it is away: how many of its samples are committed.
+// Sessions: how many samples of each client are committed, remembered also while the client is away.
 //
-// A client that reconnects resumes there, and what it sends again is recognised and dropped. The
-// table belongs to one loop (a client always maps to the same one), so it needs no lock.
+// A client that reconnects resumes there, and samples that it sends again are recognised and dropped. The
+// table belongs to one loop (a client always maps to the same loop), so it needs no lock.
 #pragma once
 
 #include <array>
@@ -28,19 +28,19 @@ struct Peer;
 struct Session {
     ClientId id;
     std::uint64_t committed = 0;  // samples 1..committed are, or were, in the store ...
-    std::uint64_t inserted = 0;   // ... and so many of them were put there by this learner
+    std::uint64_t inserted = 0;   // ... and this learner has put so many of them there
     Peer *live = nullptr;         // its connection, if there is one
     std::list<Session *>::iterator away;  // in Sessions::away_, valid while live is null
 };
 
 class Sessions {
 public:
-    // A worker that has been away for longer than the last 2^18 to leave is a stranger when it comes
-    // back, and is believed what it says it knows to be committed. Without a bound, short-lived
-    // workers would fill the memory of a learner that runs for months.
+    // The learner remembers the 2^18 workers that left last. A worker that has been away for longer counts as new
+    // when it comes back, and the learner believes the number that it says is committed. Without this bound,
+    // short-lived workers would fill the memory of a learner that runs for months.
     static constexpr std::size_t most_away = 1u << 18;
 
-    // `base`: what the client says is committed; counts only where it is more than is known here.
+    // `base`: the number that the client says is committed. It is used only if it exceeds the number known here.
     Session &open(const ClientId &id, std::uint64_t base) {
         auto &slot = sessions_[id];
         if (!slot) {
@@ -67,7 +67,7 @@ public:
 
 private:
     std::unordered_map<ClientId, std::unique_ptr<Session>, ClientIdHash> sessions_;
-    std::list<Session *> away_;  // longest away first
+    std::list<Session *> away_;  // the session that has been away longest comes first
 };
 
 }  // namespace echo_tcp::learner

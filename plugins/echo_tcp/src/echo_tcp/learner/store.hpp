@@ -1,4 +1,4 @@
-// The learner's store as the loops use it: whole samples lying in memory are copied into slots.
+// The loops' interface to the learner's store: copies whole samples from memory into slots.
 #pragma once
 
 #include <echo_capi.h>
@@ -18,7 +18,7 @@ inline std::int64_t clock_ns() noexcept {
 }
 
 // Whole samples in memory: `frames` frames of `per_frame` samples each. A frame begins `stride`
-// bytes after the one before; its payload begins `header` bytes into it and is leaf-major.
+// bytes after the previous one; its payload begins after `header` bytes and is leaf-major.
 struct Block {
     const char *base;
     std::size_t stride;
@@ -29,7 +29,7 @@ struct Block {
     std::uint64_t samples() const noexcept { return std::uint64_t(frames) * per_frame; }
 };
 
-// One loop's view of the store. Each loop has its own; only the store behind it is shared.
+// One loop's access to the store. Each loop has its own object; only the store behind it is shared.
 class Store {
 public:
     Store(const echo_capi *api, echo_store *store) : api_(api), store_(store) {
@@ -64,8 +64,8 @@ public:
         return static_cast<char *>(api_->leaf(store_, &run, leaf));
     }
     void commit(const echo_run &run) noexcept { api_->commit(store_, &run); }
-    // The last slot first: the store hands out what was given back last first, and the samples that
-    // will be put there should keep their order.
+    // Gives the last slot back first: the store hands out the slot that was given back last before others, and
+    // the samples that will be put into these slots should keep their order.
     void abort(const echo_run &run) noexcept {
         for (std::uint32_t i = run.count; i-- != 0;) {
             const echo_run slot{run.buffer, run.slot + i, 1, 0};
@@ -73,7 +73,7 @@ public:
         }
     }
 
-    // True: `eventfd` will be written once when there is space. False: there is space now.
+    // True if `eventfd` will be written once when there is space; false if there is space now.
     bool arm_space(int eventfd) noexcept { return api_->arm_space(store_, eventfd) == ECHO_OK; }
     void disarm_space(int eventfd) noexcept { api_->disarm_space(store_, eventfd); }
 
@@ -89,13 +89,13 @@ public:
     }
 
     // Copies samples [first, first + count) of `block` into slots and commits them. Returns how
-    // many went in: fewer than `count` when the store is full or closed.
+    // many were inserted: fewer than `count` if the store is full or closed.
     std::uint64_t insert(const Block &block, std::uint64_t first, std::uint64_t count) noexcept {
         std::uint64_t done = 0;
         while (done < count) {
             echo_run run;
             if (!claim(std::uint32_t(std::min<std::uint64_t>(count - done, 1u << 30)), &run)) break;
-            // Two looks at the clock cost as much as copying a small sample: one run in 64 is timed.
+            // Two reads of the clock cost as much as the copy of a small sample, so only one run in 64 is timed.
             const bool timed = sample_bytes_ >= 16384 || ++tick_ % 64 == 0;
             const std::int64_t began = timed ? clock_ns() : 0;
             scatter(block, first + done, run);
@@ -129,8 +129,8 @@ private:
         }
     }
 
-    // Small leaves are most of what a worker that sends one sample at a time produces; with the
-    // size known to the compiler each copy is one or two moves instead of a call.
+    // A worker that sends one sample at a time mostly produces small leaves. Here the compiler knows the
+    // size, so each copy is one or two moves instead of a call.
     template <std::size_t N>
     static void copy_fixed(char *to, const char *from, std::size_t stride, std::uint32_t n) noexcept {
         for (std::uint32_t i = 0; i < n; ++i) std::memcpy(to + i * N, from + i * stride, N);
@@ -153,8 +153,8 @@ private:
 
     const echo_capi *api_;
     echo_store *store_;
-    std::vector<std::uint64_t> sizes_;    // of one sample's leaf
-    std::vector<std::uint64_t> offsets_;  // of a leaf in a sample: sum of the sizes before it
+    std::vector<std::uint64_t> sizes_;    // size of each leaf in one sample
+    std::vector<std::uint64_t> offsets_;  // offset of each leaf in a sample: the sum of the sizes before it
     std::vector<char *> to_;              // scratch of scatter()
     std::uint64_t sample_bytes_ = 0;
     std::uint32_t tick_ = 0;

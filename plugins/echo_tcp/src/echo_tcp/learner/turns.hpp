@@ -1,8 +1,8 @@
-// Which loop's connections may have space when the store is full, if there are several loops.
+// Decides which loop's connections get space when the store is full and there are several loops.
 //
-// A loop that is running when space appears would always be quicker than one that has to be woken, and
-// its connections would get everything. So loops queue up: the one in front serves each of its waiting
-// connections once, passes the turn on, and wakes the next.
+// Without turns, a loop that is running when space appears would always be quicker than one that has to be
+// woken, and its connections would get all the space. So loops queue up: the one in front serves each of its
+// waiting connections once, passes the turn on, and wakes the next.
 #pragma once
 
 #include <algorithm>
@@ -16,18 +16,18 @@ namespace echo_tcp::learner {
 
 class Turns {
 public:
-    // Loops in the queue; may be outdated at once.
+    // The number of loops in the queue; it may be outdated at once.
     std::size_t waiting() const noexcept { return waiting_.load(std::memory_order_relaxed); }
 
-    // Queue up, if not in the queue already; whether it is the caller's turn. If not, its `bell` (an
-    // eventfd, by which loops are known here) rings when it is.
+    // Puts the calling loop into the queue if it is not there yet, and returns whether it is its turn. If not,
+    // its `bell` (an eventfd, which identifies the loop here) is written when its turn comes.
     bool mine(int bell) {
         std::lock_guard<std::mutex> lock(lock_);
         if (std::find(queue_.begin(), queue_.end(), bell) == queue_.end()) queue_.push_back(bell);
         waiting_.store(queue_.size(), std::memory_order_relaxed);
         return queue_.front() == bell;
     }
-    // The turn of `bell` is over, it wants another one; whether that has come already.
+    // The turn of `bell` is over and it wants another one. Returns whether that has already come.
     bool pass(int bell) {
         std::lock_guard<std::mutex> lock(lock_);
         if (queue_.size() == 1) return true;
@@ -36,7 +36,7 @@ public:
         ring_eventfd(queue_.front());
         return false;
     }
-    // Nobody waits there any more.
+    // No connection of that loop waits any more.
     void leave(int bell) {
         std::lock_guard<std::mutex> lock(lock_);
         const auto at = std::find(queue_.begin(), queue_.end(), bell);

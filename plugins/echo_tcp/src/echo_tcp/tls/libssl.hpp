@@ -1,16 +1,16 @@
-// The libssl that Python's ssl module runs on, and the functions of it that records need.
+// The libssl that Python's ssl module uses, and the functions of it that TLS records need.
 //
-// Contexts, certificates and handshakes stay with the ssl module. It gives its SSL away to nobody, but OpenSSL tells
-// whoever registered for application data of every SSL it makes (CRYPTO_get_ex_new_index(3)): that is how the one of a
-// socket is found, without a look into Python's structures. A Python that carries a libssl of its own inside tells us of
-// none, and `tls/session.hpp` is not used then.
+// Contexts, certificates and handshakes stay with the ssl module. The module does not expose its SSL objects. But OpenSSL
+// calls a registered function for every SSL that it makes (CRYPTO_get_ex_new_index(3)). In this way the SSL of a socket is
+// found without a look into Python's structures. A Python that contains a libssl of its own never makes this call, and
+// then `tls/session.hpp` is not used.
 #pragma once
 
 #include <dlfcn.h>
 
 #include <cstddef>
 
-struct ssl_st;  // OpenSSL's SSL and BIO: their insides are nobody's business
+struct ssl_st;  // OpenSSL's SSL and BIO; both are opaque here
 struct bio_st;
 struct bio_method_st;
 
@@ -19,7 +19,7 @@ namespace echo_tcp {
 using Ssl = ssl_st;
 using Bio = bio_st;
 
-// What it made last on this thread, while that lives.
+// The SSL that OpenSSL made last on this thread, as long as it exists.
 inline thread_local Ssl* latest_ssl = nullptr;
 
 struct Libssl {
@@ -43,7 +43,7 @@ struct Libssl {
     unsigned long (*next_error)();
     const char* (*reason_of)(unsigned long);
 
-    // Null where Python's is out of reach.
+    // Null if the libssl of Python's ssl module cannot be reached.
     static const Libssl* found() {
         static const Libssl* const only = find();
         return only;
@@ -57,7 +57,7 @@ private:
 
     template <class Function>
     static bool get(void* library, const char* name, Function& function) {
-        function = reinterpret_cast<Function>(::dlsym(library, name));  // in what it depends on (libcrypto) as well
+        function = reinterpret_cast<Function>(::dlsym(library, name));  // also finds functions of its dependencies (libcrypto)
         return function != nullptr;
     }
 
@@ -65,7 +65,7 @@ private:
         static Libssl lib;
         using Told = void (*)(void*, void*, void*, int, long, void*);
         for (const char* name : {"libssl.so.3", "libssl.so.1.1"}) {
-            // Only one that is loaded already: another could not read what the ssl module's has made.
+            // Takes only a library that is already loaded: another one could not use objects of the ssl module's library.
             void* const library = ::dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
             if (library == nullptr) continue;
             int (*register_for)(int, long, void*, Told, void*, Told) = nullptr;

@@ -1,7 +1,7 @@
-// What a TLS socket sends and receives after its handshake: two threads, one of each, without Python between the records.
+// The traffic of a TLS socket after its handshake. One thread sends and one receives, without Python between the records.
 //
-// OpenSSL makes two system calls for each record of 16 KiB it receives and one for each it sends. A buffering BIO between
-// it and the socket makes them one for `buffered` bytes, at the price of a copy within the caches.
+// OpenSSL makes two system calls for each record of 16 KiB that it receives and one for each that it sends. With a buffering
+// BIO between it and the socket there is one call for `buffered` bytes, at the price of a copy within the caches.
 #pragma once
 
 #include <poll.h>
@@ -18,16 +18,16 @@ namespace echo_tcp {
 
 enum class How { done, ended, interrupted, over, failed, refused };
 
-// What came of an attempt. The two threads fail for reasons of their own, so each is given its reason, not a place to look it up.
+// The outcome of an attempt. The two threads may fail for different reasons, so each gets its reason in the result.
 struct Outcome {
     How how = How::done;
-    int number = 0;           // errno, of `failed`
-    const char* reason = "";  // of `refused`: a constant of libcrypto
+    int number = 0;           // errno, for `failed`
+    const char* reason = "";  // for `refused`: a constant of libcrypto
 };
 
 class TlsSession {
 public:
-    // Of a handshake that is done and a socket that does not block. Holds `ssl` until it is destroyed itself.
+    // Expects that the handshake is done and that the socket does not block. Keeps `ssl` alive until this object is destroyed.
     TlsSession(const Libssl& lib, Ssl* ssl, int fd) : lib_(lib), ssl_(ssl), fd_(fd) {
         Bio* const buffer = lib_.bio_new(lib_.buffering());
         if (buffer == nullptr) throw std::bad_alloc();
@@ -35,7 +35,7 @@ public:
         for (int way : {reading, writing})
             if (lib_.bio_int_ctrl(buffer, set_size, buffered, way) != 1) throw std::bad_alloc();
         Bio* const socket = lib_.rbio(ssl_);
-        lib_.bio_up_ref(socket);  // set_bio drops those that `ssl` had
+        lib_.bio_up_ref(socket);  // set_bio drops the BIOs that `ssl` had
         lib_.bio_push(buffer, socket);
         lib_.set_bio(ssl_, buffer, buffer);
         lib_.up_ref(ssl_);
@@ -45,10 +45,10 @@ public:
     TlsSession(const TlsSession&) = delete;
     TlsSession& operator=(const TlsSession&) = delete;
 
-    // Encrypts `size` bytes; `done` says how far it came when it was interrupted. What is in the buffer at the end goes with `flush`.
+    // Encrypts `size` bytes; `done` says how many were taken if it is interrupted. `flush` sends the rest that lies in the buffer.
     Outcome send(const char* data, std::size_t size, std::size_t& done) {
         while (done < size) {
-            const std::size_t piece = std::min(size - done, held);  // until it is taken OpenSSL must be given the same again
+            const std::size_t piece = std::min(size - done, held);  // OpenSSL must be given the same piece again until it takes it
             std::size_t taken = 0;
             const Outcome outcome = patiently([&] { return lib_.write(ssl_, data + done, piece, &taken); });
             if (outcome.how != How::done) return outcome;
@@ -70,35 +70,35 @@ public:
         }
     }
 
-    // Waits for a record, then takes what has come, up to `room` bytes.
+    // Waits for a record, then takes all that has come, up to `room` bytes.
     Outcome receive(char* into, std::size_t room, std::size_t& taken) {
         if (behind_.how != How::done) return behind_;
         const Outcome outcome = patiently([&] { return lib_.read(ssl_, into, room, &taken); });
         for (bool more = outcome.how == How::done; more && taken < room;) {
-            const Turn turn(*this);  // given back now and then: the other thread has records to send
+            const Turn turn(*this);  // released regularly, because the other thread has records to send
             for (const std::size_t until = std::min(room, taken + held); more && taken < until;) {
                 std::size_t read = 0;
                 short event = 0;
                 const Outcome next = once([&] { return lib_.read(ssl_, into + taken, until - taken, &read); }, event);
                 taken += read;
                 more = next.how == How::done && event == 0;
-                if (!more && event == 0) behind_ = next;  // OpenSSL tells of an error once only
+                if (!more && event == 0) behind_ = next;  // OpenSSL reports an error only once
             }
         }
         return outcome;
     }
 
-    // From any thread, before the descriptor is closed. Returns once neither thread is inside OpenSSL.
+    // May be called from any thread, before the descriptor is closed. Returns when no thread is inside OpenSSL any more.
     void end() {
         const Turn turn(*this);
         over_ = true;
     }
 
 private:
-    static constexpr std::size_t held = 64 << 10;     // for so many bytes the lock is held at a time
-    static constexpr long buffered = 64 << 10;        // each way: bytes of a system call, and of memory for each connection
+    static constexpr std::size_t held = 64 << 10;     // the lock is held for so many bytes at a time
+    static constexpr long buffered = 64 << 10;        // in each direction: bytes of one system call, and memory of each connection
 
-    // The lock of OpenSSL's state, handed over fairly: a mutex alone would be the sender's again and again.
+    // The lock of OpenSSL's state. It is handed over fairly: with a mutex alone, the sender would get it again and again.
     class Turn {
     public:
         explicit Turn(TlsSession& session) : session_(session) {
@@ -124,7 +124,7 @@ private:
         }
     }
 
-    // `event`, if set: what to wait for, then to try again.
+    // If `event` is set, the caller waits for that event and then tries again.
     template <class Attempt>
     Outcome once(Attempt attempt, short& event) {
         constexpr int ssl_error = 1, want_read = 2, want_write = 3, system_call = 5, zero_return = 6;  // SSL_ERROR_...
@@ -138,7 +138,7 @@ private:
             case want_read: event = POLLIN; return {};
             case want_write: event = POLLOUT; return {};
             case zero_return: return {How::ended};
-            case system_call: return {number == 0 ? How::ended : How::failed, number};  // 1.1.1: an end without a farewell
+            case system_call: return {number == 0 ? How::ended : How::failed, number};  // OpenSSL 1.1.1 reports an end without a farewell like this
             case ssl_error: return refusal();
             default: return {How::failed, number};
         }
@@ -146,7 +146,7 @@ private:
 
     Outcome refusal() {
         const unsigned long code = lib_.next_error();
-        lib_.forget_errors();  // the ssl module would take them for its own
+        lib_.forget_errors();  // otherwise the ssl module would take these errors for its own
         constexpr unsigned long end_without_farewell = 294, reasons = 0x7FFFFF;
         if ((code & reasons) == end_without_farewell) return {How::ended};
         const char* const reason = lib_.reason_of(code);
@@ -165,7 +165,7 @@ private:
     Bio* buffer_ = nullptr;
     std::mutex next_, inside_;
     bool over_ = false;
-    Outcome behind_;  // what followed the records that were received last
+    Outcome behind_;  // the event that followed the records received last
 };
 
 }  // namespace echo_tcp

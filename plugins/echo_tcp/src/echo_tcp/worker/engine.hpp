@@ -1,27 +1,27 @@
-// The worker's end of a TCP session: takes samples over, sends them, keeps them until acknowledged.
+// The worker's end of a TCP session: takes samples over, sends them, and keeps them until they are acknowledged.
 //
-// Threads. Any number of callers, and one I/O thread that reads, and writes what callers left
-// lying. One mutex guards everything; it is never held during a system call or a large copy:
+// Threads. There are any number of callers and one I/O thread, which reads, and writes the rest that callers
+// could not write. One mutex guards everything; it is never held during a system call or a large copy:
 //   writing_    one thread at a time owns the outgoing side of the socket (compose, sendmsg) and
-//               lets go of the mutex around sendmsg. Whoever finds it taken leaves: the owner
-//               looks again before it stops, so nothing that became due meanwhile is left behind.
-//   appending_  one thread at a time copies into free rows without the mutex; others wait for it,
-//               which keeps the numbers of a batch together.
-//   the socket  is closed by the I/O thread, or by stop() after it, when nobody writes or reads; others
-//               only shut it down. A descriptor can never be another file's while somebody uses it.
+//               releases the mutex around sendmsg. A thread that finds it taken returns: the owner
+//               looks again before it stops, so everything that became due meanwhile is sent too.
+//   appending_  one thread at a time copies into free rows without the mutex; other threads wait for
+//               it, so the samples of one batch have consecutive numbers.
+//   the socket  is closed by the I/O thread, or by stop() after it, when no thread writes or reads; others
+//               only shut it down. So a descriptor never names another file while a thread uses it.
 //
-// When to send (Nagle's idea, with the learner's acknowledgements for clock): a stretch of samples
-// is sent when it fills its block, when nothing is on its way, or when somebody asked for it by
-// flush or wait; otherwise it grows until an acknowledgement comes and the I/O thread sends it. An
-// idle link sends at once, a busy one sends full frames, and no timer is involved: samples only
-// lie while others are on their way, and those will be acknowledged.
+// When to send. This is Nagle's idea with the learner's acknowledgements as the clock. A stretch of samples
+// is sent when it fills its block, when no samples are in flight, or when flush or wait asked for it.
+// Otherwise it grows until an acknowledgement comes, and then the I/O thread sends it. An idle link
+// sends at once, a busy link sends full frames, and no timer is needed: samples wait only while others
+// are in flight, and those will be acknowledged.
 //
-// Links. attach() gives the engine a socket after its handshake. When it is lost the samples not
-// acknowledged stay, wait_event() says so, and whoever dials calls attach() again; the learner's
-// first ACK says where to go on.
+// Links. attach() gives the engine a socket after its handshake. When the link is lost, unacknowledged
+// samples stay here, wait_event() reports the loss, and the thread that dials calls attach() again. The
+// learner's first ACK then says which sample comes next.
 //
-// Errors are answers, never exceptions (std::bad_alloc excepted). Waits end after their slice with
-// Status::wait, so that the caller can look for signals; it decides when to give up.
+// Errors are return values, never exceptions (except std::bad_alloc). A wait ends after its slice with
+// Status::wait, so that the caller can look for signals and decide when to give up.
 #pragma once
 
 #include <limits.h>
@@ -61,18 +61,18 @@ namespace echo_tcp::worker {
 enum class Status {
     ok,
     due,     // ok, and pump() has something to write
-    wait,    // not yet
+    wait,    // not done yet
     closed,  // close() was called
-    failed,  // the session is over; why() says what happened
-    lost,    // this request's answer will not come
+    failed,  // the session has ended; why() says what happened
+    lost,    // the answer to this request will not come
 };
 
 struct EngineConfig {
-    bool original = false;             // the protocol of the first Echo: no resuming, no weights
-    std::uint64_t block_bytes = 0;     // samples of one frame
-    std::uint64_t window_bytes = 0;    // samples kept, at least 3 blocks
-    std::uint64_t window_samples = 0;  // samples kept
-    std::uint32_t silence_ms = 20000;  // a peer that owes an answer for longer is gone
+    bool original = false;             // the protocol of the first Echo, which cannot resume and has no weights
+    std::uint64_t block_bytes = 0;     // size of the samples of one frame
+    std::uint64_t window_bytes = 0;    // size of the samples that are kept, at least 3 blocks
+    std::uint64_t window_samples = 0;  // number of samples that are kept
+    std::uint32_t silence_ms = 20000;  // a peer that owes an answer for longer counts as gone
 };
 
 struct EngineStats {
@@ -92,49 +92,49 @@ public:
 
     // ---- samples
     bool small() const noexcept { return layout_.sample_bytes() < copy_without_lock; }
-    // One small sample, without ever waiting: ok, due, wait (use put), closed or failed.
+    // Takes one small sample and never waits: returns ok, due, wait (then use put), closed or failed.
     Status put_one(const void* const* leaves);
-    // n samples, all or none; waits for room at most `slice`. `again`: the call goes on waiting.
+    // Takes n samples, all or none; waits for room at most `slice`. `again`: this call continues a wait.
     Status put(const void* const* leaves, std::uint64_t n, std::int64_t slice_ns, bool again);
     void pump();
     std::uint64_t appended();
-    Status flushed(std::uint64_t number, std::int64_t slice_ns);       // handed to the network
-    Status acknowledged(std::uint64_t number, std::int64_t slice_ns);  // committed by the learner
+    Status flushed(std::uint64_t number, std::int64_t slice_ns);       // waits until the network has the samples
+    Status acknowledged(std::uint64_t number, std::int64_t slice_ns);  // waits until the learner has committed them
 
     // ---- requests and weights
     std::uint64_t ask(std::string_view payload);
     Status answer(std::uint64_t id, std::int64_t slice_ns, std::string& payload);
-    std::shared_ptr<RecycledBuffers> recycled() const { return incoming_.recycled; }  // for answers that have been read
+    std::shared_ptr<RecycledBuffers> recycled() const { return incoming_.recycled; }  // takes the memory of answers that have been read
     void forget(std::uint64_t id);
     void subscribe();
     bool take_weights(WeightsBlob& out);
-    // Version `number` has been verified and is shown to callers.
+    // Version `number` has been verified, and callers can see it.
     void hold(std::uint64_t number, std::uint64_t digest);
-    std::uint64_t holds();  // how often hold() was called
+    std::uint64_t holds();  // number of calls of hold() so far
     Status held(std::uint64_t holds_before, std::int64_t slice_ns);
 
     // ---- links
-    // Takes `fd` over, whatever the answer. `rest` came after the handshake; `restarted`: the
-    // learner is not the one of the link before, its versions of weights begin anew.
+    // Takes `fd` over, no matter what it returns. `rest`: bytes that came after the handshake. `restarted`:
+    // the learner is not the one of the previous link, and its versions of weights begin anew.
     bool attach(int fd, std::string_view rest, bool restarted);
-    unsigned wait_event(std::int64_t slice_ns);  // a set of Event; none when the slice is over
-    Status linked(std::int64_t slice_ns);        // the learner has said where to go on
+    unsigned wait_event(std::int64_t slice_ns);  // a set of Event; empty when the slice is over
+    Status linked(std::int64_t slice_ns);        // waits for the learner's resume point
     void fail(std::string_view why, bool broken_format);
-    std::uint64_t base();  // what the next handshake says is committed
+    std::uint64_t base();  // the number of committed samples for the next handshake
 
     // ---- the end
-    void begin_close();                   // no more samples; what is there can still be delivered
-    void part(std::string_view reason);   // say goodbye, then end the link
+    void begin_close();                   // takes no more samples; those that are here can still be delivered
+    void part(std::string_view reason);   // says goodbye, then ends the link
     Status parted(std::int64_t slice_ns);
     void stop();
-    void leave_to_parent() noexcept;  // in a forked child: give the descriptors' copies back
+    void leave_to_parent() noexcept;  // in a forked child: closes its copies of the descriptors
 
-    Status state();  // ok, or why no call can succeed any more
+    Status state();  // ok, or the reason why no call can succeed any more
     bool forked() const noexcept {
         return fork_generation.load(std::memory_order_relaxed) != generation_;
     }
-    bool broken_format();  // after Status::failed: was it the peer breaking the wire format?
-    std::string why();     // the link or the session was lost
+    bool broken_format();  // after Status::failed: whether the peer broke the wire format
+    std::string why();     // why the link or the session was lost
     EngineStats stats();
 
 private:
@@ -143,15 +143,15 @@ private:
     enum class By { caller, io_thread };
     static constexpr std::uint64_t copy_without_lock = 32u << 10;
     static constexpr std::size_t read_bytes = 64u << 10;
-    static constexpr int patience_ms = 5;  // of a caller with a full socket
-    // Acknowledged at once by more than this, the link is in full flow; see callers_do_it().
+    static constexpr int patience_ms = 5;  // how long a caller waits for a full socket
+    // If one acknowledgement covers more than this, the link is in full flow; see callers_do_it().
     static constexpr std::uint64_t full_flow_samples = 32, full_flow_bytes = 64u << 10;
     static constexpr long linger_ns = 1'000'000;
-    static constexpr std::uint64_t few_bytes = 32u << 10;  // of samples in a frame, at first
+    static constexpr std::uint64_t few_bytes = 32u << 10;  // size of the samples in the first frames
     static constexpr std::uint64_t prompt_ns = 10'000'000, unhurried_ns = 50'000'000;  // acknowledgements
 
-    // Threads waiting for one kind of thing. Waking costs a system call and a context switch even
-    // for nothing, so it happens only once `least`, the smallest number waited for, is reached.
+    // The threads that wait for one kind of event. To wake them costs a system call and a context switch, even if
+    // they need not wake. So it happens only when `least`, the smallest number that is waited for, is reached.
     struct Gate {
         std::condition_variable changed;
         unsigned waiting = 0;
@@ -164,7 +164,7 @@ private:
         }
     };
 
-    struct Flight {  // a frame on its way
+    struct Flight {  // a frame that was sent and is not acknowledged
         std::uint64_t last;
         std::uint64_t since_ns;
     };
@@ -214,27 +214,27 @@ private:
     bool appending_ = false;
     bool closing_ = false;  // close() has begun
     bool closed_ = false;
-    bool failed_ = false;  // no link will come any more
+    bool failed_ = false;  // there will be no further link
     bool broken_format_ = false;
     std::string why_ = "it has not been connected yet";
     Counters counters_;
     Latency rtt_;
 
-    // The outgoing side. pieces_ is touched by the owner of writing_ alone.
+    // The outgoing side. Only the owner of writing_ touches pieces_.
     Outbox outbox_;
     bool writing_ = false;
     bool blocked_ = false;  // the socket takes no more; the I/O thread waits until it does
     std::vector<iovec> pieces_;
     std::size_t next_piece_ = 0;
     bool piece_is_data_ = false;
-    std::string message_;  // of the outbox, being written
-    std::byte* pinned_ = nullptr;  // the block pieces_ point into
+    std::string message_;  // the message of the outbox that is being written
+    std::byte* pinned_ = nullptr;  // the block that pieces_ points into
     FrameHeader header_{};
     std::deque<Flight> flights_;
-    std::uint32_t most_rows_ = few_rows();  // of the next frame
-    std::uint64_t flush_to_ = 0;  // samples somebody wants sent without waiting for more
-    std::uint64_t written_ = 0;   // samples the socket has taken whole
-    // The learner numbers samples by what it got from this client id, perhaps in a former life.
+    std::uint32_t most_rows_ = few_rows();  // most rows of the next frame
+    std::uint64_t flush_to_ = 0;  // samples up to here are to be sent without waiting for more
+    std::uint64_t written_ = 0;   // samples that the socket has taken as a whole
+    // The learner's sample numbers count all samples of this client id, perhaps also those of an earlier process.
     std::uint64_t number_shift_ = 0;
 
     // The link.
@@ -242,30 +242,30 @@ private:
     int fd_ = -1;
     bool near_ = false;        // the learner is on this machine
     bool fd_is_lost_ = false;  // shut down, to be closed by the I/O thread
-    bool fresh_ = false;       // attached, not yet seen by the I/O thread
+    bool fresh_ = false;       // attached, but the I/O thread has not seen it yet
     bool parting_ = false, said_all_ = false;
     std::string rest_;
 
     // Weights.
     bool subscribed_ = false;
     std::optional<WeightsBlob> arrived_;
-    std::uint64_t version_ = 0;  // held
+    std::uint64_t version_ = 0;  // the version that this worker holds
     std::uint64_t holds_ = 0;
 
     unsigned events_ = Event::none;
     Gate turn_, room_, flush_gate_, ack_gate_, answer_gate_, held_gate_, event_gate_, link_gate_;
 
-    // The I/O thread's own.
+    // Members of the I/O thread.
     Incoming incoming_;
     std::vector<std::byte> buffer_;
     std::uint64_t received_ = 0;  // bytes not yet counted
     int wake_fd_;
     bool stop_ = false;
-    bool reading_ = false;             // a thread reads from the socket and owns incoming_, buffer_, received_
-    bool working_ = false;             // a caller waits for room by doing the I/O thread's work
+    bool reading_ = false;             // a thread reads from the socket; it owns incoming_, buffer_ and received_
+    bool working_ = false;             // a caller that waits for room does the I/O thread's work
     bool lingering_ = false;           // the I/O thread leaves the socket to the callers
     bool in_full_flow_ = false;
-    std::uint64_t appended_seen_ = 0;  // window_.appended() when it looked last
+    std::uint64_t appended_seen_ = 0;  // window_.appended() when the I/O thread looked last
     std::thread thread_;
 };
 

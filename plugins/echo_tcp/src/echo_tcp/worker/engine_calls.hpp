@@ -1,4 +1,4 @@
-// What callers of the worker engine call: samples, requests, weights, links, the end. Part of
+// The calls of the worker engine: samples, requests, weights, links, the end. Part of
 // engine.hpp.
 #pragma once
 
@@ -14,7 +14,7 @@ inline Engine::Engine(const std::vector<std::uint64_t>& leaf_bytes, const Engine
       wake_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (wake_fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
     pieces_.reserve(leaf_bytes.size() + 1);
-    // A signal must reach a thread that runs Python's handlers, so that it interrupts their waits.
+    // A signal must interrupt the wait of a thread that runs Python's handlers, so this thread blocks all signals.
     sigset_t all, before;
     sigfillset(&all);
     ::pthread_sigmask(SIG_BLOCK, &all, &before);
@@ -40,8 +40,8 @@ inline void Engine::stop() {
     wake();
     thread_.join();
     Lock lock(mutex_);
-    // A caller may be in the middle of sendmsg, recv or poll. The link is down, so it is the last of them; closed before
-    // it is back, the descriptor could be another file's by the time it is used.
+    // A caller may be in the middle of sendmsg, recv or poll. The link is down, so no further one begins. If the descriptor
+    // were closed before that caller returns, it could name another file by the time it is used.
     ++turn_.waiting;
     turn_.changed.wait(lock, [&] { return !writing_ && !reading_ && !working_; });
     --turn_.waiting;
@@ -50,9 +50,9 @@ inline void Engine::stop() {
 }
 
 inline void Engine::leave_to_parent() noexcept {
-    // The mutex may be held by a thread that does not exist here; nothing else runs, so none is
-    // needed. The engine itself is left in memory for the same reason. The socket was closed by the
-    // fork: by now its number may be another file's.
+    // A thread that does not exist here may hold the mutex. No other thread runs, so the mutex is not
+    // needed. The engine itself is left in memory for the same reason. The fork handler has closed the
+    // socket; by now its number may belong to another file.
     ::close(wake_fd_);
 }
 
@@ -62,7 +62,7 @@ inline Status Engine::ended() const noexcept {
     return closed_ ? Status::closed : failed_ ? Status::failed : Status::wait;
 }
 
-// Waits until ready() or the end of the slice. `closing`: worth waiting for while closing, too.
+// Waits until ready() or the end of the slice. `closing`: the wait goes on also while the engine closes.
 template <class Ready>
 Status Engine::await(Lock& lock, Gate& gate, std::uint64_t number, std::int64_t slice_ns,
                      bool closing, Ready ready) {
@@ -88,7 +88,7 @@ inline void Engine::open_all() {
 
 inline void Engine::wake() const noexcept {
     std::uint64_t one = 1;
-    [[maybe_unused]] ssize_t n = ::write(wake_fd_, &one, sizeof one);  // full is as good
+    [[maybe_unused]] ssize_t n = ::write(wake_fd_, &one, sizeof one);  // if the counter is full, the thread wakes as well
 }
 
 // ------------------------------------------------------------------------------------- samples
@@ -112,7 +112,7 @@ inline Status Engine::put(const void* const* leaves, std::uint64_t n, std::int64
     if (!ready() && !closing_ && !failed_) {
         counters_.send_blocked += !again;
         std::uint64_t since = now_ns();
-        // A full window wants to be sent, whatever was going to fill its last block.
+        // A full window is sent at once, even if its last block is not full.
         flush_to_ = window_.appended();
         write_due(lock, By::caller);
         Status status = Status::ok;
@@ -282,7 +282,7 @@ inline std::uint64_t Engine::base() {
     return window_.acked() + number_shift_;
 }
 
-// The link is of no more use. The I/O thread closes the socket once nobody writes to it.
+// The link cannot be used any more. The I/O thread closes the socket when no thread writes to it.
 inline void Engine::lose(std::string_view why) {
     if (link_ == Link::down) return;
     link_ = Link::down;
@@ -295,7 +295,7 @@ inline void Engine::lose(std::string_view why) {
     wake();
 }
 
-// The peer broke the wire format: another link would only end the same way.
+// The peer broke the wire format, so no further link is tried: it would end in the same way.
 inline void Engine::break_off(std::string_view why) {
     lose(why);
     if (failed_ || parting_) return;
@@ -308,7 +308,7 @@ inline void Engine::break_off(std::string_view why) {
 inline void Engine::begin_close() {
     Lock lock(mutex_);
     closing_ = true;
-    // Who is copying samples in has been let in before: they count, and are delivered with the others.
+    // A thread that copies samples in now was admitted before the close: its samples count and are delivered with the others.
     ++room_.waiting;
     room_.changed.wait(lock, [&] { return !appending_; });
     --room_.waiting;

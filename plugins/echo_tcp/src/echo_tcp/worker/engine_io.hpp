@@ -1,11 +1,11 @@
-// The worker engine's traffic: what is written when, and the I/O thread. Part of engine.hpp.
+// The worker engine's traffic: when it writes which messages, and the I/O thread. Part of engine.hpp.
 #pragma once
 
 namespace echo_tcp::worker {
 
 // ------------------------------------------------------------------------------------- writing
 
-// Offers what is composed to the socket, without the mutex. False when it takes nothing: `error` says why.
+// Offers the composed message to the socket, without the mutex. False if the socket takes nothing; `error` says why.
 inline bool Engine::offer(Lock& lock, int& error) {
     msghdr message{};
     message.msg_iov = &pieces_[next_piece_];
@@ -19,7 +19,7 @@ inline bool Engine::offer(Lock& lock, int& error) {
     return n >= 0;
 }
 
-// Writes what is due until nothing is, the socket is full, or the link is gone.
+// Writes until nothing is due any more, the socket is full, or the link is gone.
 inline void Engine::write_due(Lock& lock, By by) {
     if (by == By::caller) await_turn(lock);
     if (writing_ || blocked_ || link_ == Link::down) return;
@@ -48,8 +48,8 @@ inline void Engine::write_due(Lock& lock, By by) {
     }
 }
 
-// With a full frame at hand a caller waits until it may write itself: going on to fill the window
-// while another thread writes would gain nothing but memory that has left the caches.
+// With a full frame, a caller waits until it may write itself. If it went on to fill the window while another
+// thread writes, the samples would only leave the caches before they are sent.
 inline void Engine::await_turn(Lock& lock) {
     if (!writing_ || !window_.full()) return;
     ++turn_.waiting;
@@ -59,9 +59,9 @@ inline void Engine::await_turn(Lock& lock) {
     --turn_.waiting;
 }
 
-// A learner that reads makes room within moments. Waiting for it here instead of leaving the rest
-// to the I/O thread saves two context switches, and keeps the caller from filling memory that has
-// long left the caches when it is sent at last.
+// A learner that reads makes room within moments. A wait for it here, instead of leaving the rest to the
+// I/O thread, saves two context switches. It also keeps the caller from filling memory that has left the
+// caches long before it is sent.
 inline bool Engine::wait_writable(Lock& lock) {
     pollfd socket{fd_, POLLOUT, 0};
     lock.unlock();
@@ -70,7 +70,7 @@ inline bool Engine::wait_writable(Lock& lock) {
     return n > 0;
 }
 
-// Reads what has arrived, unless another thread is at it.
+// Reads the bytes that have arrived, unless another thread reads already.
 inline void Engine::read_now(Lock& lock) {
     if (reading_ || link_ == Link::down || fresh_) return;
     reading_ = true;
@@ -93,9 +93,9 @@ inline void Engine::read_now(Lock& lock) {
     if (fd_is_lost_) wake();  // the I/O thread closes it now
 }
 
-// A caller whose sample finds no room does the I/O thread's work while it waits: room comes with an
-// acknowledgement, and to be woken for that by another thread would cost two context switches. False
-// when it should leave the rest to that thread: somebody else is at work, or the learner takes long.
+// A caller whose sample finds no room does the I/O thread's work while it waits. Room comes with an
+// acknowledgement, and a wake-up by another thread would cost two context switches. False if the caller
+// should leave the rest to the I/O thread: another caller does this work already, or the learner takes long.
 template <class Ready>
 bool Engine::work_for_room(Lock& lock, std::int64_t slice_ns, Ready ready) {
     if (slice_ns < patience_ms * 1'000'000) return ready();
@@ -119,7 +119,7 @@ bool Engine::work_for_room(Lock& lock, std::int64_t slice_ns, Ready ready) {
     return true;
 }
 
-// Chooses the next message, or answers that none is due.
+// Chooses the next message; false if no message is due.
 inline bool Engine::compose(By by) {
     pieces_.clear();
     next_piece_ = 0;
@@ -131,7 +131,7 @@ inline bool Engine::compose(By by) {
     }
     if (link_ != Link::up || parting_) return false;
     Window::Stretch rows = window_.next();
-    // The I/O thread writes right after an acknowledgement. With one more frame still on its way
+    // The I/O thread writes right after an acknowledgement. If one more frame is still in flight then,
     // the learner has something to read while this one travels.
     const std::size_t most_flights = by == By::io_thread ? 1 : 0;
     bool due = rows.to_end || flights_.size() <= most_flights || flush_to_ > window_.sent();
@@ -188,7 +188,7 @@ inline void Engine::run() {
     while (!stop_) {
         if (fd_is_lost_ && !writing_ && !reading_) end_link();
         if (fresh_) {
-            begin_link();  // and write_due(), below, what waited for a link, such as SUBSCRIBE
+            begin_link();  // write_due() below then writes messages that waited for a link, such as SUBSCRIBE
         }
         if (callers_do_it()) {
             lingering_ = true;
@@ -200,14 +200,14 @@ inline void Engine::run() {
             lingering_ = false;
             if (!woken.revents) continue;
         }
-        // While callers were at it this thread has left them to send what an acknowledgement made due. Now that they are not,
-        // no other may come for what they left lying.
+        // While callers did this work, this thread left it to them to send what an acknowledgement made due. Now they have
+        // stopped, and perhaps no other thread will come to send the rest.
         write_due(lock, By::io_thread);
         const int fd = link_ == Link::down ? -1 : fd_;
         const short wanted = blocked_ ? POLLIN | POLLOUT : POLLIN;
         pollfd polled[2] = {{wake_fd_, POLLIN, 0}, {fd, wanted, 0}};
         lock.unlock();
-        // Callers send without waking this thread, so it looks for silence now and then.
+        // Callers send without waking this thread, so it wakes regularly to check for a silent peer.
         const int wait_ms = fd >= 0 ? static_cast<int>(config_.silence_ms / 4 + 1) : -1;
         const int n = ::poll(polled, 2, wait_ms);
         if (polled[0].revents) {
@@ -225,10 +225,10 @@ inline void Engine::run() {
     }
 }
 
-// In full flow the callers are here anyway: they write themselves, and read the acknowledgements when
-// they do. Were this thread to do it, it would be woken for each of them, and the callers would fill the
-// window meanwhile, every byte of which would be out of the caches when its turn comes. What they leave
-// lying, it finds within linger_ns of their last sample.
+// True if the link is in full flow: then callers come all the time, write themselves, and read the acknowledgements
+// when they do. If this thread did it, it would be woken for each acknowledgement. The callers would fill the window
+// meanwhile, and every byte of it would have left the caches when its turn comes. This thread finds the rest
+// that callers leave behind within linger_ns of their last sample.
 inline bool Engine::callers_do_it(bool look) noexcept {
     const std::uint64_t appended = window_.appended();
     const bool active = appended != appended_seen_ || working_;
@@ -258,7 +258,7 @@ inline void Engine::end_link() {
     event_gate_.open();
 }
 
-// Without the mutex: nobody else touches incoming_. `gone` says why the link has ended, if it has.
+// Runs without the mutex, because no other thread touches incoming_. `gone` says why the link has ended, if it has.
 inline const char* Engine::read_some(int fd, std::string& gone) {
     for (int round = 0; round < 4; ++round) {
         ssize_t n = ::recv(fd, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
@@ -273,7 +273,7 @@ inline const char* Engine::read_some(int fd, std::string& gone) {
     return nullptr;
 }
 
-// Acts on what has been read. Returns nullptr or how the learner broke the format.
+// Acts on the messages that have been read. Returns nullptr, or a text that says how the learner broke the format.
 inline const char* Engine::digest() {
     const char* wrong = nullptr;
     if (incoming_.ack) {
@@ -307,12 +307,12 @@ inline std::string Engine::refused_request() {
     return std::string(reinterpret_cast<const char*>(&n), sizeof n).append(json);
 }
 
-// The first ACK of a link: what the learner has, and so where this worker goes on.
+// Handles the first ACK of a link: it says what the learner has, and so which sample this worker sends next.
 inline const char* Engine::resume(std::uint64_t number) {
     if (number < number_shift_ + window_.acked()) return "it forgot samples it had acknowledged";
     number -= number_shift_;
     if (number > window_.reached()) {
-        // It has samples from this client id that this engine never sent; number on after them.
+        // The learner has samples of this client id that this engine never sent, so its numbers begin after them.
         number_shift_ += number - window_.reached();
         number = window_.reached();
     }
@@ -331,14 +331,14 @@ inline const char* Engine::acknowledge(std::uint64_t number) {
     if (number < window_.acked()) return "it took an acknowledgement back";
     if (number > window_.sent()) return "it acknowledged samples that were not sent";
     const std::uint64_t now = flights_.empty() ? 0 : now_ns();
-    std::uint64_t took = 0;  // the newest of them
+    std::uint64_t took = 0;  // round-trip time of the newest acknowledged frame
     while (!flights_.empty() && flights_.front().last <= number) {
         took = now - flights_.front().since_ns;
         rtt_.record(took);
         flights_.pop_front();
     }
-    // Where the learner is in no hurry, large frames gain nothing, and the store is shared out among its workers
-    // frame by frame. So they grow only as long as acknowledgements come quickly.
+    // If the learner is slow, large frames gain nothing, and the store's space is shared among the workers frame by
+    // frame. So frames grow only as long as acknowledgements come quickly.
     if (took > unhurried_ns) {
         most_rows_ = few_rows();
     } else if (took != 0 && took < prompt_ns) {

@@ -1,4 +1,4 @@
-// Was this process forked since? A child has neither the I/O thread nor a right to the socket.
+// Tells whether this process was forked since. A child has no I/O thread and must not use the socket.
 #pragma once
 
 #include <pthread.h>
@@ -9,7 +9,7 @@
 
 namespace echo_tcp::worker {
 
-// Counts the forks between the first process and this one. Reading it is a load, where getpid()
+// Counts the forks between the first process and this one. A read of it is one load; getpid()
 // would be a system call on every send.
 inline std::atomic<unsigned> fork_generation{0};
 
@@ -20,7 +20,7 @@ inline void watch_forks() {
     give_sockets_back_in_children();
 }
 
-// A socket that is shut down.
+// Closes a socket that is already shut down.
 inline void close_socket(int fd) noexcept {
     sockets_of_ours.remove(fd);
     ::close(fd);

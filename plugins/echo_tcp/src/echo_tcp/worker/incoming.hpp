@@ -1,7 +1,7 @@
-// What the learner sends, taken apart: acknowledgements, weights, answers, pings, its goodbye.
+// Parses the learner's messages: acknowledgements, weights, answers, pings, and the goodbye.
 //
-// Fed with whatever the socket had, in pieces of any size, by the I/O thread alone. Every announced
-// length is checked before anything is kept for it; an error text means the peer broke the format.
+// The I/O thread alone feeds it with bytes of the socket, in pieces of any size. Every announced length
+// is checked before memory is taken for it. An error text means that the peer broke the format.
 #pragma once
 
 #include <algorithm>
@@ -24,13 +24,13 @@ public:
         std::string payload;
     };
 
-    // Collected since the owner last looked; it takes what it wants and calls taken().
+    // Collected since the owner last looked. The owner takes what it needs and calls taken().
     std::optional<std::uint64_t> ack;  // the newest number, or (original protocol) further samples
-    std::uint32_t crowd = 0;           // workers that send at this time, as the newest one says
+    std::uint32_t crowd = 0;           // workers that send at this time, as the newest acknowledgement says
     std::vector<Message> messages;
     std::optional<WeightsBlob> weights;  // the newest version that is whole
     std::optional<std::string> bye;
-    const std::shared_ptr<RecycledBuffers> recycled = std::make_shared<RecycledBuffers>();  // for whoever has read a message
+    const std::shared_ptr<RecycledBuffers> recycled = std::make_shared<RecycledBuffers>();  // readers of a message give its memory back here
 
     explicit Incoming(bool original) : original_(original) {}
 
@@ -41,7 +41,7 @@ public:
         bye.reset();
     }
 
-    // A new link: nothing half-read belongs to it.
+    // Begins with a new link: discards a message that was read in part from the old one.
     void restart() {
         have_ = 0;
         body_left_ = 0;
@@ -52,7 +52,7 @@ public:
         taken();
     }
 
-    // Returns nullptr or what is wrong.
+    // Returns nullptr, or a text that says what is wrong.
     const char* feed(const std::byte* data, std::size_t n) {
         if (original_) return feed_original(data, n);
         while (n) {
@@ -154,7 +154,7 @@ private:
     const bool original_;
     FrameHeader header_{};
     std::size_t have_ = 0;         // bytes of header_ that have come
-    std::uint64_t body_left_ = 0;  // bytes of its payload that have not
+    std::uint64_t body_left_ = 0;  // bytes of its payload that are still to come
     std::uint64_t last_ack_ = 0;
     std::string small_;
     WeightsAssembly assembly_;

@@ -1,8 +1,8 @@
-// How samples lie in a staging block, and therefore how they leave it.
+// The layout of samples in a staging block, which also decides in which order they are sent.
 //
-// Wire protocol 2 sends a frame of n samples leaf by leaf, so a block keeps one run per leaf with
-// room for `capacity` samples (structure of arrays): any stretch of rows is then one iovec per
-// leaf. The original protocol sends whole samples one after another, so there a row is a sample.
+// Wire protocol 2 sends a frame of n samples leaf by leaf. So a block keeps one run per leaf with
+// room for `capacity` samples (structure of arrays), and any stretch of rows is one iovec per leaf.
+// The original protocol sends whole samples one after another; for it, a row is a whole sample.
 #pragma once
 
 #include <sys/uio.h>
@@ -62,7 +62,7 @@ public:
         }
     }
 
-    // Appends what makes `n` samples from `row` on, in wire order.
+    // Appends the pieces of the `n` samples from `row` on, in wire order.
     void gather(std::byte* block, std::uint32_t row, std::uint32_t n,
                 std::vector<iovec>& out) const {
         if (order_ == Order::sample_major) {
@@ -77,8 +77,8 @@ public:
 private:
     struct Run {
         std::uint32_t leaf;
-        std::uint64_t bytes;   // of this leaf in one sample, never 0: empty leaves have no run
-        std::uint64_t offset;  // of row 0, from the start of the block
+        std::uint64_t bytes;   // size of this leaf in one sample, never 0, because empty leaves have no run
+        std::uint64_t offset;  // offset of row 0 from the start of the block
         std::uint64_t stride;  // from one row to the next
     };
 
@@ -92,8 +92,8 @@ private:
         block_bytes_ = capacity_ * sample_bytes_;
     }
 
-    // Runs start on cache lines of different sets: were they all at one offset modulo 4 KiB,
-    // storing a sample of many leaves would throw its own lines out of the first-level cache.
+    // Runs start on cache lines of different sets. If all runs had the same offset modulo 4 KiB,
+    // storing a sample of many leaves would evict its own lines from the first-level cache.
     void place_runs(const std::vector<std::uint64_t>& leaf_bytes) {
         std::array<unsigned, lines_per_page> used{};
         unsigned fewest = 0;
@@ -109,7 +109,7 @@ private:
         }
     }
 
-    // Most leaves are a few bytes: a fixed-size copy is two instructions, a call is twenty.
+    // Most leaves have a few bytes. For them, a copy of fixed size takes two instructions, and a call twenty.
     static void copy(std::byte* to, const void* from, std::uint64_t n) noexcept {
         switch (n) {
             case 1: std::memcpy(to, from, 1); return;

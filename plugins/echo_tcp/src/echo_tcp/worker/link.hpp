@@ -10,10 +10,10 @@
 
 namespace echo_tcp::worker {
 
-// Has the peer fallen silent although it owes us an answer? TCP_USER_TIMEOUT would ask the same,
-// but it also ends connections to a peer that is alive and merely slow: one whose window has been
-// closed for that long. A live peer confirms every probe of its closed window, so there are no
-// unanswered ones, and everything it had room for is confirmed.
+// True if the peer is silent although it owes an answer. TCP_USER_TIMEOUT would do the same, but it
+// also ends connections to a peer that is alive and only slow, when its receive window has been closed
+// for that long. A live peer confirms every probe of its closed window and all bytes for which it had
+// room. So it has no unanswered probes here and no unconfirmed bytes.
 inline bool silent(int fd, std::uint32_t limit_ms) noexcept {
     tcp_info info{};
     socklen_t size = sizeof info;
@@ -22,7 +22,7 @@ inline bool silent(int fd, std::uint32_t limit_ms) noexcept {
     return owes && info.tcpi_last_ack_recv > limit_ms;
 }
 
-// Are both ends on this machine? Then they have one address.
+// True if both ends are on this machine, because they have the same address.
 inline bool near(int fd) noexcept {
     sockaddr_storage ours{}, theirs{};
     socklen_t size = sizeof ours, other = sizeof theirs;

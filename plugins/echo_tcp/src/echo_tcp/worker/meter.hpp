@@ -1,4 +1,4 @@
-// What a worker counts. Plain numbers: they change under the engine's mutex.
+// A worker's counters. They are plain numbers, because they change only under the engine's mutex.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ inline std::uint64_t now_ns() noexcept {
                                       std::chrono::nanoseconds(1));
 }
 
-// Round-trip times in quarter octaves: a quantile is right to about 10 %.
+// A histogram of round-trip times in quarter octaves: a quantile is exact to about 10 %.
 class Latency {
 public:
     void record(std::uint64_t ns) noexcept {
@@ -48,9 +48,9 @@ struct Counters {
     std::uint64_t bytes_received = 0;
     std::uint64_t frames_sent = 0;   // DATA frames begun, repetitions included
     std::uint64_t send_blocked = 0;  // calls that had to wait for room
-    std::uint64_t blocked_ns = 0;    // and for how long, together
+    std::uint64_t blocked_ns = 0;    // and how long they waited in total
     std::uint64_t links = 0;         // connections made
-    std::uint64_t restarts = 0;      // of which to a learner that had started anew
+    std::uint64_t restarts = 0;      // connections to a learner that had been restarted
 };
 
 }  // namespace echo_tcp::worker

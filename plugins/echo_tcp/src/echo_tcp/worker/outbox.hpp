@@ -1,5 +1,5 @@
-// Small messages a worker has to send besides samples: receipts, requests, pings, its goodbye.
-// Also who still waits for an answer. Not synchronised: the engine's mutex is held around it.
+// Small messages that a worker sends besides samples: receipts, requests, pings, its goodbye.
+// It also knows which requests wait for an answer. It takes no lock: the caller holds the engine's mutex.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ public:
         return id;
     }
 
-    // The oldest message, to be written now. A request counts as gone out from here on: whether
-    // the learner got enough of it to act cannot be known.
+    // The oldest message, to be written now. A request counts as sent from here on, because the worker
+    // cannot know whether the learner received enough of it to act on it.
     std::string pop() {
         Item item = std::move(queue_.front());
         queue_.pop_front();
@@ -41,7 +41,7 @@ public:
     }
 
     void answered(std::uint64_t id, std::string payload) {
-        auto it = asked_.find(id);  // an answer nobody waits for any more is dropped
+        auto it = asked_.find(id);  // the answer is dropped if no caller waits for it any more
         if (it == asked_.end()) return;
         it->second.state = Answer::here;
         it->second.payload = std::move(payload);
@@ -58,14 +58,14 @@ public:
         return payload;
     }
 
-    // Nobody waits for this answer any more; a request that has not left will not leave.
+    // No caller waits for this answer any more. A request that has not been sent will not be sent.
     void forget(std::uint64_t id) {
         asked_.erase(id);
         std::erase_if(queue_, [id](const Item& item) { return item.id == id; });
     }
 
-    // The link is gone, and with it every message about it. Requests that have not left stay for
-    // the next link.
+    // The link is lost: drops all messages that belong to it. Requests that have not been sent stay
+    // for the next link.
     void link_lost() {
         std::erase_if(queue_, [](const Item& item) { return item.id == 0; });
         for (auto& [id, question] : asked_) {
@@ -76,7 +76,7 @@ public:
 private:
     struct Item {
         std::string bytes;
-        std::uint64_t id;  // of a request; 0 for everything else
+        std::uint64_t id;  // number of the request; 0 for other messages
     };
     struct Question {
         Answer state = Answer::none;

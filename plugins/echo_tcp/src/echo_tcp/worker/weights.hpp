@@ -1,4 +1,4 @@
-// Weights on their way in: chunks become one whole version in memory that nobody else has seen.
+// Receives weights: assembles chunks into one whole version, in memory that is not visible to others until then.
 #pragma once
 
 #include <sys/mman.h>
@@ -13,8 +13,8 @@
 
 namespace echo_tcp::worker {
 
-// Bytes that grow in place by moving page tables instead of copying, and start on a page, which
-// gives the arrays in them whatever alignment their offsets have.
+// Bytes that grow by moving page tables instead of copying. They start on a page, so the arrays in
+// them have the alignment of their offsets.
 class Pages {
 public:
     Pages() = default;
@@ -30,7 +30,7 @@ public:
     const std::byte* data() const noexcept { return data_; }
     std::size_t size() const noexcept { return size_; }
 
-    // False if there is no memory.
+    // False if memory cannot be had.
     bool append(const std::byte* from, std::size_t n) noexcept {
         if (n > room_ - size_ && !reserve(std::max(size_ + n, 2 * room_))) return false;
         std::memcpy(data_ + size_, from, n);
@@ -70,7 +70,7 @@ struct WeightsBlob {
     Pages payload;
 };
 
-// A version is u32 m, m bytes of meta, then its payload, cut into chunks anywhere.
+// A version is u32 m, m bytes of meta, and then its payload. Chunks may end at any byte.
 class WeightsAssembly {
 public:
     void restart() {
@@ -103,7 +103,7 @@ public:
         std::size_t part = std::min<std::size_t>(n, meta_bytes_ - blob_.meta.size());
         blob_.meta.append(reinterpret_cast<const char*>(data), part);
         if (part == n) return nullptr;
-        // Versions are mostly of one size: the last one's says how much to map at once.
+        // Versions mostly have the same size, so the size of the last one is mapped at once.
         if (!blob_.payload.size()) blob_.payload.reserve(expected_);
         if (!blob_.payload.append(data + part, n - part)) return "its weights take too much memory";
         return nullptr;

@@ -4,11 +4,11 @@
 //   -----|----------------|-----------------|------->   sample numbers of the session, from 1
 //        |  on their way  |  not yet sent   |
 //
-// acked <= sent <= appended. Samples lie in blocks of `capacity` rows; a frame is whatever stretch
-// of rows the writer takes, so where frames begin and end is decided when one is sent, and a
-// resume point inside an earlier frame needs no special case: `sent` simply goes back to it.
+// acked <= sent <= appended. Samples lie in blocks of `capacity` rows, and a frame is any stretch of
+// rows that the writer takes. So the limits of a frame are decided when it is sent, and a resume point
+// inside an earlier frame needs no special case: `sent` simply goes back to it.
 //
-// Not synchronised: the engine holds its mutex around every call. Only the bytes of rows are
+// The window takes no lock: the engine holds its mutex around every call. Only the bytes of rows are
 // touched without it, by one writer (rows up to `sent`) and one appender (rows past `appended`).
 #pragma once
 
@@ -29,7 +29,7 @@ public:
         std::uint32_t row;
         std::uint32_t count;
         std::uint64_t first;  // sample number of `row`
-        bool to_end;          // its last row is the block's last: waiting adds nothing to it
+        bool to_end;          // its last row is the block's last, so it cannot grow
     };
 
     Window(const Layout& layout, std::uint64_t max_bytes, std::uint64_t max_samples)
@@ -51,30 +51,30 @@ public:
     std::uint64_t unsent() const noexcept { return appended_ - sent_; }
     std::uint64_t unacked() const noexcept { return appended_ - acked_; }
 
-    // May n more samples be appended now? An empty window takes a batch of any size.
+    // True if n more samples may be appended now. An empty window takes a batch of any size.
     bool room(std::uint64_t n) const noexcept {
         if (unacked() == 0) return true;
         if (n > max_samples_ || unacked() > max_samples_ - n) return false;
         std::uint64_t free_rows = live_.empty() ? 0 : layout_.capacity() - live_.back().rows;
-        // A batch larger than a block would find so little room only when all before it is acknowledged.
+        // With the smaller limit, a batch larger than a block would find room only after everything before it is acknowledged.
         const std::uint64_t most = n <= layout_.capacity() ? most_blocks_ : max_blocks_;
         if (live_.size() < most) free_rows += (most - live_.size()) * layout_.capacity();
         return n <= free_rows;
     }
 
-    // Several workers of one machine go through its caches together, and what each of them keeps unacknowledged is
-    // what drops out of them. A worker alone needs more of it, for whenever the learner is late; among others that costs
-    // nothing, because the learner then reads from them.
+    // Limits the window while several workers send. They share one machine's caches, and their unacknowledged samples
+    // together would not fit there. A single worker needs a larger window, for moments in which the learner is late. Among
+    // others a small window costs nothing, because the learner then reads from the others.
     void crowd(std::uint32_t workers) noexcept { most_blocks_ = workers >= a_crowd ? crowded_blocks : max_blocks_; }
 
-    // Gets the memory for n more samples. Throws std::bad_alloc, with nothing changed.
+    // Gets the memory for n more samples. If it throws std::bad_alloc, nothing has changed.
     void reserve(std::uint64_t n) {
         std::uint64_t rows = live_.empty() ? 0 : layout_.capacity() - live_.back().rows;
         while (rows + spare_.size() * layout_.capacity() < n) spare_.push_back(new_block());
     }
 
-    // The free rows at the end (at least one), as a place to copy to. Throws std::bad_alloc unless
-    // they were reserved.
+    // The free rows at the end (at least one), into which samples are copied. Throws std::bad_alloc if
+    // memory is short and they were not reserved.
     Stretch free_rows() {
         if (live_.empty() || live_.back().rows == layout_.capacity()) open_block();
         Block& tail = live_.back();
@@ -87,7 +87,7 @@ public:
         appended_ += n;
     }
 
-    // What the next frame would carry; count is 0 when everything has been sent.
+    // The samples of the next frame; count is 0 when everything has been sent.
     Stretch next() const noexcept {
         if (sent_ == appended_) return {};
         const Block& block = live_[cursor_];
@@ -95,7 +95,7 @@ public:
         return {block.data, row, block.rows - row, sent_ + 1, block.rows == layout_.capacity()};
     }
 
-    // Does the stretch of `next()` reach the end of its block?
+    // True if the stretch of `next()` reaches the end of its block.
     bool full() const noexcept {
         return cursor_ < live_.size() && live_[cursor_].rows == layout_.capacity();
     }
@@ -107,8 +107,8 @@ public:
         place_cursor();
     }
 
-    // All up to `number` are acknowledged. `pinned` is the block a writer is still reading from;
-    // `appending` says that somebody is copying into the free rows. True if space became free.
+    // All samples up to `number` are acknowledged. `pinned` is the block that a writer still reads from;
+    // `appending` says that a thread copies into the free rows. True if space became free.
     bool acknowledge(std::uint64_t number, const std::byte* pinned, bool appending) {
         acked_ = number;
         return reap(pinned, appending);
@@ -121,8 +121,8 @@ public:
             Block& head = live_.front();
             if (head.first + head.rows > acked_ + 1 || head.data == pinned) break;
             if (head.rows < layout_.capacity()) {
-                // Still open. With all of it acknowledged its rows can be used again from the
-                // start: an idle link then keeps writing to the same few cache lines.
+                // The block is still open. All of it is acknowledged, so its rows are used again from
+                // the start: an idle link then keeps writing to the same few cache lines.
                 if (!appending) {
                     head.rows = 0;
                     head.first = appended_ + 1;
@@ -137,7 +137,7 @@ public:
         return freed;
     }
 
-    // The link is new and the learner has all up to `number`: send what follows again.
+    // The link is new and the learner has all samples up to `number`: the samples after it are sent again.
     // Requires acked() <= number <= reached() and no writer.
     void resume(std::uint64_t number, bool appending) {
         sent_ = number;
@@ -168,7 +168,7 @@ private:
         spare_.pop_back();
     }
 
-    // The block freed last is taken first: its bytes are still in the cache.
+    // The block that was freed last is taken first, because its bytes are still in the cache.
     void release(std::byte* data) {
         if (live_.size() + spare_.size() > max_blocks_) {
             std::free(data);
@@ -177,7 +177,7 @@ private:
         }
     }
 
-    // cursor_ is the block that holds sample sent_ + 1, or will.
+    // cursor_ is the block that holds sample sent_ + 1, or that will hold it.
     void place_cursor() noexcept {
         while (cursor_ < live_.size() &&
                live_[cursor_].first + layout_.capacity() <= sent_ + 1) {
@@ -186,7 +186,7 @@ private:
     }
 
     static constexpr std::uint32_t a_crowd = 3;  // workers
-    // One being filled, one being sent, one on its way.
+    // One block is being filled, one is being sent, and one is in flight.
     static constexpr std::uint64_t crowded_blocks = 3;
 
     const Layout& layout_;

@@ -1,1 +1,1 @@
-"""Replay tables as connections see them whose samples carry labels."""
+"""The view of a replay table for connections whose samples carry labels (priority and policy version)."""

@@ -1,5 +1,5 @@
-// The hidden leaf of a labelled connection: what a worker in another process says about each sample, behind the sample's own leaves.
-// See echo_core/wire/labels.py for the other end.
+// The hidden leaf of a labelled connection: it holds what a worker in another process says about each sample, and comes after the sample's
+// own leaves. See echo_core/wire/labels.py for the other end.
 #pragma once
 
 #include <cmath>
@@ -10,12 +10,12 @@
 namespace echo::replay {
 
 struct Incoming {
-    static constexpr uint64_t kNone = UINT64_MAX;  // as bits of a priority (a NaN nobody computes): none was given
+    static constexpr uint64_t kNone = UINT64_MAX;  // the bits of a priority that was not given (a NaN that no computation produces)
 
     uint64_t priority;  // the bits of a double
-    uint64_t version;   // of the policy; UINT64_MAX: the one published last
+    uint64_t version;   // version of the policy; UINT64_MAX: the version published last
 
-    // NaN where none was given.
+    // Returns the priority, or NaN if none was given.
     double value() const {
         double out;
         std::memcpy(&out, &priority, sizeof out);

@@ -1,4 +1,4 @@
-// A table as labelled connections see it: one leaf more, which says what the worker knows of each sample (label_leaf.hpp).
+// The view of a table for labelled connections: it has one leaf more, which holds what the worker says about each sample (label_leaf.hpp).
 #pragma once
 
 #include "store/door/door.hpp"
@@ -19,7 +19,7 @@ public:
     void commit(const echo_run &run) override { store_->commit_labelled(run); }
 };
 
-// One reference is the caller's.
+// One reference belongs to the caller.
 inline Door *open_labelled(Table *table) { return new LabelledDoor(table); }
 
 }  // namespace echo::replay

@@ -1,4 +1,4 @@
-# What Cython code of echo_core itself sees of labelled_door.hpp. Not for plugins: their door is capi.pxd.
+# The part of labelled_door.hpp that Cython code of echo_core itself uses. Plugins use capi.pxd instead.
 from echo_core.store.door.door cimport Door
 from echo_core.store.replay.table cimport Table
 

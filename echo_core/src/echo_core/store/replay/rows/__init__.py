@@ -1,1 +1,1 @@
-"""The rows of a replay table and the buffers into which they are gathered."""
+"""The rows of a replay table, and the buffers into which rows are gathered to form a batch."""

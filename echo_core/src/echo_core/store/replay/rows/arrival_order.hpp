@@ -1,7 +1,7 @@
 // Which rows of a table are used, and in what order their items arrived. Not thread-safe: the table's mutex guards it.
 //
-// A table whose oldest item always goes first is a circle of rows, and this then is two numbers. The first row that becomes free out
-// of turn turns it into a doubly linked list (8 bytes for each row) that keeps the order of arrival, with a stack of free rows.
+// As long as only the oldest item is ever removed, the used rows form a circle, which two numbers describe. The first row that becomes free
+// out of turn turns the circle into a doubly linked list (8 bytes for each row) that keeps the order of arrival, with a stack of free rows.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ public:
 
     explicit Arrivals(uint32_t capacity) : capacity_(capacity) {}
 
-    // Rows in use, those being written included.
+    // The number of rows in use, including rows that are being written.
     uint32_t used() const { return used_; }
     uint32_t oldest() const { return used_ == 0 ? kNone : linked() ? first_ : head_; }
     uint32_t after(uint32_t row) const {
@@ -31,7 +31,7 @@ public:
         return row == head_ ? kNone : before_in_circle(row);
     }
 
-    // 1..wanted consecutive rows that were free, now the youngest; 0 when every row is in use.
+    // Takes 1..wanted consecutive free rows, which are then the youngest. Returns how many, or 0 if every row is in use.
     uint32_t take(uint32_t wanted, uint32_t *first) {
         if (used_ == capacity_) return 0;
         if (!linked()) {
@@ -54,7 +54,7 @@ public:
         return n;
     }
 
-    // A used row is free again.
+    // Frees a row that was in use.
     void erase(uint32_t row) {
         if (!linked()) {
             const uint32_t last = tail() == 0 ? capacity_ - 1 : tail() - 1;
@@ -74,7 +74,7 @@ public:
         --used_;
     }
 
-    // The oldest row becomes the youngest: its item is overwritten.
+    // The oldest row becomes the youngest, because its item is overwritten.
     void renew(uint32_t row) {
         if (!linked()) {
             if (row == head_ && used_ == capacity_) {
@@ -89,16 +89,16 @@ public:
 
     uint64_t bytes() const { return linked() ? uint64_t(capacity_) * 8 + free_.capacity() * 4 : 0; }
 
-    // These rows are in use, in this order, and no others.
+    // Exactly these rows are in use, in this order.
     void restore(const uint32_t *order, uint32_t n) {
         next_.reset(), previous_.reset(), free_.clear();
         head_ = n ? order[0] : 0, used_ = n;
         uint32_t i = 0;
         while (i < n && order[i] == (uint64_t(head_) + i) % capacity_) ++i;
-        if (i == n) return;  // a circle
+        if (i == n) return;  // the rows form a circle
         std::vector<bool> taken(capacity_);
         used_ = 0;
-        link();  // everything free, and then not
+        link();  // this marks every row as free; the loops below correct it
         free_.clear();
         for (i = 0; i < n; ++i) append(order[i]), taken[order[i]] = true;
         for (uint32_t row = capacity_; row-- > 0;)
@@ -117,7 +117,7 @@ private:
         auto next = std::make_unique<uint32_t[]>(capacity_), previous = std::make_unique<uint32_t[]>(capacity_);
         free_.reserve(capacity_ - used_ + 1);
         const uint32_t end = tail();
-        // The free rows that the circle would use next lie on top.
+        // The free rows that the circle would use next are on top of the stack.
         for (uint32_t i = capacity_ - used_; i-- > 0;) free_.push_back(uint32_t((uint64_t(end) + i) % capacity_));
         next_ = std::move(next), previous_ = std::move(previous);
         first_ = last_ = kNone;

@@ -1,5 +1,5 @@
-// The buffers into which a table gathers. A batch keeps its buffer for as long as somebody refers to it; then the next one uses it again,
-// because fresh memory would cost a page fault for every 4 KiB. There are as many buffers as batches are held at once.
+// The buffers into which a table gathers batches. A batch keeps its buffer for as long as anything refers to it; then another batch uses
+// the buffer, because fresh memory would cost a page fault for every 4 KiB. There are as many buffers as batches that are in use at the same time.
 #pragma once
 
 #include <sys/mman.h>
@@ -17,17 +17,17 @@ namespace echo::replay {
 
 struct Batch {
     uint64_t n;
-    uint64_t borrower;  // whom a queue that lends gives it to; 0: this process
+    uint64_t borrower;  // the client that is given these items, in a queue with lease_timeout; 0: this process
     char *memory;
     uint64_t mapped;
     bool locked;  // page-locked
     std::vector<char *> leaf;
     uint64_t *keys;
-    uint64_t *versions;  // of the policies that made the rows, where the table keeps them
+    uint64_t *versions;  // versions of the policies that made the rows, if the table keeps them
     double *probabilities;
     float *weights;
-    uint32_t *rows, *generations;  // while the batch is gathered
-    std::vector<uint32_t> ending;  // rows of which this batch has the last use
+    uint32_t *rows, *generations;  // used while the batch is gathered
+    std::vector<uint32_t> ending;  // rows whose last allowed use is in this batch
     std::vector<uint32_t> torn;    // places in the batch whose rows were overwritten while they were gathered
 };
 
@@ -44,7 +44,7 @@ public:
         return rows == UINT64_MAX || __builtin_add_overflow(rows, n * 36 + 512, &total) ? UINT64_MAX : total;
     }
 
-    // A buffer for n rows; throws std::bad_alloc.
+    // Returns a buffer for n rows; throws std::bad_alloc.
     Batch *take(uint64_t n) {
         leased.fetch_add(1, std::memory_order_relaxed);
         {
@@ -77,7 +77,7 @@ public:
         if (surplus) drop(surplus);
     }
 
-    // Page-lock the buffers that are made from now on, as far as the driver lets us: whoever uploads one that is not waits for longer.
+    // Page-locks the buffers that are made from now on, if the driver allows it. Uploads from a buffer that is not locked take longer.
     void lock_pages(const PageLock &lock) { lock_ = lock; }
 
     std::atomic<uint64_t> leased{0};
@@ -118,7 +118,7 @@ private:
     }
 
     const std::vector<uint64_t> leaf_bytes_;
-    PageLock lock_;  // set before the first buffer is made
+    PageLock lock_;  // must be set before the first buffer is made
     std::mutex mutex_;
     std::vector<Batch *> free_;
 };

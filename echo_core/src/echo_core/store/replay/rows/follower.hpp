@@ -1,4 +1,4 @@
-// What a table's items refer to, where their rows say where the data lies rather than being the data: the steps of items over steps.
+// The data that a table's items refer to, for tables whose rows only say where the data is: items over steps.
 #pragma once
 
 #include <numpy/random/bitgen.h>
@@ -11,14 +11,15 @@ class Follower {
 public:
     virtual ~Follower() = default;
 
-    // Fills the leaves of `batch` behind the items' own rows, which were just copied. Writers may be overwriting all of it meanwhile, rows
-    // and what they refer to: whatever is read has to be taken for a guess until the items' generations were looked at again. So what an
-    // item refers to may be overwritten only after the item's generation was advanced. Takes no lock: the table may hold its mutex.
+    // Fills the leaves of `batch` after the items' own rows, which were just copied. Meanwhile writers may overwrite the rows and the data
+    // that they refer to. Everything read here is therefore uncertain until the items' generations have been checked again. For that check
+    // to work, data that an item refers to may be overwritten only after the item's generation was advanced. This function takes no lock:
+    // the table may hold its mutex.
     virtual void gather(Batch *batch) const = 0;
-    // Item i of `batch` was drawn, or with no generator of random numbers found by its key: which part of it the batch is to show. With the
-    // table's mutex, before the item's key and generation are noted: it may be another item after this.
+    // Item i of `batch` was drawn, or found by its key if the generator is null: decides which part of it the batch shows. The caller holds
+    // the table's mutex, and has not yet noted the item's key and generation, because this call may choose another item.
     virtual void choose(Batch *, uint32_t, bitgen_t *) {}
-    // Whether what was chosen was still there when it was copied.
+    // Whether the chosen part was still there when it was copied.
     virtual bool whole(const Batch *, uint32_t) const { return true; }
 };
 

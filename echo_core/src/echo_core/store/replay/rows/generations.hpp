@@ -1,7 +1,7 @@
-// The generation of every row of a table: odd while nobody may read the row, one more at each change. A row's key is its generation and its
-// number, so that keys are never used again and finding a row by its key is one look.
+// The generation of every row of a table. It is odd while nobody may read the row, and grows by one with each change. A row's key consists of
+// its generation and its number, so that no key is ever used twice, and a row is found by its key with one look.
 //
-// Changed under the table's mutex; read without it by those who gather rows, who look before and after.
+// Generations change under the table's mutex. A gather reads them without it, before and after it copies the rows.
 #pragma once
 
 #include <algorithm>
@@ -27,12 +27,12 @@ public:
 
     uint64_t key_of(uint32_t row) const { return ((high_ ? uint64_t(high_[row]) << 31 : 0) | of(row) >> 1) << bits_ | row; }
     uint32_t row_of(uint64_t key) const { return uint32_t(key & ((uint64_t(1) << bits_) - 1)); }
-    // Whether the row is there and still the key's.
+    // Whether the row is there and still has this key.
     bool holds(uint64_t key, uint32_t *row) const {
         *row = row_of(key);
         return *row < capacity_ && live(*row) && key_of(*row) == key;
     }
-    // The key of a row that is being written, once it is committed.
+    // Returns the key that a row will have once it is committed; it is being written now.
     uint64_t next_key_of(uint32_t row) const {
         const uint32_t next = after(of(row));
         return ((high_ ? uint64_t(high_[row] + (next == 0)) << 31 : 0) | next >> 1) << bits_ | row;
@@ -45,11 +45,12 @@ public:
 
     uint64_t bytes_per_row() const { return high_ ? 8 : 4; }
 
-    // For checkpoints: both columns, capacity long each.
+    // Copies both columns for a checkpoint; each has `capacity` entries.
     void save(uint32_t *generations, uint32_t *high) const {
         for (uint32_t row = 0; row < capacity_; ++row) generations[row] = of(row), high[row] = high_ ? high_[row] : 0;
     }
-    // No row is live until show()n. Keys given out after the checkpoint was taken must not name other items now, so all go up to a new floor.
+    // No row is live until show(n). Keys that were given out after the checkpoint was taken must not name other items now, so all
+    // generations are raised to a new floor.
     void restore(const uint32_t *generations, const uint32_t *high) {
         uint32_t most = 0;
         for (uint32_t row = 0; row < capacity_; ++row) {
@@ -67,7 +68,7 @@ private:
         return next < floor_ ? floor_ | (next & 1) : next;
     }
 
-    static constexpr uint64_t kWide = 1u << 16;  // up to here generations have 32 bits more, so that tiny tables do not run out of keys
+    static constexpr uint64_t kWide = 1u << 16;  // smaller tables have 32 more bits per generation, so that they do not run out of keys
 
     const uint32_t capacity_, bits_;
     uint32_t floor_ = 0;  // even; generations below it may have been given out before a restart

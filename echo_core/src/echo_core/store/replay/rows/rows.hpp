@@ -1,5 +1,5 @@
-// The memory of a table, and how rows are gathered out of it into a batch: one array for each leaf, or, where rows are small and have
-// several leaves, one record for each row. A row drawn at random then costs one or two cache misses instead of one for each leaf.
+// The memory of a table, and how rows are gathered from it into a batch. There is one array for each leaf, or, if rows are small and have
+// several leaves, one record for each row. A randomly drawn row then costs one or two cache misses instead of one for each leaf.
 #pragma once
 
 #include <fcntl.h>
@@ -17,8 +17,8 @@
 
 namespace echo::replay {
 
-// Copies rows that a writer may be overwriting: the bytes may be torn, and the caller finds that out by the row's generation.
-// ThreadSanitizer cannot know this, so for it every byte is an atomic; whatever else writes rows in its builds does the same.
+// Copies rows that a writer may be overwriting. The bytes may be torn; the caller finds that out by the row's generation. ThreadSanitizer
+// cannot know this, so in its builds every byte is an atomic here, and also where rows are written.
 inline void copy_racing(char *to, const char *from, size_t bytes) {
 #ifdef __SANITIZE_THREAD__
     for (size_t i = 0; i < bytes; ++i) to[i] = __atomic_load_n(from + i, __ATOMIC_RELAXED);
@@ -27,7 +27,7 @@ inline void copy_racing(char *to, const char *from, size_t bytes) {
 #endif
 }
 
-// The same the other way: readers may be copying what is written.
+// The same in the other direction: readers may be copying the bytes that are written.
 inline void copy_racing_out(char *to, const char *from, size_t bytes) {
 #ifdef __SANITIZE_THREAD__
     for (size_t i = 0; i < bytes; ++i) __atomic_store_n(to + i, from[i], __ATOMIC_RELAXED);
@@ -36,14 +36,14 @@ inline void copy_racing_out(char *to, const char *from, size_t bytes) {
 #endif
 }
 
-constexpr size_t kRecordLeaves = 64;  // rows of more leaves are not packed
+constexpr size_t kRecordLeaves = 64;  // rows with more leaves are not packed into records
 
 class Rows {
 public:
     static constexpr uint64_t kHuge = 2u << 20;
 
     static uint64_t plan(const std::vector<uint64_t> &leaf_bytes, uint64_t rows, std::vector<uint64_t> *offsets) {
-        // Arrays that all began at the same offset of a page would compete for the same cache sets: staggered by three lines.
+        // Arrays that all began at the same offset of a page would compete for the same cache sets, so each is staggered by three lines.
         uint64_t end = 0, index = 0;
         for (uint64_t bytes : leaf_bytes) {
             const uint64_t wish = index++ * 192 % 4096;
@@ -56,7 +56,7 @@ public:
         return (end + 64 + 4095) & ~uint64_t(4095);
     }
 
-    // fd: a file to map, whose space is reserved here, or -1 for memory. Throws std::bad_alloc, std::system_error (the disk is full).
+    // fd: a file to map, whose space is reserved here, or -1 for memory. Throws std::bad_alloc, or std::system_error if the disk is full.
     // pack: false keeps an array for each leaf, however small the rows are.
     Rows(const std::vector<uint64_t> &leaf_bytes, uint64_t rows, int fd, bool pack = true)
         : bytes_(leaf_bytes), record_(pack ? record_of(leaf_bytes) : 0), mapped_(plan(leaf_bytes, rows, &offsets_)) {
@@ -70,9 +70,9 @@ public:
         void *memory = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
         if (memory == MAP_FAILED) throw std::bad_alloc();
         base_ = static_cast<char *>(memory);
-        if (fd >= 0) return;  // the file may be larger than memory
+        if (fd >= 0) return;  // the file may be larger than the memory of this machine
         madvise(base_, mapped_, MADV_HUGEPAGE);
-        // Pre-fault: the first lap through untouched pages would run at a fraction of the speed. Old kernels do not know the advice.
+        // Pre-fault the pages: the first lap through untouched pages would run at a fraction of the speed. Old kernels do not know this advice.
         if (madvise(base_, mapped_, 23 /* MADV_POPULATE_WRITE */) != 0)
             for (uint64_t i = 0; i < mapped_; i += 4096) static_cast<volatile char *>(base_)[i] = 0;
     }
@@ -80,7 +80,7 @@ public:
     Rows(const Rows &) = delete;
     Rows &operator=(const Rows &) = delete;
 
-    // Bytes of a record, 0 where leaves have arrays of their own. No padding: it would cost a fifth of the memory of a small row.
+    // Returns the bytes of a record, or 0 if leaves have arrays of their own. Records have no padding, which would cost a fifth of a small row's memory.
     static uint64_t record_of(const std::vector<uint64_t> &leaf_bytes) {
         uint64_t total = 0;
         for (uint64_t bytes : leaf_bytes) total += bytes;
@@ -92,7 +92,7 @@ public:
     uint64_t leaf_bytes(uint32_t leaf) const { return bytes_[leaf]; }
     uint64_t mapped() const { return mapped_; }
 
-    // Fetch what a gather of the row begins with. Only where rows are records: of several arrays it would be too much at a time.
+    // Prefetches the beginning of a row for a gather. Only records are prefetched: several arrays would be too much at a time.
     void prefetch(uint32_t row) const {
         if (!packed()) return;
         const char *record = base_ + row * record_;
@@ -100,7 +100,7 @@ public:
         __builtin_prefetch(record + record_ - 1);
     }
 
-    // to[leaf] + i * leaf_bytes becomes row rows[i]. What is needed next is fetched while one row is copied.
+    // Copies row rows[i] to to[leaf] + i * leaf_bytes. While one row is copied, the next ones are prefetched.
     void gather(const uint32_t *rows, size_t n, char *const *to) const {
         if (!packed()) {
             for (uint32_t leaf = 0; leaf < leaves(); ++leaf) gather_leaf(leaf, rows, n, to[leaf]);
@@ -125,12 +125,12 @@ public:
         }
     }
 
-    // A single row into place i of a batch.
+    // Copies a single row into place i of a batch.
     void copy(uint32_t row, size_t i, char *const *to) const {
         for (uint32_t leaf = 0; leaf < leaves(); ++leaf) copy_racing(to[leaf] + i * bytes_[leaf], at(leaf, row), bytes_[leaf]);
     }
 
-    // Rows first..first+n become what from[leaf] + i * leaf_bytes has. Packed ones only.
+    // Copies from[leaf] + i * leaf_bytes into rows first..first+n. Only for packed rows.
     void scatter(uint64_t first, size_t n, const char *const *from) const {
         for (uint32_t leaf = 0; leaf < leaves(); ++leaf) {
 #ifdef __SANITIZE_THREAD__
@@ -144,7 +144,7 @@ public:
 private:
     static constexpr uint64_t kRecord = 128;
 
-    // With the size known to the compiler each copy is one or two moves instead of a call.
+    // If the compiler knows the size, each copy is one or two moves instead of a call.
     template <size_t N>
     static void strided_fixed(char *to, size_t to_step, const char *from, size_t from_step, size_t n) {
         for (size_t i = 0; i < n; ++i) std::memcpy(to + i * to_step, from + i * from_step, N);
@@ -181,7 +181,7 @@ private:
         }
         const uint64_t bytes = bytes_[leaf];
         const size_t ahead = bytes >= 2048 ? 1 : 8;
-        const uint64_t lines = bytes < 512 ? bytes : 512;  // then the processor has seen where this goes
+        const uint64_t lines = bytes < 512 ? bytes : 512;  // after that the processor's own prefetcher has seen the direction
         for (size_t i = 0; i < n; ++i) {
             if (i + ahead < n) {
                 const char *next = from + rows[i + ahead] * bytes;
@@ -203,7 +203,7 @@ private:
 
     const std::vector<uint64_t> bytes_;
     const uint64_t record_;
-    std::vector<uint64_t> offsets_;  // of a leaf's array; packed: of a leaf in a record
+    std::vector<uint64_t> offsets_;  // of each leaf's array; if packed: of each leaf in a record
     const uint64_t mapped_;
     char *base_ = nullptr;
 };

@@ -1,0 +1,16 @@
+from typing import Any, final
+
+import numpy.typing as npt
+
+@final
+class StreamLease: ...
+
+@final
+class ReplayLease:
+    def draw_columns(self) -> dict[str, npt.NDArray[Any]]: ...
+    def copied(self) -> DrawColumnsCopy: ...
+
+@final
+class DrawColumnsCopy:
+    def draw_columns(self) -> dict[str, npt.NDArray[Any]]: ...
+    def copied(self) -> DrawColumnsCopy: ...

@@ -1,0 +1,214 @@
+"""The tools behind `./dev test`: which tests an environment takes, and that a test which no environment runs is named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def suites() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("suites", ROOT / "tools" / "suites.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def record(outcomes: dict[str, str], elsewhere: list[str] | None = None, place: str = "tests/conftest.py") -> dict[str, Any]:
+    reasons = {test: [place, "no tool"] for test, outcome in outcomes.items() if outcome == "skipped"}
+    return {"outcomes": outcomes, "reasons": reasons, "elsewhere": elsewhere or []}
+
+
+def test_what_one_environment_skips_another_may_run(suites: ModuleType) -> None:
+    records = [record({"t.py::a[1::2]": "skipped"}, ["t.py::b"]), record({"t.py::a[1::2]": "failed", "t.py::b": "passed"})]
+    assert not list(suites.never_run(records, []))
+
+
+def test_what_nobody_runs_is_named_with_its_reason(suites: ModuleType) -> None:
+    records = [record({"t.py::a": "skipped", "t.py::b": "passed"}), record({"t.py::a": "skipped"}, ["t.py::c"])]
+    assert list(suites.never_run(records, [])) == [("t.py::a", "no tool"), ("t.py::c", "no environment has the distributions that it needs")]
+    allowed = {"id": "t.py::a", "because": "tool"}
+    assert list(suites.never_run(records, [allowed])) == [("t.py::c", "no environment has the distributions that it needs")]
+    assert len(list(suites.never_run(records, [{**allowed, "because": "other"}]))) == 2
+
+
+def test_a_module_that_is_skipped_as_a_whole_must_run_elsewhere(suites: ModuleType) -> None:
+    assert [test for test, _ in suites.never_run([record({"t.py": "skipped"})], [])] == ["t.py"]
+    assert not list(suites.never_run([record({"t.py": "skipped"}), record({"t.py::a": "passed"})], []))
+
+
+def test_a_clause_of_the_kit_must_run_for_one_plugin(suites: ModuleType) -> None:
+    kit = "x/site-packages/echo_core/testing/sampler.py"
+    skipped = record({"t.py::TestOne::clause[a]": "skipped"}, place=kit)
+    assert not list(suites.never_run([skipped, record({"u.py::TestOther::clause[b]": "passed"}, ["t.py::TestOne::clause[a]"])], []))
+    assert [test for test, _ in suites.never_run([skipped, record({"u.py::TestOther::clause_b": "passed"})], [])] == ["t.py::TestOne::clause[a]"]
+
+
+def test_every_allowance_has_a_reason_and_a_file(suites: ModuleType) -> None:
+    entries = tomllib.loads((ROOT / "tests" / "may_skip.toml").read_text())["test"]
+    for entry in entries:
+        assert (ROOT / entry["id"].partition("::")[0]).exists(), entry
+        assert entry["reason"].endswith("."), entry
+
+
+def test_an_environment_without_outcomes_is_an_error(suites: ModuleType) -> None:
+    assert suites.told(suites.Outcome("x", 1.0, 1).counts) == "1 error"
+    passed = suites.Outcome("x", 1.0, 0, record=record({"a": "passed", "b": "skipped", "c": "passed"}))
+    assert suites.told(passed.counts) == "2 passed, 1 skipped"
+
+
+CHOICE = """
+import pytest
+@pytest.mark.needs("echo-core")
+def test_core(): pass
+@pytest.mark.needs("numpy")
+@pytest.mark.parametrize("n", ["a::b"])
+def test_x(n): pass
+@pytest.mark.needs("numpy", "pytest")
+def test_both(): pytest.skip("no tool")
+@pytest.mark.needs("numpy", "echo-nowhere")
+def test_nowhere(): pass
+@pytest.mark.skipif(True, reason="no card")
+def test_marked(): pass
+@pytest.fixture
+def broken():
+    yield
+    assert 0
+def test_fails(broken): pass
+@pytest.mark.xfail
+def test_known(): assert 0
+"""
+
+
+def run(folder: Path, *arguments: str) -> dict[str, Any]:
+    """pytest with the recorder, in a copy of this repository's shape."""
+    (folder / "tools").mkdir()
+    (folder / "tools" / "record.py").write_text((ROOT / "tools" / "record.py").read_text())
+    (folder / "tests").mkdir()
+    (folder / "tests" / "test_it.py").write_text(CHOICE)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = needs\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tools.record", "--outcomes", "out.json", *arguments]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "PYTEST_ADDOPTS": ""}, capture_output=True, text=True, check=False)
+    assert (folder / "out.json").exists(), done.stdout + done.stderr
+    content: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return content
+
+
+def names(tests: list[str]) -> set[str]:
+    return {test.partition("::")[2] for test in tests}
+
+
+def test_the_recorder_keeps_the_worst_of_each_test(tmp_path: Path) -> None:
+    content = run(tmp_path)
+    assert {test.partition("::")[2]: outcome for test, outcome in content["outcomes"].items()} == {
+        "test_core": "passed",
+        "test_x[a::b]": "passed",
+        "test_both": "skipped",
+        "test_nowhere": "passed",
+        "test_marked": "skipped",
+        "test_fails": "error",
+        "test_known": "xfailed",
+    }
+    (place, reason), marked = content["reasons"].values()
+    assert place.endswith("test_it.py") and reason == "no tool"
+    assert marked == ["a marker", "no card"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [
+        ("none", {"test_core", "test_marked", "test_fails", "test_known"}),
+        ("numpy", {"test_x[a::b]", "test_both"}),
+        ("pytest", {"test_both"}),
+    ],
+)
+def test_an_environment_takes_the_tests_that_need_it_and_nothing_that_is_missing(tmp_path: Path, wanted: str, taken: set[str]) -> None:
+    content = run(tmp_path, "--needing", wanted)
+    assert names(list(content["outcomes"])) == taken
+    assert names(content["elsewhere"]) == {"test_core", "test_x[a::b]", "test_both", "test_nowhere", "test_marked", "test_fails", "test_known"} - taken
+
+
+@pytest.mark.parametrize("setup", sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*/setup.py"), *ROOT.glob("*/*/setup.py")]))
+def test_setup_says_that_echo_runs_on_linux_only(setup: str, tmp_path: Path) -> None:
+    """Before it imports what is not there either."""
+    program = f"import runpy, sys; sys.platform = 'darwin'; runpy.run_path({str(ROOT / setup)!r})"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and re.fullmatch(r"Echo runs on Linux only.*darwin\.\n", done.stderr), done.stderr
+
+
+TOX = """#!{python}
+import json, pathlib, sys
+if sys.argv[1] == "list":
+    print("py3{minor}-one\\npy3{minor}-two\\npy399-two")
+    sys.exit()
+name = sys.argv[-1]
+print("FAILURES of", name)
+good = {{"tests/test_it.py::test_a": "passed", "tests/test_it.py::test_b": "skipped"}}
+bad = {{"tests/test_it.py::test_a": "passed", "tests/test_it.py::test_b": "{two}"}}
+record = {{"outcomes": good if "one" in name else bad, "reasons": {{}}, "elsewhere": []}}
+record["reasons"] = {{test: ["tests/test_it.py", "no tool"] for test, outcome in record["outcomes"].items() if outcome == "skipped"}}
+pathlib.Path("build/outcomes", name + ".json").write_text(json.dumps(record))
+sys.exit("failed" in record["outcomes"].values())
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """tools/suites.py in a small repository, with a tox that runs nothing: of the second environment `two` is the outcome of a test."""
+    for folder in ("tools", "tests", "bin"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "tools" / "suites.py").write_text((ROOT / "tools" / "suites.py").read_text())
+    (tmp_path / "tools" / "wheels.py").write_text("print('nothing to build')")
+    (tmp_path / "tests" / "test_it.py").write_text("")
+    (tmp_path / "tests" / "may_skip.toml").write_text("test = []\n")
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\n')
+    minor = sys.version_info.minor
+    (tmp_path / "bin" / f"python3.{minor}").symlink_to(sys.executable)
+
+    def run(two: str, *names: str) -> subprocess.CompletedProcess[str]:
+        tox = tmp_path / "bin" / "tox"
+        tox.write_text(TOX.format(python=sys.executable, minor=minor, two=two))
+        tox.chmod(0o755)
+        env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+        wanted = [name.format(minor) for name in names]
+        command = [sys.executable, "tools/suites.py", *wanted]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def test_all_is_well_if_each_test_has_run_somewhere(small: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = small("passed")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^=+ 3 passed, 1 skipped in [\d.]+s \(0:00:\d\d\) =+$", done.stdout.splitlines()[-1]), done.stdout
+    assert "python3.99 is not here; these environments are left out: py399-two" in done.stdout
+    assert "FAILURES" not in done.stdout
+
+
+def test_the_log_of_what_failed_is_shown(small: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = small("failed")
+    assert done.returncode == 1
+    assert "two FAILED" in done.stdout and "FAILURES of" in done.stdout and f"FAILURES of py3{sys.version_info.minor}-one" not in done.stdout
+    assert "1 failed, 2 passed, 1 skipped in" in done.stdout.splitlines()[-1]
+
+
+def test_a_test_that_is_skipped_everywhere_fails_the_run(small: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = small("skipped")
+    assert done.returncode == 1 and "tests/test_it.py::test_b: no tool" in done.stdout
+    assert "2 passed, 2 skipped, 1 error in" in done.stdout.splitlines()[-1]
+    assert small("skipped", "py3{}-two").returncode == 0, "of some environments nobody expects every test"
