@@ -11,10 +11,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from echo_core.base.errors import EchoError, SecurityError, SpecError
+from echo_core.base.errors import EchoError, SecurityError
 from echo_core.wire.transport import Connection
 
 from ._worker import Question, Worker
+from .echo1 import check_sendable
 from .keeper import Keeper
 
 if TYPE_CHECKING:
@@ -45,11 +46,8 @@ class TcpConnection(Connection):
         self.address = address
         self.spec = spec
         self.options = options
-        if options.protocol == "echo1" and spec.sample_bytes == 0:
-            raise SpecError(
-                "the original protocol cannot carry samples without any bytes; add a leaf that "
-                "has some, or use protocol='echo2'"
-            )
+        if options.protocol == "echo1":
+            check_sendable(spec)
         self._worker = worker = Worker(
             spec,
             options.name or f"{socket.gethostname()}:{os.getpid()}",

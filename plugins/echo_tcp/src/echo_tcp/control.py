@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from .pending import Pending
 if TYPE_CHECKING:
     from echo_core.wire.sink import Sink
 
+    from .echo1 import Echo1Handshake
     from .options import TcpListenOptions
 
 __all__ = ["Control"]
@@ -47,7 +48,8 @@ class Control:
     """Serves the listening sockets `listening` until `stop`.
 
     `natives` are the loops of each table by its name; those of "" serve who names none, or the first.
-    `greeting` is what a client of the original protocol is told first; None speaks protocol 2. `let_in` is given every socket that is accepted.
+    `make_handshake` is given a client's address. `greeting` is what the learner says first, which only the original protocol has (echo1.py); else
+    b"". `let_in` is given every socket that is accepted.
     """
 
     def __init__(
@@ -55,15 +57,15 @@ class Control:
         listening: Iterable[socket.socket],
         natives: Loops,
         sink: Sink,
-        tokens: Callable[[], Sequence[bytes]],
+        make_handshake: Callable[[str], ServerHandshake | Echo1Handshake],
         options: TcpListenOptions,
-        greeting: bytes | None,
+        greeting: bytes,
         let_in: Callable[[socket.socket], None],
     ) -> None:
         self.counts = {"connections_total": 0, "refused": 0, "protocol_errors": 0}
         self._natives = natives
         self._sink = sink
-        self._tokens = tokens
+        self._make_handshake = make_handshake
         self._options = options
         self._greeting = greeting
         self._complaints = Seldom()
@@ -169,7 +171,7 @@ class Control:
     def _turn_away(self) -> bytes:
         """What a client is told for which there is no descriptor."""
         self.counts["refused"] += 1
-        if self._greeting is not None:
+        if self._greeting:
             return b""
         return ServerHandshake(self._sink.spec).refuse("busy", "the learner is out of file descriptors")
 
@@ -179,17 +181,13 @@ class Control:
         self._make_room()
         sock.setblocking(False)
         deadline = time.monotonic() + self._options.handshake_timeout
-        handshake = None
-        if self._greeting is None:
-            sink = self._sink
-            handshake = ServerHandshake(sink.spec, self._tokens(), sink.incarnation, tables=sink.tables)
-        pending = Pending(sock, address, handshake, self._greeting or b"", deadline)
+        pending = Pending(sock, address, self._make_handshake(address), self._greeting, deadline)
         self._pending[sock] = pending
         self._selector.register(sock, pending.events, lambda events: self._go_on(pending, events))
         if (full := self._full()) is not None:
             pending.refuse("busy", full)
             self._complain_of(pending, EchoError(full))
-        if pending.greeting or pending.hanging_up:
+        if pending.unsent or pending.hanging_up:
             self._go_on(pending, 0)
 
     def _full(self) -> str | None:
@@ -254,7 +252,7 @@ class Control:
                 sock,
                 client,
                 base,
-                echo1=self._greeting is not None,
+                echo1=bool(self._greeting),
                 unsent=bytes(pending.unsent),
                 leftover=pending.leftover(),
             )

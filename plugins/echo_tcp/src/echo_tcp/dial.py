@@ -7,7 +7,6 @@ engine takes over, and what the learner said about itself.
 from __future__ import annotations
 
 import socket
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,23 +15,16 @@ from echo_core.base.address import Address
 from echo_core.base.errors import (
     ConnectionClosedError,
     EchoTimeoutError,
-    HandshakeRefused,
-    ProtocolError,
-    SpecError,
 )
-from echo_core.spec.spec import Spec
 from echo_core.wire.handshake import ClientHandshake
 
 from .sockets import left_at_fork, unpaced
 
-__all__ = ["Link", "dial_echo1", "dial_echo2"]
+__all__ = ["KEEPALIVE", "Link", "connect", "dial_echo2", "receive_exactly"]
 
 # A peer that vanished while the link is idle is noticed after 5 + 3 * 5 seconds. While it is busy
 # the engine watches for that itself: see worker/link.hpp.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-
-MAX_LEAVES = 4096  # of an original server; more is not one
-MAX_NDIM = 32
 
 
 @dataclass
@@ -64,7 +56,7 @@ def dial_echo2(
     another attempt may succeed.
     """
     end = time.monotonic() + seconds
-    sock = _connect(address, send_buffer, seconds)
+    sock = connect(address, send_buffer, seconds)
     try:
         dialling(sock)
         _send(sock, handshake.start(), end)
@@ -78,67 +70,8 @@ def dial_echo2(
         raise
 
 
-def dial_echo1(
-    address: Address,
-    spec: Spec,
-    send_buffer: int,
-    seconds: float,
-    dialling: Callable[[socket.socket], None],
-) -> Link:
-    """Connect to a server of the original protocol, which describes its samples and listens.
-
-    The description has sizes and shapes but neither dtypes nor keys. Raises SpecError naming the
-    leaf that differs, ProtocolError if it is no such server; else as `dial_echo2`.
-    """
-    end = time.monotonic() + seconds
-    sock = _connect(address, send_buffer, seconds)
-    try:
-        dialling(sock)
-
-        def read(count: int) -> tuple[int, ...]:
-            return struct.unpack(f"<{count}I", _exactly(sock, 4 * count, end))
-
-        head = _exactly(sock, 5, end)
-        if head[:4] != b"ECHO":
-            raise ProtocolError(f"{address} is no Echo server: it began with {head!r}")
-        if head[4] != 1:
-            raise HandshakeRefused(
-                f"{address} speaks Echo protocol {head[4]}, not the original one; connect without "
-                "protocol='echo1'",
-                "version",
-            )
-        (count,) = read(1)
-        if count > MAX_LEAVES:
-            raise ProtocolError(f"{address} describes samples of {count} arrays")
-        theirs = []
-        for _ in range(count):
-            itemsize, ndim = read(2)
-            if ndim > MAX_NDIM:
-                raise ProtocolError(f"{address} describes an array of {ndim} dimensions")
-            theirs.append((itemsize, read(ndim)))
-        _compare(spec, theirs, address)
-        return Link(sock)
-    except BaseException:
-        sock.close()
-        raise
-
-
-def _compare(spec: Spec, theirs: list[tuple[int, tuple[int, ...]]], address: Address) -> None:
-    if len(theirs) != len(spec.leaves):
-        raise SpecError(
-            f"{address} takes samples of {len(theirs)} arrays, this worker's example has "
-            f"{len(spec.leaves)}"
-        )
-    for leaf, (itemsize, shape) in zip(spec.leaves, theirs):
-        if shape != tuple(leaf.shape) or itemsize != leaf.dtype.itemsize:
-            raise SpecError(
-                f"leaf {leaf.path!r}: {address} takes shape {shape} of {itemsize}-byte items, this "
-                f"worker's example has {tuple(leaf.shape)} of {leaf.dtype.itemsize}-byte items "
-                f"({leaf.dtype})"
-            )
-
-
-def _connect(address: Address, send_buffer: int, seconds: float) -> socket.socket:
+def connect(address: Address, send_buffer: int, seconds: float) -> socket.socket:
+    """A socket that is connected and set up. OSError."""
     sock = socket.create_connection(address.endpoint, timeout=max(seconds, 0.001))
     left_at_fork(sock)
     try:
@@ -181,7 +114,8 @@ def _receive(sock: socket.socket, most: int, end: float) -> bytes:
     return data
 
 
-def _exactly(sock: socket.socket, count: int, end: float) -> bytes:
+def receive_exactly(sock: socket.socket, count: int, end: float) -> bytes:
+    """So many bytes, until `end` (`time.monotonic()`). EchoTimeoutError, ConnectionClosedError."""
     data = b""
     while len(data) < count:
         data += _receive(sock, count - len(data), end)

@@ -25,7 +25,8 @@ from echo_core.base.errors import (
 from echo_core.wire.handshake import ClientHandshake
 
 from . import _worker
-from .dial import Link, dial_echo1, dial_echo2
+from .dial import Link, dial_echo2
+from .echo1 import dial_echo1
 
 if TYPE_CHECKING:
     from echo_core.base.address import Address

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from echo_core.base.address import Address
+from echo_core.wire.handshake import ServerHandshake
 from echo_core.wire.network.connection_rate import ConnectionRateLimit
 from echo_core.wire.peer import Peer
 from echo_core.wire.transport import Listener
 
 from ._learner import NativeLearner
 from .control import Control
-from .echo1 import greeting
+from .echo1 import Echo1Handshake, greeting
 from .loops import Loops
 from .sockets import listen_on
 
@@ -39,7 +40,12 @@ class TcpListener(Listener):
         self, options: TcpListenOptions, sink: Sink, tokens: Callable[[], Sequence[bytes]]
     ) -> None:
         tokens()  # a token file that is no use is an error now
-        hello = greeting(sink.spec) if options.protocol == "echo1" else None
+        make_handshake: Callable[[str], ServerHandshake | Echo1Handshake] = Echo1Handshake
+        said_first = b""
+        if options.protocol == "echo1":
+            said_first = greeting(sink.spec)
+        else:
+            make_handshake = lambda address: ServerHandshake(sink.spec, tokens(), sink.incarnation, tables=sink.tables)  # noqa: E731
         sockets, port = listen_on(options.host, options.port, options.receive_buffer)
         self.address = Address("tcp", options.host, port)
         self._rate_limit = ConnectionRateLimit(options.max_connection_rate)
@@ -50,7 +56,7 @@ class TcpListener(Listener):
                 ),
                 ("", *list(sink.tables)[1:]),
             )
-            self._control = Control(sockets, self._natives, sink, tokens, options, hello, self._rate_limit.let_in)
+            self._control = Control(sockets, self._natives, sink, make_handshake, options, said_first, self._rate_limit.let_in)
         except BaseException:
             for sock in sockets:
                 sock.close()

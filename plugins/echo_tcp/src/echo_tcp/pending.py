@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 import selectors
 import socket
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import EchoError, ProtocolError
 from echo_core.wire.handshake import ServerHandshake
+
+if TYPE_CHECKING:
+    from .echo1 import Echo1Handshake
 
 __all__ = ["Pending"]
 
@@ -20,7 +22,6 @@ class Pending:
     """One handshake.
 
     Attributes:
-        handshake: None for a client of the original protocol, which is only sent a greeting.
         began, deadline: time.monotonic().
         unsent: bytes the socket has not taken yet.
         hanging_up: refused; what it sends is thrown away until it has read why and closes.
@@ -30,14 +31,13 @@ class Pending:
         self,
         sock: socket.socket,
         address: str,
-        handshake: ServerHandshake | None,
+        handshake: ServerHandshake | Echo1Handshake,
         greeting: bytes,
         deadline: float,
     ) -> None:
         self.sock = sock
         self.address = address
         self.handshake = handshake
-        self.greeting = greeting
         self.began = time.monotonic()
         self.deadline = deadline
         self.unsent = bytearray(greeting)
@@ -46,7 +46,7 @@ class Pending:
     @property
     def events(self) -> int:
         """What the selector should watch for."""
-        waits = selectors.EVENT_READ if self.handshake is not None or self.hanging_up else 0
+        waits = selectors.EVENT_READ if not self.handshake.done or self.hanging_up else 0
         return waits | (selectors.EVENT_WRITE if self.unsent else 0)
 
     def go_on(self, readable: bool) -> bool:
@@ -72,10 +72,9 @@ class Pending:
                 # Closing with bytes of it unread would reset the connection, and the reason be lost.
                 self.sock.shutdown(socket.SHUT_WR)
             return False
-        return self.handshake.done if self.handshake is not None else not self.unsent
+        return self.handshake.done
 
     def _receive(self, data: bytes) -> None:
-        assert self.handshake is not None
         try:
             self.unsent += self.handshake.receive(data)
         except EchoError:
@@ -97,18 +96,18 @@ class Pending:
     def refuse(self, code: str, text: str) -> None:
         """Turn the client away; `go_on` tells it."""
         if not self.hanging_up:
-            self._hang_up(b"" if self.handshake is None else self.handshake.refuse(code, text))
+            self._hang_up(self.handshake.refuse(code, text))
 
     def _hang_up(self, refusal: bytes) -> None:
         self.hanging_up = True
-        if self.handshake is None:
+        if not refusal:
             self.unsent.clear()  # half a greeting says as much as none
         self.unsent += refusal
         self.deadline = min(self.deadline, time.monotonic() + HANGING_UP_SECONDS)
 
     def too_slow(self, seconds: float) -> EchoError:
         """The error of a client whose deadline has passed."""
-        if self.handshake is not None and not self.handshake.peer and not self.unsent:
+        if not self.handshake.peer and not self.unsent:
             return ProtocolError(
                 f"it said nothing for {seconds:g} s; a worker of the original Echo waits for the"
                 ' learner to speak first: for those, listen with protocol="echo1"'
@@ -117,19 +116,8 @@ class Pending:
 
     def hello(self) -> dict[str, Any]:
         """What is known of the client, once done: client, name, role, base, pid, host."""
-        if self.handshake is not None:
-            return self.handshake.peer
-        return {
-            "client": secrets.token_hex(16),
-            "name": f"echo1@{self.address}",
-            "role": "worker",
-            "base": 0,
-            "table": "",
-            "pid": 0,
-            "host": self.address.rpartition(":")[0],
-            "permissions": frozenset(("write",)),
-        }
+        return self.handshake.peer
 
     def leftover(self) -> bytes:
         """What came behind the handshake."""
-        return b"" if self.handshake is None else self.handshake.leftover
+        return self.handshake.leftover
