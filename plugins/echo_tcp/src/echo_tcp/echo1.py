@@ -2,8 +2,8 @@
 
 The learner speaks first: the magic `ECHO`, version byte 1, u32 number of arrays, and for each
 u32 item size, u32 number of dimensions, u32 dimensions, all little-endian. Then the worker sends
-bare samples, leaf after leaf, and each is answered by one byte 0x01. There is no authentication,
-no resuming, and nothing says where a sample begins.
+bare samples, leaf after leaf, and the learner answers each with one byte 0x01. There is no authentication
+and no resuming, and nothing in the stream says where a sample begins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["greeting"]
 
 
 def greeting(spec: Spec) -> bytes:
-    """What the learner says first. SpecError if `spec` cannot be said in the original format."""
+    """The learner's first bytes. Raises SpecError if the original format cannot express `spec`."""
     if spec.sample_bytes == 0:
         raise SpecError(
             "the original protocol cannot carry samples of no bytes: nothing would say that one"

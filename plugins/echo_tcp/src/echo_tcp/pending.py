@@ -20,10 +20,10 @@ class Pending:
     """One handshake.
 
     Attributes:
-        handshake: None for a client of the original protocol, which is only sent a greeting.
-        began, deadline: time.monotonic().
-        unsent: bytes the socket has not taken yet.
-        hanging_up: refused; what it sends is thrown away until it has read why and closes.
+        handshake: None for a client of the original protocol, which only gets a greeting.
+        began, deadline: values of time.monotonic().
+        unsent: bytes that the socket has not taken yet.
+        hanging_up: the client is refused; its bytes are discarded until it has read the reason and closes.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class Pending:
 
     @property
     def events(self) -> int:
-        """What the selector should watch for."""
+        """The events that the selector should watch for."""
         waits = selectors.EVENT_READ if self.handshake is not None or self.hanging_up else 0
         return waits | (selectors.EVENT_WRITE if self.unsent else 0)
 
     def go_on(self, readable: bool) -> bool:
-        """Read, answer; True when the handshake is done, or the refused client is gone.
+        """Read and answer. True if the handshake is done, or the refused client is gone.
 
-        Raises EchoError when the client is to be turned away, and `hanging_up` is set if it can
-        be told why; OSError when it is gone.
+        Raises EchoError if the client has to be turned away, and sets `hanging_up` if the reason can be
+        sent to it; OSError if it is gone.
         """
         if readable:
             try:
@@ -69,7 +69,7 @@ class Pending:
         self._send()
         if self.hanging_up:
             if not self.unsent:
-                # Closing with bytes of it unread would reset the connection, and the reason be lost.
+                # A close with unread bytes would reset the connection, and the reason would be lost.
                 self.sock.shutdown(socket.SHUT_WR)
             return False
         return self.handshake.done if self.handshake is not None else not self.unsent
@@ -95,14 +95,14 @@ class Pending:
             del self.unsent[:sent]
 
     def refuse(self, code: str, text: str) -> None:
-        """Turn the client away; `go_on` tells it."""
+        """Turn the client away; `go_on` sends the reason."""
         if not self.hanging_up:
             self._hang_up(b"" if self.handshake is None else self.handshake.refuse(code, text))
 
     def _hang_up(self, refusal: bytes) -> None:
         self.hanging_up = True
         if self.handshake is None:
-            self.unsent.clear()  # half a greeting says as much as none
+            self.unsent.clear()  # half a greeting is useless to the client
         self.unsent += refusal
         self.deadline = min(self.deadline, time.monotonic() + HANGING_UP_SECONDS)
 
@@ -116,7 +116,7 @@ class Pending:
         return ProtocolError(f"its handshake took more than {seconds:g} s")
 
     def hello(self) -> dict[str, Any]:
-        """What is known of the client, once done: client, name, role, base, pid, host."""
+        """What the client said in its handshake, after that is done: client, name, role, base, pid, host."""
         if self.handshake is not None:
             return self.handshake.peer
         return {
@@ -131,5 +131,5 @@ class Pending:
         }
 
     def leftover(self) -> bytes:
-        """What came behind the handshake."""
+        """The bytes that came after the handshake."""
         return b"" if self.handshake is None else self.handshake.leftover
