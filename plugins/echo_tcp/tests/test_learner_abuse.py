@@ -284,7 +284,7 @@ def test_one_thrown_out_of_its_handshake_while_it_speaks_is_no_trouble(serve, ev
             go_on.set()
             ended(oldest)
             late[0].sendall(bytes(100))
-            ended(late[0])  # by a thread that went on
+            ended(late[0])  # by the control thread, which has survived
         assert not [record for record in caplog.records if record.exc_info], caplog.text
     finally:
         logging.getLogger("echo").removeHandler(slow)

@@ -137,7 +137,7 @@ def test_the_libssl_of_python_is_reached(pair: Pair, way: str) -> None:
 
 
 def test_records_are_of_the_socket_that_was_made(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
-    """The records belong to this socket and not to other objects that were made meanwhile."""
+    """If `make` makes another SSL after that of the socket, there are no records, and not those of the other SSL."""
     plain, peer = socket.socketpair()
 
     def make() -> ssl.SSLSocket:
