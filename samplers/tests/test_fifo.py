@@ -78,7 +78,7 @@ def test_more_or_less_than_there_is(n: int) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda f: f.insert(keys(4, 2)), DuplicateKeyError, "key 2 is already held"),
+        (lambda f: f.insert(keys(4, 2)), DuplicateKeyError, "key 2 is held already"),
         (lambda f: f.insert(keys(4, 5, 4)), DuplicateKeyError, "key 4 occurs twice"),
         (lambda f: f.delete(keys(1, 8)), UnknownKeyError, "key 8 is not held"),
         (lambda f: f.delete(keys(1, 1)), UnknownKeyError, "key 1 occurs twice"),

@@ -127,7 +127,7 @@ def test_near_misses_show_what_was_meant(text: str, meant: str) -> None:
         ("tcp://h:65536", "out of range"),
         ("tcp://h:\u0661", "a port must be a number"),
         ("tcp://[::1:1", "never closes"),
-        ("tcp://[::1]5", 'after "]" comes ":"'),
+        ("tcp://[::1]5", '"]" must be followed by ":"'),
         ("tcp://[host]:5", "brackets must hold an IPv6 address"),
         ("tcp://h h:1", "not a host name"),
         ("tcp://user:word@h:1", "must not hold a user or password"),

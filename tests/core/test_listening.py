@@ -63,4 +63,4 @@ def test_a_learner_that_cannot_start_keeps_no_port(scheme: str) -> None:
         return True
 
     until(free, "the port is free")
-    until(lambda: not any(thread.name in ("echo-turnstile", "echo-accept") for thread in threading.enumerate()), "nothing watches it")
+    until(lambda: not any(thread.name in ("echo-connection-rate", "echo-accept") for thread in threading.enumerate()), "nothing watches it")

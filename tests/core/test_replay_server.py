@@ -285,7 +285,7 @@ def test_a_mixture_of_different_items_is_refused_before_any_is_drawn() -> None:
             for i in range(20):
                 writer.send({"number": np.int64(i), "reward": np.float32(1)})
         for other in "bc":
-            with pytest.raises(ConfigError, match=f"the same items and stacks: 'a', '{other}' differ"):
+            with pytest.raises(ConfigError, match=f"the same items and stacks, but 'a', '{other}' differ"):
                 server.sample_mixture({"a": 1, other: 1}, timeout=1)
         with pytest.raises(ConfigError, match="n must be a whole number, not 4.5"):
             server.sample_mixture({"a": 1}, timeout=1, n=4.5)  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ class Proportional(Sampler):
         values = [1.0] * len(new) if priorities is None else check_priorities(priorities, check_keys(keys)).tolist()
         for index, key in enumerate(new):
             if key in self._held or key in new[:index]:
-                raise DuplicateKeyError(f"key {key} is already held or occurs twice")
+                raise DuplicateKeyError(f"key {key} is held already or occurs twice")
         self._held.update(zip(new, values))
 
     def delete(self, keys: Keys) -> None:

@@ -265,7 +265,7 @@ def test_a_token_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFix
     path.unlink()
     with caplog.at_level(logging.ERROR):
         assert len(source()) == len(source()) == 2
-    assert len(caplog.records) == 1 and "kept" in caplog.text and "horse" not in caplog.text
+    assert len(caplog.records) == 1 and "keeping" in caplog.text and "horse" not in caplog.text
     secret_file(path, f"{SECRET}-new\n")
     assert source() == (f"{SECRET}-new".encode(),)
 

@@ -49,7 +49,7 @@ def test_the_newest_of_a_stream_and_none_is_taken() -> None:
 def test_nothing_there_is_said_in_time() -> None:
     with Server(EXAMPLE, 4, TCP) as server, Observer(server.address) as observer:
         began = time.monotonic()
-        with pytest.raises(EchoTimeoutError, match=r"waited 0.2 s for a sample: nothing is in the store"):
+        with pytest.raises(EchoTimeoutError, match=r"waited 0.2 s for a sample: the store has no samples"):
             observer.tap(timeout=0.2)
         assert time.monotonic() - began < 5
         with pytest.raises(ValueError, match="from 1 to 1024"):

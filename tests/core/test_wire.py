@@ -256,5 +256,5 @@ def test_a_torn_version_is_never_put_together() -> None:
 
 @pytest.mark.parametrize("data", [b"\1", b"\0\0\0", b"\5\0\0\0{}", b"\xff\xff\xff\xff" + bytes(100)])
 def test_weights_without_a_whole_description_are_refused(data: bytes) -> None:
-    with pytest.raises(ProtocolError, match="without a whole description"):
+    with pytest.raises(ProtocolError, match="with an incomplete description"):
         protocol.WeightsAssembler().add(protocol.Header(Kind.WEIGHTS, FIRST | LAST, 0, 1, len(data)), data)

@@ -19,8 +19,8 @@ EXAMPLE = {"number": np.int64(0)}
 
 pytestmark = [pytest.mark.needs("echo-samplers"), pytest.mark.parametrize("transport_table", TRANSPORTS, indirect=True)]
 
-FULL = "table 'queue': Queue(4) lets nothing in after 4 inserts and 0 samples"
-EMPTY = r"table 'stack': Stack(4) lets no batch of 2 out of 0 items after 0 inserts and 0 samples"
+FULL = "table 'queue': Queue(4) allows no insert after 4 inserts and 0 samples"
+EMPTY = r"table 'stack': Stack(4) allows no batch of 2 from 0 items after 0 inserts and 0 samples"
 
 
 def soon(condition: Any, what: str) -> None:
@@ -45,7 +45,7 @@ def test_who_waits_for_whom(
         return [record.getMessage() for record in caplog.records if words in record.getMessage()]
 
     with Server(tables=tables, batch_size=2, transport=transport_table) as server:
-        assert server.stats()["table/queue/blocked_by"].startswith("table 'queue': Queue(4) lets no batch of 2 out of 0 items")
+        assert server.stats()["table/queue/blocked_by"].startswith("table 'queue': Queue(4) allows no batch of 2 from 0 items")
         worker = Client(server.address, EXAMPLE, table="queue", name="digger")
         learner = Client(server.address, EXAMPLE, table="stack", name="thinker")
         sending = threading.Thread(target=worker.send_batch, args=({"number": np.arange(40)},))

@@ -231,7 +231,7 @@ class @Name@Sampler(Sampler):
         seen: set[int] = set()
         for key in keys.tolist():  # all keys are checked before anything is changed
             if key in self._place or key in seen:
-                raise DuplicateKeyError(f"key {key} is already held or occurs twice")
+                raise DuplicateKeyError(f"key {key} is held already or occurs twice")
             seen.add(key)
         for key in keys.tolist():
             self._place[key] = len(self._keys)

@@ -119,7 +119,7 @@ cdef class Rows:
                     break
             self.unmark(bad)
         if bad < n:
-            where = "is already held" if self.core.held(self.rows[bad]) else "occurs twice"
+            where = "is held already" if self.core.held(self.rows[bad]) else "occurs twice"
             raise DuplicateKeyError(f"key {self.rows[bad]} {where}; every sample needs a key of its own")
         if n:
             with nogil:

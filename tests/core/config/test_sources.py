@@ -20,7 +20,7 @@ pytestmark = pytest.mark.every_python
     [
         ("server = 5", "a.toml: server: must be a table: [server]"),
         ("[sever]\nx = 1", "a.toml: sever.x: no section 'sever'; did you mean 'server'?"),
-        ("[quite]\nx = 1", "a.toml: quite.x: no section 'quite'; there are server, client, security, plugins, example"),
+        ("[quite]\nx = 1", "a.toml: quite.x: no section 'quite'; the sections are server, client, security, plugins, example"),
         (
             "[server]\nbatchsize = 1",
             "a.toml: server.batchsize: unknown key; did you mean 'batch_size'?",
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.every_python
         ("[server]\ntransport = 'tcp://h:5?port=6'", "option 'port' of tcp://h:5?port=6 is given"),
         ("[client]\naddress = 'learner:5'", 'a.toml: client.address: "learner:5" has no scheme'),
         ("[client]\ntimeout = -1", "a.toml: client.timeout: timeout must be 0 or more seconds"),
-        ("[security]\ntoken = 5", "a.toml: security.token: must be text"),
+        ("[security]\ntoken = 5", "a.toml: security.token: must be non-empty text"),
         ("[security]\nauth = 'no'", "security.auth: must be true or false, not 'no'; write it"),
         ("[plugins]\ndisable = 'tcp'", "plugins.disable: must be a list (text each), not 'tcp'"),
         ("[plugins]\ndisable = [1]", "a.toml: plugins.disable[0]: must be text, not 1"),

@@ -234,7 +234,7 @@ class TestRefusals:
     def test_what_is_not_contiguous(self, gpu: Gpu) -> None:
         value = np.zeros((3, 4), np.float32)
         for lent in (OnDevice(gpu, value, strides=(1, 3)), ByInterface(gpu, value, strides=(4, 12))):
-            with pytest.raises(SpecError, match=r"'obs': .*not contiguous; value\.contiguous\(\)"):
+            with pytest.raises(SpecError, match=r"'obs': .*not contiguous; use value\.contiguous\(\)"):
                 self.SPEC.check({"obs": lent})
         for lent in (OnDevice(gpu, value, strides=(4, 1)), ByInterface(gpu, value, strides=(16, 4))):
             self.SPEC.check({"obs": lent})

@@ -32,7 +32,7 @@ def test_clients_of_tables_of_steps() -> None:
                 client.table().insert({"obs": np.zeros((1, 2)), "reward": np.zeros(1)})
             with pytest.raises(ConfigError, match="no order"):
                 client.reserve()
-            with pytest.raises(EchoError, match="takes steps"):
+            with pytest.raises(EchoError, match="stores steps"):
                 client.request("insert", {"n": 1}, bytes(28))
             with pytest.raises(EchoError, match="does not store steps"):
                 client.request("layout", {"table": "plain"})

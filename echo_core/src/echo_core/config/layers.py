@@ -1,9 +1,9 @@
 """Layers of a configuration: several sources are merged key by key, and each value keeps its origin.
 
 A layer is flat: it maps a path such as `("server", "transport", "port")` to a value. Tables merge
-key by key, with two exceptions that replace the earlier value as a whole: a transport or sampler
-that is written as one string (an address, a name) or as a list, and a table with another `type`,
-because the options of one plugin mean nothing to another.
+key by key. Two things replace the earlier value as a whole instead: a transport or sampler that is
+written as one string (an address, a name) or as a list, and a table with another `type`. The options
+of one plugin mean nothing to another.
 """
 
 from __future__ import annotations

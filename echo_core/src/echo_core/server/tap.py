@@ -44,7 +44,7 @@ class Taps:
         self._held_at = 0.0
 
     def wished(self, store: Store, most: int) -> tuple[int, list[bytes]] | None:
-        """The samples that a learner's batch has provided since the last call. If there are none, it records a wish and returns None."""
+        """The samples that a learner's batch has provided since the last call. Without any, it records a wish and returns None."""
         with self._lock:
             wish, self._wish = self._wish, None
             if wish is not None and wish.granted is not None and time.monotonic() - wish.made_at < FRESH:

@@ -33,7 +33,7 @@ KINDS = {0: "int", 1: "uint", 2: "float", 5: "complex"}  # of DLDataTypeCode, wi
 def refusal(value: Any) -> str:
     """Return why numpy cannot read this value and what to do about it, if the reason is the device that it is on; "" otherwise."""
     kind, where = _place(value)
-    return f"the {type(value).__name__} lies in the memory of {where}, from where Echo does not send; {FIX}" if kind else ""
+    return f"the {type(value).__name__} lies in the memory of {where}, from which Echo cannot send; {FIX}" if kind else ""
 
 
 def lend(value: Any) -> Lent | str:
@@ -44,7 +44,7 @@ def lend(value: Any) -> Lent | str:
     try:
         return Lent(value, driver)
     except Exception as error:  # an error of the driver, or of the value's own library
-        return f"the {type(value).__name__} lies in the memory of {where}, from where it cannot be sent ({error}); {FIX}"
+        return f"the {type(value).__name__} lies in the memory of {where}, from which it cannot be sent ({error}); {FIX}"
 
 
 def _place(value: Any) -> tuple[int, str]:
@@ -81,7 +81,7 @@ class Lent:
             step = 1
             for length, stride in zip(reversed(self.shape), reversed(strides)):
                 if length != 1 and stride != step:
-                    raise ValueError("it is not contiguous; value.contiguous() and cupy.ascontiguousarray(value) are")
+                    raise ValueError("it is not contiguous; use value.contiguous() or cupy.ascontiguousarray(value)")
                 step *= length
 
     def _by_dlpack(self, value: Any, driver: cuda.Driver) -> tuple[float, ...] | None:

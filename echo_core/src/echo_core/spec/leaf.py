@@ -3,9 +3,9 @@
 A value must have exactly the leaf's dtype and shape. It is converted without an error only if every
 element keeps its value. This covers byte order, memory layout, array-likes (through `np.asarray`)
 and strings that are narrower than the leaf's. For 0-d leaves it also covers Python scalars, which
-are typed weakly as in NEP 50: bool into bool, int into int, float into floating (rounded, but never
-to infinity), int into floating or complex and float into complex if no digit is lost, and str and
-bytes if they fit.
+are typed weakly as in NEP 50. A bool becomes bool, an int becomes int, and a float becomes floating
+(rounded, but never to infinity). An int becomes floating or complex, and a float becomes complex,
+if no digit is lost. str and bytes are accepted if they fit.
 """
 
 from __future__ import annotations

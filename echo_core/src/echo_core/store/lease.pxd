@@ -8,9 +8,9 @@ cdef class StreamLease:
 cdef class ReplayLease:
     cdef Table* table
     cdef Batch* batch
-    cdef dict drawn(self)
+    cdef dict columns(self)
 
-cdef class DrawnCopy:
+cdef class DrawColumnsCopy:
     cdef dict arrays
 
 cdef StreamLease stream_lease(Ring* ring, int buffer)

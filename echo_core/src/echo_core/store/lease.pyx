@@ -11,7 +11,7 @@ from echo_core.store.stream.ring cimport Ring
 
 from echo_core.spec.spec import Spec
 
-cdef Flattener DRAWN = Spec.from_example(
+cdef Flattener COLUMNS = Spec.from_example(
     {"keys": np.uint64(0), "probabilities": np.float64(0), "versions": np.uint64(0), "weights": np.float32(0)}).flattener
 
 
@@ -48,32 +48,32 @@ cdef class ReplayLease:
             self.table.give_back(self.batch)
             self.table.release()
 
-    cdef dict drawn(self):
+    cdef dict columns(self):
         cdef char* data[4]
         data[0] = <char*>self.batch.keys
         data[1] = <char*>self.batch.probabilities
         data[2] = <char*>self.batch.versions
         data[3] = <char*>self.batch.weights
-        return DRAWN.arrays(data, self.batch.n, self)
+        return COLUMNS.arrays(data, self.batch.n, self)
 
-    def drawn_arrays(self) -> dict:
+    def draw_columns(self) -> dict:
         """Returns `keys`, `probabilities`, `versions` and `weights` as arrays over the batch's memory."""
-        return self.drawn()
+        return self.columns()
 
-    def copied(self) -> DrawnCopy:
-        cdef DrawnCopy copy = DrawnCopy.__new__(DrawnCopy)
-        copy.arrays = {name: array.copy() for name, array in self.drawn().items()}
+    def copied(self) -> DrawColumnsCopy:
+        cdef DrawColumnsCopy copy = DrawColumnsCopy.__new__(DrawColumnsCopy)
+        copy.arrays = {name: array.copy() for name, array in self.columns().items()}
         return copy
 
 
 @cython.final
-cdef class DrawnCopy:
+cdef class DrawColumnsCopy:
     """Copies of a batch's `keys`, `probabilities`, `versions` and `weights`."""
 
-    def drawn_arrays(self) -> dict:
+    def draw_columns(self) -> dict:
         return self.arrays
 
-    def copied(self) -> DrawnCopy:
+    def copied(self) -> DrawColumnsCopy:
         return self
 
 

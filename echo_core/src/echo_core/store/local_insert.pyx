@@ -137,7 +137,7 @@ cdef class LocalInsert:
             if status == ECHO_CLOSED:
                 raise ClosedError(f"{caller}: the server is closed and takes no more samples")
             if patience.turn():
-                patience.tell(caller, "space", self.blocked_writers())
+                patience.report(caller, "space", self.blocked_writers())
 
     cdef int check(self) except -1:
         """Raises an error if the store cannot be used at all."""

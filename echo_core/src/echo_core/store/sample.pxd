@@ -10,8 +10,8 @@ cdef class Sample:
     cdef readonly object info
     cdef object lease    # of a replay table: it has keys, probabilities and weights
     cdef dict arrays
-    cdef object drawn(self, str name)
+    cdef object column(self, str name)
 
 cdef Sample new_sample(Ring* ring, object batch)
-cdef Sample drawn_sample(object batch, object info, object lease)
+cdef Sample replay_sample(object batch, object info, object lease)
 cdef object snapshot(HistogramSnapshot s)

@@ -149,21 +149,21 @@ cdef class Sample:
 
     @property
     def keys(self):
-        return self.drawn("keys")
+        return self.column("keys")
 
     @property
     def probabilities(self):
-        return self.drawn("probabilities")
+        return self.column("probabilities")
 
     @property
     def weights(self):
-        return self.drawn("weights")
+        return self.column("weights")
 
-    cdef object drawn(self, str name):
+    cdef object column(self, str name):
         if self.lease is None:
             return None
         if self.arrays is None:
-            self.arrays = self.lease.drawn_arrays()
+            self.arrays = self.lease.draw_columns()
         return self.arrays[name]
 
     def __iter__(self):
@@ -191,8 +191,8 @@ cdef Sample new_sample(Ring* ring, object batch):
     return sample
 
 
-cdef Sample drawn_sample(object batch, object info, object lease):
-    """Makes a sample from a batch of a replay table; `lease.drawn_arrays()` returns its keys, probabilities, versions and weights."""
+cdef Sample replay_sample(object batch, object info, object lease):
+    """Makes a sample from a batch of a replay table; `lease.draw_columns()` returns its keys, probabilities, versions and weights."""
     cdef Sample sample = Sample.__new__(Sample)
     sample.batch = batch
     sample.info = info

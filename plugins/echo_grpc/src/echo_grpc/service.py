@@ -15,7 +15,7 @@ from echo_core.base.address import Address
 from echo_core.base.errors import ProtocolError
 from echo_core.wire.channel import Acceptor, Channel
 from echo_core.wire.handshake import printable
-from echo_core.wire.network.connection_rate import Turnstile
+from echo_core.wire.network.connection_rate import ConnectionRateLimit
 from echo_core.wire.network.listening import found_by_trying, listening_sockets
 
 from .arrivals import Arrivals
@@ -48,8 +48,8 @@ class GrpcAcceptor(Acceptor):
         self.health = Health(options.handshake_timeout)
         self._arrivals: Arrivals[GrpcChannel] = Arrivals(options.max_pending)
         self._closing = False
-        self._turnstile = Turnstile(options.max_connection_rate, told=certificates is not None)
-        self._handshakes = Handshakes(options.handshake_timeout, IDLE_SECONDS, _connections(options), self._arrivals.look, self._turnstile.let_in)
+        self._rate_limit = ConnectionRateLimit(options.max_connection_rate, told=certificates is not None)
+        self._handshakes = Handshakes(options.handshake_timeout, IDLE_SECONDS, _connections(options), self._arrivals.look, self._rate_limit.let_in)
         server = grpc.server(
             Threads(),
             options=_arguments(options),
@@ -82,11 +82,11 @@ class GrpcAcceptor(Acceptor):
         self.address = Address(scheme, options.host, port)
         self._handshakes.where = str(self.address)
         self._listening = listening_sockets(options.host, port)
-        self._turnstile.watch(self._listening, str(self.address))
+        self._rate_limit.watch(self._listening, str(self.address))
 
     def counts(self) -> Mapping[str, int]:
         """`refused` counts connections that failed before there was a channel, and calls over a session resumed after its certificate had expired."""
-        return {"refused": self._handshakes.failed, "held_off_total": self._turnstile.held_off}
+        return {"refused": self._handshakes.failed, "held_off_total": self._rate_limit.held_off}
 
     def _session(self, arriving: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if self._closing:
@@ -137,7 +137,7 @@ class GrpcAcceptor(Acceptor):
         self._closing = True
         self.health.drain()
         self._arrivals.close()
-        self._turnstile.close()
+        self._rate_limit.close()
 
     def close(self) -> None:
         """Free the address; running calls go on until `finish`."""

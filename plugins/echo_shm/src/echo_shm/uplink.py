@@ -23,6 +23,7 @@ from echo_core.wire.channel.uplink import Uplink
 from echo_core.wire.protocol import REPLY, Buffer, Header, Kind, frame, pack_request, parse_reply, parse_request
 
 from ._direct import Direct, Mapping
+from .acknowledgement import DirectSamples, Progress
 from .board import Notice, Reader
 from .sockets import UnixChannel
 
@@ -42,25 +43,6 @@ WEIGHTS = ATTACH + 2  # number of the learner's notices of weights
 CATCH_UP_SECONDS = 0.05  # how long a call waits for earlier samples while they are going out
 GOING_SECONDS = 0.01  # samples count as going out if one went within the last so many seconds
 PUMP_SECONDS = 0.05  # slice of a wait of the pump, which must end early when the link ends
-LANE_SECONDS = 0.02  # slice of a wait for a lane to be copied
-
-
-class _Progress:
-    """The object on which `wait_until` sleeps for a lane. There the learner reports its progress by a number and not by a frame."""
-
-    def __init__(self, up: ShmUplink) -> None:
-        self._up = up
-
-    def wait(self, timeout: float | None) -> None:
-        up = self._up
-        if not up.direct.under_way():
-            up.gate.changed.wait(timeout)
-            return
-        up.gate.lock.release()
-        try:
-            up.direct.wait_copied(LANE_SECONDS if timeout is None else min(timeout, LANE_SECONDS))
-        finally:
-            up.gate.lock.acquire()
 
 
 class ShmUplink(Uplink):
@@ -80,6 +62,7 @@ class ShmUplink(Uplink):
         self.attached = False
         self.mode = "socket"
         self.direct = Direct(spec, options.patience)
+        self._put = DirectSamples(self.direct)
         self._board: Reader | None = None
         self._pumping = False
         self._pumped_at = 0.0  # time.monotonic() at which the pump put the last sample
@@ -210,19 +193,19 @@ class ShmUplink(Uplink):
     # ------------------------------------------------- samples in a lane; called with `gate.lock` held
 
     def under_way(self) -> int:
-        return super().under_way() + int(self.direct.under_way())
+        return super().under_way() + self._put.under_way()
 
     def taken(self) -> int:
-        return super().taken() + int(self.direct.samples) - int(self.direct.pumped)
+        return super().taken() + self._put.taken()
 
     def wait_progress(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
-        wait_until(_Progress(self), lambda: ready() or self.over.is_set(), seconds, waiting, self.advice)
+        wait_until(Progress(self.direct, self.gate), lambda: ready() or self.over.is_set(), seconds, waiting, self.advice)
         if not ready():
             self.check()
 
     def has_room(self, count: int) -> bool:
         """Whether the window has room for `count` more samples. Samples in the lane count too."""
-        return self.window.has_room(count, int(self.direct.under_way()))
+        return self.window.has_room(count, self._put.under_way())
 
     # ----------------------------------------------------------------- samples that have to wait
 

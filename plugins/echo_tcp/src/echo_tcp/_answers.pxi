@@ -15,7 +15,7 @@ cdef class Question:
         worker.check()
         patience = Patience(worker, timeout, f"request {self.op!r}")
         self.over = True
-        answer.spares = worker.engine.spares()
+        answer.recycled = worker.engine.recycled()
         try:
             while True:
                 slice_ns = patience.next_slice()
@@ -49,5 +49,5 @@ cdef class Answer:
         return self.payload.size()
 
     def __dealloc__(self):
-        if self.spares:
-            self.spares.get().give(move(self.payload))
+        if self.recycled:
+            self.recycled.get().give(move(self.payload))

@@ -25,7 +25,7 @@ cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
         string meta
         Pages payload
 
-    cdef cppclass Spares "echo_tcp::Spares":
+    cdef cppclass RecycledBuffers "echo_tcp::RecycledBuffers":
         void give(string)
 
     cdef cppclass EngineConfig:
@@ -66,7 +66,7 @@ cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
         Status acknowledged(uint64_t number, int64_t slice_ns) except +
         uint64_t ask(const string& payload) except +
         Status answer(uint64_t id, int64_t slice_ns, string& payload) except +
-        shared_ptr[Spares] spares()
+        shared_ptr[RecycledBuffers] recycled()
         void forget(uint64_t id)
         void subscribe() except +
         bool take_weights(WeightsBlob& out)
@@ -162,7 +162,7 @@ cdef class Question:
 
 cdef class Answer:
     cdef string payload
-    cdef shared_ptr[Spares] spares
+    cdef shared_ptr[RecycledBuffers] recycled
 
 
 cdef class Blob:

@@ -1,4 +1,4 @@
-"""The control plane of a listener: one thread that accepts (see door.py), authenticates, and reports.
+"""The control plane of a listener: one thread that accepts (see client_acceptor.py), authenticates, and reports.
 
 It holds every connection until its handshake is done, then hands the socket to the native loops,
 and later only receives their events. All handshakes run side by side, and each is bounded in
@@ -25,8 +25,8 @@ from echo_core.wire.peer import Peer
 from echo_core.wire.protocol import MAX_NUMBER, pack_error, parse_request, reply_frame, reply_pieces
 
 from ._learner import ADDED, CONTROL, LOST, RECEIPT, NativeLearner
+from .client_acceptor import ClientAcceptor
 from .complaints import Seldom
-from .door import Door
 from .loops import Loops
 from .pending import Pending
 
@@ -77,7 +77,7 @@ class Control:
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
         for table, native in natives.items():
             self._selector.register(native.fileno(), selectors.EVENT_READ, partial(self._report, table))
-        self._door = Door(listening, self._selector, self._complaints, self._crowded, let_in, self._welcome, self._turn_away)
+        self._acceptor = ClientAcceptor(listening, self._selector, self._complaints, self._crowded, let_in, self._welcome, self._turn_away)
         self._unlistened = threading.Event()
         self._thread = threading.Thread(target=self._run, name="echo-tcp-control", daemon=True)
         self._thread.start()
@@ -136,8 +136,8 @@ class Control:
 
     def _patience(self) -> float | None:
         times = [pending.deadline for pending in self._pending.values()]
-        if not self._door.is_open and not self._closing:
-            times.append(self._door.opens_at)
+        if not self._acceptor.is_open and not self._closing:
+            times.append(self._acceptor.opens_at)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _look_at_the_clock(self) -> None:
@@ -146,10 +146,10 @@ class Control:
             if not pending.hanging_up:
                 self._complain_of(pending, pending.too_slow(self._options.handshake_timeout))
             self._drop(pending)
-        if not self._door.is_open and not self._closing and self._door.opens_at <= now:
-            self._door.open()
+        if not self._acceptor.is_open and not self._closing and self._acceptor.opens_at <= now:
+            self._acceptor.open()
 
-    # --------------------------------------------------------------------------- at the door
+    # --------------------------------------------------------------------------- before the handshake
 
     def _crowded(self) -> float | None:
         """None if one more handshake can begin, if need be in place of a slow one; otherwise the time at which to ask again."""
@@ -329,7 +329,7 @@ class Control:
         if self._unlistened.is_set():
             return
         self._closing = True
-        self._door.close()
+        self._acceptor.close()
         for pending in list(self._pending.values()):
             pending.refuse("shutdown", "the learner is closing")
             try:

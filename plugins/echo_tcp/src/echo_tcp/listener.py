@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from echo_core.base.address import Address
-from echo_core.wire.network.connection_rate import Turnstile
+from echo_core.wire.network.connection_rate import ConnectionRateLimit
 from echo_core.wire.peer import Peer
 from echo_core.wire.transport import Listener
 
@@ -42,7 +42,7 @@ class TcpListener(Listener):
         hello = greeting(sink.spec) if options.protocol == "echo1" else None
         sockets, port = listen_on(options.host, options.port, options.receive_buffer)
         self.address = Address("tcp", options.host, port)
-        self._turnstile = Turnstile(options.max_connection_rate)
+        self._rate_limit = ConnectionRateLimit(options.max_connection_rate)
         try:
             self._natives = Loops(
                 lambda name: NativeLearner(
@@ -50,12 +50,12 @@ class TcpListener(Listener):
                 ),
                 ("", *list(sink.tables)[1:]),
             )
-            self._control = Control(sockets, self._natives, sink, tokens, options, hello, self._turnstile.let_in)
+            self._control = Control(sockets, self._natives, sink, tokens, options, hello, self._rate_limit.let_in)
         except BaseException:
             for sock in sockets:
                 sock.close()
             raise
-        self._turnstile.watch(sockets, str(self.address))
+        self._rate_limit.watch(sockets, str(self.address))
         self._process = os.getpid()
         self._close_lock = threading.Lock()
         self._closed = False
@@ -90,7 +90,7 @@ class TcpListener(Listener):
             "bytes_received": totals["bytes_received"],
             "bytes_sent": totals["bytes_sent"],
             "refused": counts["refused"],
-            "held_off_total": self._turnstile.held_off,
+            "held_off_total": self._rate_limit.held_off,
             "protocol_errors": counts["protocol_errors"] + totals["protocol_errors"],
             "waiting_for_space": totals["waiting"],
             "parked_total": totals["parked"],
@@ -113,7 +113,7 @@ class TcpListener(Listener):
             until = time.monotonic() + (CLOSE_SECONDS if timeout is None else timeout)
             # The thread answers within moments unless a hook is stuck. The loops get the rest of the
             # time for farewells.
-            self._turnstile.close()
+            self._rate_limit.close()
             self._control.stop_accepting(max(1.0, until - time.monotonic()))
             for native in self._natives.values():
                 native.stop(max(0.0, until - time.monotonic()))

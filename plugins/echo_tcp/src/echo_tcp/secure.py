@@ -20,7 +20,7 @@ from echo_core.base.address import Address
 from echo_core.base.errors import SecurityError
 from echo_core.wire.channel import Acceptor, Channel
 from echo_core.wire.handshake import printable
-from echo_core.wire.network.connection_rate import Turnstile
+from echo_core.wire.network.connection_rate import ConnectionRateLimit
 from echo_core.wire.protocol import Buffer
 
 from ._tls import Records
@@ -217,11 +217,11 @@ class TlsAcceptor(Acceptor):
         for sock in self._sockets:
             self._selector.register(sock, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._turnstile = Turnstile(options.max_connection_rate)
-        self._turnstile.watch(self._sockets, str(self.address))
+        self._rate_limit = ConnectionRateLimit(options.max_connection_rate)
+        self._rate_limit.watch(self._sockets, str(self.address))
 
     def counts(self) -> Mapping[str, int]:
-        return {"held_off_total": self._turnstile.held_off}
+        return {"held_off_total": self._rate_limit.held_off}
 
     def accept(self) -> Channel:
         while True:
@@ -237,12 +237,12 @@ class TlsAcceptor(Acceptor):
                 # Errors from here on concern only this client. An OSError of accept() concerns the learner, and makes the listener pause.
                 left_at_fork(plain)
                 plain.setblocking(False)
-                self._turnstile.let_in(plain)
+                self._rate_limit.let_in(plain)
                 return TlsChannel(plain, name_of(address), self._context)
 
     def shutdown(self) -> None:
         os.eventfd_write(self._wake, 1)
-        self._turnstile.close()
+        self._rate_limit.close()
 
     def close(self) -> None:
         self._selector.close()

@@ -1,6 +1,5 @@
 # cython: language_level=3
-# The C API of Python and numpy as flattener.pyx uses it: with borrowed references, which Cython's own
-# declarations would count.
+# The C API of Python and numpy as flattener.pyx uses it: with borrowed references, which Cython's own declarations would count.
 from cpython.object cimport PyObject, PyTypeObject
 
 cdef extern from "Python.h":

@@ -256,7 +256,7 @@ def _save_table(folder: Path, index: int, table: ReplayTable) -> dict[str, Any]:
     rows, seen = snapshot["rows"], np.zeros(table.capacity, np.bool_)
     seen[stored] = True
     if len(stored) != len(rows) or not seen[rows].all():
-        raise CheckpointError(f"table {table.name!r}: {len(stored)} rows were stored, which are not the {len(rows)} rows that it had; tell us")
+        raise CheckpointError(f"table {table.name!r}: the {len(stored)} rows that were stored are not the {len(rows)} rows of the table; please report this")
     files["stored"] = _save_array(folder / f"{index}.stored", stored)
     for column in COLUMNS:
         files[column] = _save_array(folder / f"{index}.{column}", snapshot[column])
@@ -335,11 +335,11 @@ def _check(table: ReplayTable, snapshot: dict[str, Any], stored: np.ndarray, lea
     if (versions := snapshot["versions"]).dtype != np.uint64 or versions.shape != (capacity,):
         raise ValueError(f"versions are {versions.dtype}{list(versions.shape)}, not uint64[{capacity}]")
     if len(np.unique(rows)) != len(rows) or (rows >= capacity).any():
-        raise ValueError(f"rows are not different numbers below {capacity}")
+        raise ValueError(f"rows must be different numbers below {capacity}")
     if not np.array_equal(np.sort(stored), np.sort(rows)):
-        raise ValueError("stored are not the rows in another order")
+        raise ValueError("stored does not have the same rows as rows")
     if len(np.unique(loaned)) != len(loaned) or not np.isin(loaned, rows).all():
-        raise ValueError("loaned are not some of the rows")
+        raise ValueError("loaned has rows that the table does not have")
     for i, (leaf, array) in enumerate(zip(table.rows_spec.leaves, leaves)):
         if array.dtype != leaf.dtype or array.shape != (len(stored), *leaf.shape):
             raise ValueError(f"leaf/{i} is {array.dtype}{list(array.shape)}, not {leaf.dtype}{[len(stored), *leaf.shape]}")

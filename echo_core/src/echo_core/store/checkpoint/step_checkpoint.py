@@ -87,18 +87,18 @@ def _check(table: StepTable, columns: dict[str, np.ndarray]) -> None:
             raise ValueError(f"steps/{name} are {array.dtype}{list(array.shape)}, not {dtype} of one dimension")
     figures, capacity = [int(figure) for figure in columns["figures"]], table.stats()["steps_capacity"]
     if len(figures) != 5 or max(figures) >= 1 << 63 or not 0 <= figures[1] - figures[0] <= capacity:
-        raise ValueError(f"steps/figures are {figures}: not five, or not of 0 to {capacity} steps")
+        raise ValueError(f"steps/figures are {figures}; they must be five numbers, for 0 to {capacity} steps")
     count = figures[1] - figures[0]
     for name, size in (("states", count), ("links", 2 * count)):
         if len(columns[name]) != size:
-            raise ValueError(f"steps/{name} are {len(columns[name])}, not {size}, as there are {count} steps")
+            raise ValueError(f"steps/{name} has {len(columns[name])} numbers, not {size}, for {count} steps")
     for name in ("backlog", "runs"):
         if len(columns[name]) % 3:
-            raise ValueError(f"steps/{name} are {len(columns[name])} numbers, and each entry has three")
+            raise ValueError(f"steps/{name} has {len(columns[name])} numbers, which is not a multiple of three")
     # Each episode whose slices are items has at least one step, and memory is allocated up to the largest episode number.
     episodes = columns["runs"][::3]
     if (episodes > capacity).any():
-        raise ValueError(f"steps/runs has the number {episodes.max()}, and {capacity} steps have no more episodes")
+        raise ValueError(f"steps/runs has episode number {episodes.max()}, but {capacity} steps cannot have more than {capacity} episodes")
     slices = isinstance(table.layout.items, Slices)
     if slices and not np.isin(columns["links"][::2][(columns["states"] & LIVE) != 0], episodes).all():
         raise ValueError("steps/links name episodes that steps/runs does not have")

@@ -43,11 +43,11 @@ def snapshot(KeyedTable table not None) -> dict:
         with nogil:
             table.table.pause()
         try:
-            if table.told is not None:
-                table.told.catch_up()
+            if table.python_sampler is not None:
+                table.python_sampler.catch_up()
             table.table.columns(&g[0], &h[0], &t[0], &v[0])
             keys, rows, _ = table._items(False)
-            loaned = np.array(table.table.loaned(), np.uint32)
+            loaned = np.array(table.table.unacknowledged(), np.uint32)
             rows = np.concatenate([loaned, rows])
             r = rows
             table.table.begin_copy(&r[0] if rows.size else NULL, rows.size)

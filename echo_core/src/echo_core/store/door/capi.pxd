@@ -1,5 +1,4 @@
-# The native interface for Cython plugins: `from echo_core.store.door.capi cimport ...`. The C struct is that of echo_capi.h, the only stable
-# native surface.
+# The native interface for Cython plugins: `from echo_core.store.door.capi cimport ...`. The C struct is that of echo_capi.h, the only stable native surface.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cdef extern from "echo_capi.h" nogil:

@@ -34,11 +34,10 @@ public:
         log->swap(log_);
         for (const Change &change : *log) known_[change.row] = generations.live(change.row) ? generations.of(change.row) : 1;
     }
-    // Returns the generation of the item in this row that the sampler knows; 1 if it knows none, or has been told that the item was
-    // removed.
+    // Returns the generation of the item in this row that the sampler knows; 1 if it knows none, or has been told that the item was removed.
     uint32_t known(uint32_t row) const { return known_[row]; }
     // The sampler has this item already, from a checkpoint.
-    void knows(uint32_t row, uint32_t generation) {
+    void set_known(uint32_t row, uint32_t generation) {
         if (known_) known_[row] = generation;
     }
     void clear() { log_.clear(); }
@@ -46,8 +45,7 @@ public:
     uint64_t bytes_per_row() const { return known_ ? 4 : 0; }
 
 private:
-    // Shortens the log to what the sampler still has to be told, at most two entries for each row. This is needed if nobody draws for a
-    // long time.
+    // Shortens the log to what the sampler still has to be told, at most two entries for each row. This is needed if nobody draws for a long time.
     void compact() {
         std::vector<uint32_t> last(capacity_, 0);  // the number of the row's last entry, plus 1
         std::vector<Change> shorter;

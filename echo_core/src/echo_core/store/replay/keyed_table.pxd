@@ -11,7 +11,7 @@ cdef class KeyedTable(LocalInsert):
     cdef Table* table
     cdef Door* door_labelled    # NULL until a writer uses labels
     cdef int forks
-    cdef PythonSampler told       # None: the sampler is native
+    cdef PythonSampler python_sampler     # None: the sampler is native
     cdef double exponent  # the exponent beta of importance weights
     cdef readonly str name
     cdef readonly object spec, sampler, remover, rng, limiter, lags, lease_timeout

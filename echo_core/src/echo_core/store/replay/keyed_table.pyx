@@ -15,7 +15,7 @@ from echo_core.store.lease cimport ReplayLease, replay_lease
 from echo_core.store.local_insert cimport LocalInsert, page_lock
 from echo_core.store.replay.labelled.labelled_door cimport open_labelled
 from echo_core.store.replay.table cimport ECHO_SAMPLER_VERSION, NO_LIMIT, Batch, LagLimits, Limits, Rows, Table, bitgen_t, echo_sampler
-from echo_core.store.replay.python_sampler cimport tell
+from echo_core.store.replay.python_sampler cimport python_sampler_of
 
 from echo_core.spec.cuda import CudaError
 from echo_core.base.errors import ConfigError, EchoError, ForkError, SpecError
@@ -92,10 +92,10 @@ cdef class KeyedTable(LocalInsert):
         if remover is not None:
             if removing == NULL:
                 raise ConfigError(
-                    f"table {name!r}: remover {type(remover).__name__} is written in Python, and writers must not wait for that; "
+                    f"table {name!r}: remover {type(remover).__name__} is written in Python, which would make writers wait; "
                     f"use remover='fifo' or a native one")
         if asked == NULL and lease_ns:
-            raise ConfigError(f"table {name!r}: lease_timeout needs a native sampler such as 'fifo', {type(sampler).__name__} is not")
+            raise ConfigError(f"table {name!r}: lease_timeout needs a native sampler such as 'fifo', and {type(sampler).__name__} is written in Python")
         lag_limits.kept = lags is not None
         lag_limits.max_lag, lag_limits.weight = NO_LIMIT, 1.0
         if lags is not None:
@@ -121,7 +121,7 @@ cdef class KeyedTable(LocalInsert):
             self.table.refuse_zero()
         self.door = open_door(self.table)
         if asked == NULL:
-            self.told = tell(self.table, sampler, self.rng, self.lock)
+            self.python_sampler = python_sampler_of(self.table, sampler, self.rng, self.lock)
 
     def __dealloc__(self):
         if self.table != NULL:
@@ -193,8 +193,8 @@ cdef class KeyedTable(LocalInsert):
         cdef uint64_t gone
         if n == 0:
             return 0
-        if self.told is not None:
-            return self.told.update(k, values)
+        if self.python_sampler is not None:
+            return self.python_sampler.update(k, values)
         with nogil:
             gone = self.table.update(&k[0], &p[0], n)
         return gone
@@ -228,7 +228,7 @@ cdef class KeyedTable(LocalInsert):
         cdef size_t n = checked.size
         cdef uint64_t ended
         if self.lease_timeout is None:
-            raise ValueError(f"table {self.name!r} lends nothing that could be acknowledged; give it a lease_timeout")
+            raise ValueError(f"table {self.name!r} needs no acknowledgements; give it a lease_timeout if it should")
         if n == 0:
             return 0
         with nogil:
@@ -287,7 +287,7 @@ cdef class KeyedTable(LocalInsert):
         cdef Batch* batch
         cdef ReplayLease lease
         if n == 0:
-            raise ValueError("peek() of no keys")
+            raise ValueError("peek() needs at least one key")
         here = np.empty(n, np.bool_)
         flags = here.view(np.uint8)
         batch = self.table.take_batch(n)
@@ -363,8 +363,8 @@ cdef class KeyedTable(LocalInsert):
         cdef double[::1] p
         keys, rows, priorities = np.empty(most, np.uint64), np.empty(most, np.uint32), np.empty(most if with_priorities else 1)
         k, r, p = keys, rows, priorities
-        if with_priorities and self.told is not None:
-            raise EchoError(f"sampler {type(self.sampler).__name__} is written in Python and does not tell its priorities")
+        if with_priorities and self.python_sampler is not None:
+            raise EchoError(f"sampler {type(self.sampler).__name__} is written in Python, so the table does not know its priorities")
         with nogil:
             n = self.table.items(&k[0], &p[0] if with_priorities else NULL, &r[0], most)
         return keys[:n], rows[:n], priorities[:n] if with_priorities else None

@@ -1,8 +1,7 @@
 // The version of the policy that made each row. It is kept beside the rows, and indexed by version. Rows that lag too far behind the newest
 // policy are therefore removed without a search (O(log v) each, with v versions in the table), and the lags of a table are known at once.
 //
-// Changes happen under the table's mutex. of() may be read without it while rows are gathered; the reader then checks the generation
-// before and after.
+// Changes happen under the table's mutex. of() may be read without it while rows are gathered; the reader then checks the generation before and after.
 #pragma once
 
 #include <cmath>
@@ -58,8 +57,7 @@ public:
         (next_[row] == kNone ? rows.last : previous_[next_[row]]) = previous_[row];
         if (--rows.count == 0) by_version_.erase(at);
     }
-    // Returns the row that lags furthest, if it lags too far behind `newest`, and otherwise kNone. If several lag equally far, it is the
-    // oldest of them.
+    // Returns the row that lags furthest, if it lags too far behind `newest`, and otherwise kNone. If several lag equally far, it is the oldest of them.
     uint32_t stalest(uint64_t newest) const {
         if (by_version_.empty() || !stale(by_version_.begin()->first, newest)) return kNone;
         return by_version_.begin()->second.first;

@@ -16,11 +16,11 @@ cdef enum:
     POLITE = 8  # gathers of one batch that may fail before writers have to wait
 
 
-cdef PythonSampler tell(Table* table, object sampler, object rng, object lock):
+cdef PythonSampler python_sampler_of(Table* table, object sampler, object rng, object lock):
     """`lock` is held during every call of the sampler."""
-    cdef PythonSampler told = PythonSampler.__new__(PythonSampler)
-    told.table, told.sampler, told.rng, told.lock = table, sampler, rng, lock
-    return told
+    cdef PythonSampler made = PythonSampler.__new__(PythonSampler)
+    made.table, made.sampler, made.rng, made.lock = table, sampler, rng, lock
+    return made
 
 
 @cython.final
@@ -52,7 +52,7 @@ cdef class PythonSampler:
         self.table.take_log(&fresh)
         self.log.insert(self.log.end(), fresh.begin(), fresh.end())
         count = self.log.size()
-        i = self.told
+        i = self.done
         while i < count:
             start = i
             while i < count and self.log[i].inserted == self.log[start].inserted and \
@@ -60,16 +60,16 @@ cdef class PythonSampler:
                 i += 1
             interrupted, self.interrupted = self.interrupted, True
             if interrupted:
-                self.tell_again(start, i)
+                self.report_again(start, i)
             else:
-                self.tell(start, i)
+                self.report(start, i)
             self.interrupted = False
-            self.told = i
+            self.done = i
         self.log.clear()
-        self.told = 0
+        self.done = 0
         return 0
 
-    cdef int tell(self, size_t start, size_t end) except -1:
+    cdef int report(self, size_t start, size_t end) except -1:
         """Tells the sampler of changes of one kind."""
         cdef uint64_t[::1] rows
         cdef size_t i
@@ -85,12 +85,12 @@ cdef class PythonSampler:
             self.sampler.insert(keys)
         return 0
 
-    cdef int tell_again(self, size_t start, size_t end) except -1:
+    cdef int report_again(self, size_t start, size_t end) except -1:
         """The same if the sampler may know some of the changes already: it is told of them one by one."""
         cdef size_t i
         for i in range(start, end):
             with suppress(DuplicateKeyError, UnknownKeyError):
-                self.tell(i, i + 1)
+                self.report(i, i + 1)
         return 0
 
     cdef int draw_locked(self, Batch* batch) except -1:
@@ -144,7 +144,7 @@ cdef class PythonSampler:
             return False
         drawn, chances = self.sampler.sample(n, self.rng)
         if len(drawn) != n or len(chances) != n:
-            raise EchoError(f"sampler {type(self.sampler).__name__} drew {len(drawn)} keys and {len(chances)} probabilities where {n} were asked for")
+            raise EchoError(f"sampler {type(self.sampler).__name__} drew {len(drawn)} keys and {len(chances)} probabilities instead of {n}")
         rows, probabilities = drawn, chances
         for i in range(<Py_ssize_t>n):
             self.check(rows[i])
@@ -168,7 +168,7 @@ cdef class PythonSampler:
         return False
 
     cdef int check(self, uint64_t key) except -1:
-        if key >= self.table.capacity() or not self.table.told(<uint32_t>key):
+        if key >= self.table.capacity() or not self.table.sampler_knows(<uint32_t>key):
             raise EchoError(
-                f"sampler {type(self.sampler).__name__} drew key {key}, which it does not hold: it was never given it, or told to delete it")
+                f"sampler {type(self.sampler).__name__} drew key {key}, which it does not hold: the key was never inserted, or was deleted")
         return 0

@@ -71,7 +71,7 @@ class RateLimiter:
         stuck = math.floor(high - r) + 1 < low + n if float(r).is_integer() else high - r < low + n
         if stuck:
             return (
-                f"{self} lets inserts and samples differ by {high - low:g} at most, too little for batches of {n} and {r:g} samples per "
+                f"{self} allows inserts and samples to differ by at most {high - low:g}, which is too little for batches of {n} and {r:g} samples per "
                 f"insert: writers and learner would wait for each other; widen the error buffer to at least {n + r:g} in all, or lower "
                 f"batch_size"
             )
@@ -113,7 +113,7 @@ class SampleToInsertRatio(RateLimiter):
         super().__init__(r, k, low, high)
         if high - low < 2 * max(1.0, r):
             needed = 2 * max(1.0, r)
-            raise ConfigError(f"{self}: the error buffer spans {high - low:g}, 2 * max(1, samples_per_insert) = {needed:g} is the least")
+            raise ConfigError(f"{self}: the error buffer spans {high - low:g}; it must span at least 2 * max(1, samples_per_insert) = {needed:g}")
         if low > k * r:
             raise ConfigError(f"{self}: min_diff {low:g} is above min_size_to_sample * samples_per_insert = {k * r:g}; lower it")
 

@@ -8,7 +8,7 @@ from libc.stdint cimport uint64_t
 from echo_core.spec.pytree.flattener cimport Flattener
 from echo_core.store.lease cimport ReplayLease, replay_lease
 from echo_core.store.replay.table cimport Batch, Table, TableCounters
-from echo_core.store.sample cimport Sample, drawn_sample
+from echo_core.store.sample cimport Sample, replay_sample
 
 cdef extern from "store/replay/importance_weights.hpp" namespace "echo::replay" nogil:
     void weigh "echo::replay::importance_weights" (const double*, uint64_t, double, float*)
@@ -41,12 +41,12 @@ cdef class ReplayInfo:
 
     @property
     def effective_sample_size(self) -> float:
-        w = 1.0 / self.lease.drawn_arrays()["probabilities"]
+        w = 1.0 / self.lease.draw_columns()["probabilities"]
         return float(w.sum() ** 2 / np.square(w).sum())
 
     @property
     def policy_versions(self):
-        return self.lease.drawn_arrays()["versions"] if self.versioned else None
+        return self.lease.draw_columns()["versions"] if self.versioned else None
 
     @property
     def policy_version(self) -> int:
@@ -115,7 +115,7 @@ cdef Sample drawn_batch(Table* table, str name, Batch* batch, Flattener flattene
     cdef ReplayLease lease = replay_lease(table, batch)
     cdef ReplayInfo info = ReplayInfo.__new__(ReplayInfo)
     info.counters, info.table, info.lease, info.versioned = table.counters(), name, lease, table.keeps_versions()
-    return drawn_sample(flattener.arrays(batch.leaf.data(), batch.n, lease), info, lease)
+    return replay_sample(flattener.arrays(batch.leaf.data(), batch.n, lease), info, lease)
 
 
 def importance_weights(probabilities, double beta):

@@ -133,14 +133,14 @@ cdef class ReplayTable(KeyedTable):
         cdef double exponent = self.exponent if beta is None else exponent_of(beta)
         cdef Patience patience = None
         cdef Sample sample
-        cdef bint told
+        cdef bint due
         self.opened()
         batch = self.table.take_batch(count)
         batch.borrower = borrower  # the client that has to acknowledge the items, in a queue with lease_timeout
         try:
             while True:
-                if self.told is not None:
-                    answer = self.told.draw(batch)
+                if self.python_sampler is not None:
+                    answer = self.python_sampler.draw(batch)
                 else:
                     with nogil:
                         answer = self.table.sample(batch)
@@ -149,9 +149,9 @@ cdef class ReplayTable(KeyedTable):
                     batch = NULL  # from here on the lease owns it
                     self.table.weigh(whole, exponent)
                     sample = drawn_batch(self.table, self.name, whole, self.flattener)
-                    if (<ReplayInfo>sample.info).counters.refused > self.refusals_told:
-                        self.refusals_told = (<ReplayInfo>sample.info).counters.refused
-                        _log.warning("table %r refused %d samples of workers: %s", self.name, self.refusals_told, self._refusal())
+                    if (<ReplayInfo>sample.info).counters.refused > self.refusals_logged:
+                        self.refusals_logged = (<ReplayInfo>sample.info).counters.refused
+                        _log.warning("table %r refused %d samples of workers: %s", self.name, self.refusals_logged, self._refusal())
                     return sample
                 if answer == kClosed:
                     return None
@@ -164,9 +164,9 @@ cdef class ReplayTable(KeyedTable):
                     self._can_ever(count)
                 with nogil:
                     self.table.wait_ready(<uint32_t>count, patience.slice())
-                told = patience.turn()
-                if told and not self.table.can_sample(<uint32_t>count) and not self.table.closed():
-                    patience.tell("sample()", "a batch", self.who_blocks_learner(count))
+                due = patience.turn()
+                if due and not self.table.can_sample(<uint32_t>count) and not self.table.closed():
+                    patience.report("sample()", "a batch", self.who_blocks_learner(count))
         finally:
             if batch != NULL:
                 self.table.give_back(batch)
@@ -181,22 +181,22 @@ cdef class ReplayTable(KeyedTable):
     def who_blocks_writers(self) -> str:
         cdef TableCounters c = self.opened().counters()
         if self.table.limited(True, 1):
-            return (f"table {self.name!r}: {self.limiter} lets nothing in after {c.inserts} inserts and {c.samples} samples "
+            return (f"table {self.name!r}: {self.limiter} allows no insert after {c.inserts} inserts and {c.samples} samples "
                     f"({c.pending} inserts under way); the learner samples slower than the workers insert")
         if c.on_loan:
             return (f"table {self.name!r}: {c.on_loan} items were given to a learner that has not acknowledged them (ack(keys)), and take up "
                     f"the room; they are given out again after {self.lease_timeout:g} s")
-        return (f"table {self.name!r}: the row to go next is being written or gathered ({c.pending} inserts under way in "
+        return (f"table {self.name!r}: the row to evict next is being written or gathered ({c.pending} inserts under way in "
                 f"{self.table.capacity()} rows)")
 
     def who_blocks_learner(self, n=None) -> str:
         cdef TableCounters c = self.opened().counters()
         n = self.batch_size if n is None else n
         if self.table.limited(False, n):
-            return (f"table {self.name!r}: {self.limiter} lets no batch of {n} out of {c.size} items after {c.inserts} inserts and "
+            return (f"table {self.name!r}: {self.limiter} allows no batch of {n} from {c.size} items after {c.inserts} inserts and "
                     f"{c.samples} samples ({c.connections} workers connected); the workers insert slower than the learner samples, "
                     f"or were not started")
-        return f"table {self.name!r}: {c.size} items are there, a batch of {n} needs more ({c.connections} workers connected)"
+        return f"table {self.name!r}: it has {c.size} items, and a batch of {n} needs more ({c.connections} workers connected)"
 
     # ---- figures and native interfaces ------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@
 #include "store/replay/rows/generations.hpp"
 #include "store/replay/labelled/label_leaf.hpp"
 #include "store/replay/rate_limiter.hpp"
-#include "store/replay/queue_loans.hpp"
+#include "store/replay/unacknowledged.hpp"
 #include "store/replay/policy_versions.hpp"
 #include "store/replay/rows/checkpoint_copies.hpp"
 #include "store/replay/rows/rows.hpp"
@@ -75,8 +75,8 @@ public:
           remover_(remover == sampler ? nullptr : remover), victims_(remover && remover == sampler),
           queue_(max_times_sampled == 1 && limits.samples_per_insert == 1 && limits.min_diff == 0 && limits.max_diff <= double(capacity)),
           random_(random),
-          rows_(leaf_bytes, capacity, fd), batches_(joined(leaf_bytes, more)), generations_(capacity_), desks_(rows_),
-          versions_(capacity_, lags), arrivals_(capacity_), limiter_(limits), log_(sampler ? 0 : capacity_), loans_(capacity_, lease_ns),
+          rows_(leaf_bytes, capacity, fd), batches_(joined(leaf_bytes, more)), generations_(capacity_), staging_(rows_),
+          versions_(capacity_, lags), arrivals_(capacity_), limiter_(limits), log_(sampler ? 0 : capacity_), unacknowledged_(capacity_, lease_ns),
           preserved_(rows_, capacity_) {
         for (uint64_t bytes : leaf_bytes) sample_bytes_ += bytes;
         if (max_times_) times_ = std::make_unique<uint32_t[]>(capacity);
@@ -94,7 +94,7 @@ public:
         std::lock_guard<std::mutex> lock(mutex_);
         return claim_locked(wanted, out);
     }
-    char *leaf(const echo_run &run, uint32_t leaf) const { return desks_.any() ? desks_.at(run, leaf) : rows_.at(leaf, run.slot); }
+    char *leaf(const echo_run &run, uint32_t leaf) const { return staging_.any() ? staging_.at(run, leaf) : rows_.at(leaf, run.slot); }
     void commit(const echo_run &run) { commit(run, Labels{}); }
     void commit(const echo_run &run, const Labels &labels);
     // The same for rows whose labels a worker in another process wrote to incoming(). Rows with an invalid priority are refused.
@@ -112,13 +112,11 @@ public:
     // ---- learners ------------------------------------------------------------------------------------------------------------
     // Draws n rows into `batch`; call gather() afterwards. kWait: the limiter does not allow it yet.
     Answer draw(Batch *batch);
-    // The same for rows that a Python sampler drew (batch->rows and ->probabilities are filled in). `counted`: the limiter was asked for
-    // this batch already.
+    // The same for rows that a Python sampler drew (batch->rows and ->probabilities are filled in). `counted`: the limiter was asked for this batch already.
     Answer admit(Batch *batch, uint32_t first, uint32_t n, bool counted);
     // Copies the drawn rows into the batch, without the GIL. Returns how many of them were overwritten meanwhile.
     uint32_t gather(Batch *batch);
-    // The same for only those rows that were overwritten and have been drawn again. A row that was complete stays as it is, even if it is
-    // overwritten later.
+    // The same for only those rows that were overwritten and have been drawn again. A row that was complete stays as it is, even if it is overwritten later.
     uint32_t mend(Batch *batch);
     // If the sampler gives every item once per batch, all items of the batch are drawn again. If uses are counted (max_times_sampled), this
     // would cost the complete items one of their uses, so then only the overwritten items are drawn again.
@@ -140,7 +138,7 @@ public:
     void lock_pages(const PageLock &lock) { batches_.lock_pages(lock); }
     bool can_sample(uint32_t n) {
         std::lock_guard<std::mutex> lock(mutex_);
-        expire_loans();
+        expire_unacknowledged();
         return can_sample_locked(n);
     }
 
@@ -165,7 +163,7 @@ public:
         log_.take(log, generations_);
     }
     // Whether the sampler knows an item in this row.
-    bool told(uint32_t row) const { return (log_.known(row) & 1) == 0; }
+    bool sampler_knows(uint32_t row) const { return (log_.known(row) & 1) == 0; }
     // Fills in the rows of those keys that are still there and whose insertion the sampler knows.
     size_t known_rows(const uint64_t *keys, size_t n, uint32_t *rows, uint32_t *index);
 
@@ -174,7 +172,7 @@ public:
         { std::lock_guard<std::mutex> lock(mutex_); }
         ready_.notify(INT_MAX);
         space_.notify(INT_MAX);
-        bells_.ring();
+        eventfds_.signal();
     }
     // Closes the table. From now on the sampler, the remover and the generator of random numbers may be freed.
     void detach() {
@@ -187,14 +185,14 @@ public:
     // ---- figures -------------------------------------------------------------------------------------------------------------
     Counters counters() {
         std::lock_guard<std::mutex> lock(mutex_);
-        expire_loans();
+        expire_unacknowledged();
         const auto relaxed = std::memory_order_relaxed;
         const uint64_t column = generations_.bytes_per_row() + (times_ ? 4 : 0) + log_.bytes_per_row() + versions_.bytes_per_row() +
-                                (incoming_ ? sizeof(Incoming) : 0) + (loans_.any() ? 8 : 0);
+                                (incoming_ ? sizeof(Incoming) : 0) + (unacknowledged_.any() ? 8 : 0);
         return {uint64_t(size_), arrivals_.used(), uint64_t(limiter_.inserts), uint64_t(limiter_.samples), uint64_t(limiter_.pending), deleted_,
                 evicted_, push_blocked_, aborted_, batches_.leased.load(relaxed), redrawn_, updated_, gone_, batches_drawn_,
                 uint64_t(connections.load(relaxed)), uint64_t(gauges[ECHO_GAUGE_QUEUED].load(relaxed)), queue_depth_max.load(relaxed),
-                column * capacity_ + arrivals_.bytes(), refused_, stale_, loans_.out(), acknowledged_, redelivered_, versions_.newest(),
+                column * capacity_ + arrivals_.bytes(), refused_, stale_, unacknowledged_.out(), acknowledged_, redelivered_, versions_.newest(),
                 refused_sample_, refused_priority_};
     }
     const Limits &limits() const { return limiter_.limits(); }
@@ -236,7 +234,8 @@ public:
     const Rows &rows() const { return rows_; }
     // The items' bytes are in their rows already; the sampler and the remover are restored separately. order: the rows, oldest item first.
     void restore(const uint32_t *order, uint32_t n, const uint32_t *generations, const uint32_t *high, const uint32_t *times,
-                 const uint64_t *versions, uint64_t policy_version, const uint32_t *loaned, uint32_t loaned_n, uint64_t inserts, uint64_t samples);
+                 const uint64_t *versions, uint64_t policy_version, const uint32_t *unacknowledged, uint32_t unacknowledged_n, uint64_t inserts,
+                 uint64_t samples);
     void columns(uint32_t *generations, uint32_t *high, uint32_t *times, uint64_t *versions) const {
         generations_.save(generations, high);
         for (uint32_t row = 0; row < capacity_; ++row) {
@@ -246,7 +245,7 @@ public:
     }
     // Returns the rows of unacknowledged items, including those that are being gathered; call it while paused. After a restart these items
     // have to be given out again.
-    std::vector<uint32_t> loaned() const { return loans_.any() ? loans_.rows() : std::vector<uint32_t>(); }
+    std::vector<uint32_t> unacknowledged() const { return unacknowledged_.any() ? unacknowledged_.rows() : std::vector<uint32_t>(); }
     // Call this while paused: from now until end_copy(), the bytes of these rows stay available as they are at this moment.
     void begin_copy(const uint32_t *rows, size_t n) { preserved_.begin(rows, n); }
     // Copies those of the rows that nobody has changed since into the batch, from its front. Returns how many; batch->rows says which.
@@ -285,20 +284,20 @@ private:
         uint64_t version = Labels::kNewest;
         std::vector<std::pair<uint32_t, double>> bad;  // rows that were refused for their priorities
     };
-    void gather_desk(const echo_run &run);
+    void copy_from_staging(const echo_run &run);
     void finish_commit(const echo_run &run, const double *priorities, Known *known, uint64_t *keys);
     void commit_locked(const echo_run &run, const double *priorities, const Known &known);
     // Tells the sampler or the remover of new rows; some priorities may be NaN.
-    static void tell(const echo_sampler *sampler, const uint32_t *rows, const double *priorities, size_t n);
+    static void report_new(const echo_sampler *sampler, const uint32_t *rows, const double *priorities, size_t n);
     // Removes an item that is not being gathered for the last time.
     void drop(uint32_t row);
     uint64_t drop_stale(uint64_t newest, uint64_t most);
-    void expire_loans();
+    void expire_unacknowledged();
     bool victim(uint32_t *row);
     void evict(const uint32_t *rows, uint32_t n);
     // Removes rows from sampler, remover and count; their generations and places stay.
     void forget(const uint32_t *rows, size_t n);
-    bool end_loan(uint32_t row);
+    bool end_unacknowledged(uint32_t row);
     bool can_claim();
     uint64_t update_some(const uint64_t *keys, const double *priorities, size_t n);
     Answer draw_locked(Batch *batch, uint32_t first, uint32_t n);
@@ -355,7 +354,7 @@ private:
     Rows rows_;
     Batches batches_;
     Generations generations_;
-    Desks desks_;
+    StagingRows staging_;
     PolicyVersions versions_;
     std::unique_ptr<Incoming[]> incoming_;  // labels of rows that labelled connections are writing
     std::atomic<uint64_t> rewrites_{0};  // odd while an item is changed in place
@@ -368,7 +367,7 @@ private:
     Limiter limiter_;
     ChangeLog log_;  // for a Python sampler
     std::unique_ptr<uint32_t[]> times_;
-    Loans loans_;
+    Unacknowledged unacknowledged_;
     Preserved preserved_;
     int64_t size_ = 0;
     uint64_t uses_left_ = 0, deleted_ = 0, evicted_ = 0, push_blocked_ = 0, aborted_ = 0, redrawn_ = 0, updated_ = 0, gone_ = 0, batches_drawn_ = 0,
@@ -386,7 +385,7 @@ private:
     std::vector<uint32_t> waiting_;  // for each sleeping learner, how many rows it wants
 
     EventCount ready_, space_;
-    Bells bells_;  // for threads that wait for space in epoll
+    SpaceEventfds eventfds_;  // for threads that wait for space in epoll
 };
 
 }  // namespace echo::replay

@@ -103,7 +103,7 @@ cdef extern from "store/replay/table.hpp" namespace "echo::replay" nogil:
         void overwrite(const uint64_t*, size_t, const char**, uint8_t*)
         size_t items(uint64_t*, double*, uint32_t*, size_t)
         size_t newest(uint64_t*, size_t)
-        cbool told(uint32_t)
+        cbool sampler_knows(uint32_t)
         void take_log(vector[Change]*) except +
         size_t known_rows(const uint64_t*, size_t, uint32_t*, uint32_t*)
         void close()
@@ -122,7 +122,7 @@ cdef extern from "store/replay/table.hpp" namespace "echo::replay" nogil:
         void columns(uint32_t*, uint32_t*, uint32_t*, uint64_t*)
         void restore(const uint32_t*, uint32_t, const uint32_t*, const uint32_t*, const uint32_t*, const uint64_t*, uint64_t,
                      const uint32_t*, uint32_t, uint64_t, uint64_t)
-        vector[uint32_t] loaned()
+        vector[uint32_t] unacknowledged()
         void begin_copy(const uint32_t*, size_t) except +
         size_t copy_some(const uint32_t*, size_t, Batch*)
         cbool take_preserved(vector[uint32_t]*, unique_ptr[Bytes]*)

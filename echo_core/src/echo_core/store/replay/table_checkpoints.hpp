@@ -22,7 +22,7 @@ inline void Table::resume() {
 }
 
 inline void Table::restore(const uint32_t *order, uint32_t n, const uint32_t *generations, const uint32_t *high, const uint32_t *times,
-                           const uint64_t *versions, uint64_t policy_version, const uint32_t *loaned, uint32_t loaned_n, uint64_t inserts,
+                           const uint64_t *versions, uint64_t policy_version, const uint32_t *unacknowledged, uint32_t unacknowledged_n, uint64_t inserts,
                            uint64_t samples) {
     std::lock_guard<std::mutex> lock(mutex_);
     generations_.restore(generations, high);
@@ -32,7 +32,7 @@ inline void Table::restore(const uint32_t *order, uint32_t n, const uint32_t *ge
     for (uint32_t i = 0; i < n; ++i) {
         const uint32_t row = order[i];
         generations_.show(row, generations[row]);
-        log_.knows(row, generations[row]);
+        log_.set_known(row, generations[row]);
         if (versions_.kept()) versions_.insert(row, versions[row]);
         if (!max_times_) continue;
         times_[row] = times ? times[row] : 0;
@@ -41,12 +41,11 @@ inline void Table::restore(const uint32_t *order, uint32_t n, const uint32_t *ge
     arrivals_.restore(order, n);
     size_ = n;
     limiter_.inserts = int64_t(inserts), limiter_.samples = int64_t(samples), limiter_.pending = 0;
-    // Unacknowledged items are given out first. Neither the sampler nor the versions contain them; uses_left_ counts each as an item that
-    // can be drawn.
-    for (uint32_t i = 0; i < loaned_n; ++i) {
-        loans_.give_back(loaned[i]);
-        if (versions_.kept()) versions_.remove(loaned[i]);
-        times_[loaned[i]] = max_times_;
+    // Unacknowledged items are given out first. Neither the sampler nor the versions contain them; uses_left_ counts each as an item that can be drawn.
+    for (uint32_t i = 0; i < unacknowledged_n; ++i) {
+        unacknowledged_.give_out_again(unacknowledged[i]);
+        if (versions_.kept()) versions_.remove(unacknowledged[i]);
+        times_[unacknowledged[i]] = max_times_;
         ++uses_left_, ++redelivered_;
     }
     // The rest of the difference belongs to items that had been removed before.

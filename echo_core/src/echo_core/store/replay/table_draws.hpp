@@ -1,11 +1,9 @@
-// Table, the learners' side: rows are drawn under the mutex and gathered without it. If a writer overwrites a row meanwhile, another is
-// drawn instead.
+// Table, the learners' side: rows are drawn under the mutex and gathered without it. If a writer overwrites a row meanwhile, another is drawn instead.
 #pragma once
 
 namespace echo::replay {
 
-// Counts one more use of a row against max_times_sampled. Returns false if the row has no use left, because an earlier draw of this batch
-// took the last.
+// Counts one more use of a row against max_times_sampled. Returns false if the row has no use left, because an earlier draw of this batch took the last.
 inline bool Table::use(Batch *batch, uint32_t row) {
     if (times_[row] >= max_times_) return false;
     --uses_left_;
@@ -20,14 +18,14 @@ inline bool Table::use(Batch *batch, uint32_t row) {
 // now on, so that a checkpoint that is taken meanwhile contains it as well.
 inline void Table::leave(Batch *batch, uint32_t row) {
     batch->ending.push_back(row);
-    if (loans_.any()) loans_.lend(row, now_ns(), batch->borrower);
+    if (unacknowledged_.any()) unacknowledged_.give_out(row, now_ns(), batch->borrower);
 }
 
 inline Answer Table::draw_locked(Batch *batch, uint32_t first, uint32_t n) {
     uint32_t *const rows = batch->rows + first;
     double *const probabilities = batch->probabilities + first;
     uint32_t got = 0;
-    for (; loans_.any() && got < n && loans_.take(&rows[got]); ++got) {
+    for (; unacknowledged_.any() && got < n && unacknowledged_.take(&rows[got]); ++got) {
         probabilities[got] = 1;
         --size_, --uses_left_;
         leave(batch, rows[got]);
@@ -69,7 +67,7 @@ inline Answer Table::draw_another(Batch *batch, size_t torn) {
 inline Answer Table::draw(Batch *batch) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_.load(std::memory_order_relaxed)) return kClosed;
-    expire_loans();
+    expire_unacknowledged();
     if (!can_sample_locked(uint32_t(batch->n))) return kWait;
     limiter_.samples += int64_t(batch->n);
     ++batches_drawn_;
@@ -97,8 +95,7 @@ inline Answer Table::admit(Batch *batch, uint32_t first, uint32_t n, bool counte
     for (uint32_t i = first; i < first + n; ++i) {
         const uint32_t row = batch->rows[i];
         label(batch, i);
-        // The sampler drew from what it knew. If another item is in the row by now, that is not the item that was drawn. 1: this draw is
-        // void.
+        // The sampler drew from what it knew. If another item is in the row by now, that is not the item that was drawn. 1: this draw is void.
         batch->generations[i] = log_.known(row);
         if (max_times_ && (!whole(batch, i) || !use(batch, row))) batch->generations[i] = 1;
     }
@@ -148,11 +145,9 @@ inline Answer Table::sample(Batch *batch) {
     for (int turn = 0; answer == kDrawn && torn != 0; ++turn) {
         std::unique_lock<std::mutex> lock(mutex_);
         resumed_.wait(lock, [this] { return !paused_; });
-        // A follower gathers a whole batch or nothing, so the complete rows are checked again each time, and the last time all rows are
-        // drawn again.
+        // A follower gathers a whole batch or nothing, so the complete rows are checked again each time, and the last time all rows are drawn again.
         all = all || (follower_ && !max_times_ && turn >= kPolite);
-        // If uses are counted, the complete rows stay and are copied once more below. Rows that were overwritten since are drawn again as
-        // well.
+        // If uses are counted, the complete rows stay and are copied once more below. Rows that were overwritten since are drawn again as well.
         if (follower_ && !all && turn >= kPolite) find_torn(batch);
         if (all) {
             answer = draw_locked(batch, 0, uint32_t(batch->n));
@@ -195,18 +190,18 @@ inline void Table::finish(Batch *batch, bool delivered) {
         std::unique_lock<std::mutex> lock(mutex_);
         resumed_.wait(lock, [this] { return !paused_; });
         for (uint32_t row : batch->ending) {
-            if (!loans_.any()) {
+            if (!unacknowledged_.any()) {
                 generations_.advance(row, std::memory_order_relaxed);
                 arrivals_.erase(row);
             } else if (delivered) {
-                loans_.hand_over(row);
-            } else if (loans_.revoke(row)) {
+                unacknowledged_.hand_over(row);
+            } else if (unacknowledged_.revoke(row)) {
                 ++size_, ++uses_left_;
             } else {
                 ++limiter_.samples;  // the item was taken back meanwhile, so it was uncounted twice
             }
         }
-        if (!loans_.any()) deleted_ += batch->ending.size();
+        if (!unacknowledged_.any()) deleted_ += batch->ending.size();
         batch->ending.clear();
     }
     after_space();
@@ -217,9 +212,9 @@ inline bool Table::wait_ready(uint32_t n, int64_t timeout_ns) {
         std::lock_guard<std::mutex> lock(mutex_);
         waiting_.push_back(n);
     }
-    if (loans_.any()) {  // an item may come back before anything is inserted
+    if (unacknowledged_.any()) {  // an item may come back before anything is inserted
         std::lock_guard<std::mutex> lock(mutex_);
-        const int64_t left = loans_.first_end() == INT64_MAX ? INT64_MAX : std::max<int64_t>(0, loans_.first_end() - now_ns());
+        const int64_t left = unacknowledged_.first_end() == INT64_MAX ? INT64_MAX : std::max<int64_t>(0, unacknowledged_.first_end() - now_ns());
         if (timeout_ns < 0 || left < timeout_ns) timeout_ns = left == INT64_MAX ? -1 : left;
     }
     const bool ready = ready_.wait([&] { return closed() || can_sample(n); }, timeout_ns < 0 ? -1 : now_ns() + timeout_ns);
@@ -228,20 +223,20 @@ inline bool Table::wait_ready(uint32_t n, int64_t timeout_ns) {
     return ready;
 }
 
-inline void Table::expire_loans() {
-    if (!loans_.any() || paused_) return;
-    const uint64_t expired = loans_.expire(now_ns());
+inline void Table::expire_unacknowledged() {
+    if (!unacknowledged_.any() || paused_) return;
+    const uint64_t expired = unacknowledged_.expire(now_ns());
     size_ += int64_t(expired), uses_left_ += expired, redelivered_ += expired;
     limiter_.samples -= int64_t(expired);
 }
 
 inline uint64_t Table::take_back(uint64_t borrower) {
-    if (!loans_.any()) return 0;
+    if (!unacknowledged_.any()) return 0;
     uint64_t taken;
     {
         std::unique_lock<std::mutex> lock(mutex_);
         resumed_.wait(lock, [this] { return !paused_; });
-        taken = loans_.take_back(borrower);
+        taken = unacknowledged_.take_back(borrower);
         size_ += int64_t(taken), uses_left_ += taken, redelivered_ += taken;
         limiter_.samples -= int64_t(taken);
     }

@@ -40,7 +40,7 @@ inline uint64_t Table::erase(const uint64_t *keys, size_t n) {
         for (size_t i = 0; i < n; ++i) {
             uint32_t row;
             if (!holds(keys[i], &row)) {
-                erased += loans_.any() && generations_.holds(keys[i], &row) && end_loan(row);
+                erased += unacknowledged_.any() && generations_.holds(keys[i], &row) && end_unacknowledged(row);
                 continue;
             }
             forget(&row, 1);
@@ -54,12 +54,11 @@ inline uint64_t Table::erase(const uint64_t *keys, size_t n) {
     return erased;
 }
 
-// Removes an unacknowledged item, so that nobody is given it again. Returns false if the item is not unacknowledged, or is still being
-// gathered.
-inline bool Table::end_loan(uint32_t row) {
-    const Loans::Ended how = loans_.end(row);
-    if (how == Loans::kNeither) return false;
-    if (how == Loans::kCameBack) {  // it waited, and is not given out again after all
+// Removes an unacknowledged item, so that nobody is given it again. Returns false if the item is not unacknowledged, or is still being gathered.
+inline bool Table::end_unacknowledged(uint32_t row) {
+    const Unacknowledged::Ended how = unacknowledged_.end(row);
+    if (how == Unacknowledged::kNeither) return false;
+    if (how == Unacknowledged::kCameBack) {  // it waited, and is not given out again after all
         --size_, --uses_left_, ++limiter_.samples;
         if (redelivered_ > 0) --redelivered_;
     }
@@ -70,12 +69,12 @@ inline bool Table::end_loan(uint32_t row) {
 
 inline uint64_t Table::acknowledge(const uint64_t *keys, size_t n) {
     uint64_t ended = 0;
-    if (loans_.any()) {
+    if (unacknowledged_.any()) {
         std::unique_lock<std::mutex> lock(mutex_);
         resumed_.wait(lock, [this] { return !paused_; });
         for (size_t i = 0; i < n; ++i) {
             uint32_t row;
-            if (generations_.holds(keys[i], &row) && end_loan(row)) ++ended;
+            if (generations_.holds(keys[i], &row) && end_unacknowledged(row)) ++ended;
         }
         acknowledged_ += ended, deleted_ += ended;
     }

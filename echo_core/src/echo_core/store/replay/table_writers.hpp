@@ -26,9 +26,9 @@ inline void Table::evict(const uint32_t *rows, uint32_t n) {
 inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
     if (closed_.load(std::memory_order_relaxed)) return ECHO_CLOSED;
     if (paused_ || (held_ && !follower_) || preserved_.full()) return ++push_blocked_, ECHO_FULL;
-    uint32_t most = std::min<uint32_t>(wanted, desks_.any() ? std::min<uint32_t>(capacity_, Desks::kRows) : capacity_);
+    uint32_t most = std::min<uint32_t>(wanted, staging_.any() ? std::min<uint32_t>(capacity_, StagingRows::kRows) : capacity_);
     if (preserved_.on()) most = uint32_t(std::min<uint64_t>(most, preserved_.step()));
-    if (desks_.all_taken()) return ++push_blocked_, ECHO_FULL;
+    if (staging_.all_taken()) return ++push_blocked_, ECHO_FULL;
     const uint32_t allowed = follower_ ? most : uint32_t(limiter_.room(most, size_));  // the limiter has allowed the steps already: see steps.hpp
     uint32_t first = 0, n = allowed ? arrivals_.take(allowed, &first) : 0;
     // In a queue, rows are missing only while some are gathered for the last time.
@@ -59,26 +59,26 @@ inline int Table::claim_locked(uint32_t wanted, echo_run *out) {
     for (uint32_t i = 0; preserved_.on() && i < n; ++i) preserved_.keep(first + i);
     limiter_.pending += n;
     *out = {0, first, n, 0};
-    if (desks_.any()) desks_.take(out);
+    if (staging_.any()) staging_.take(out);
     return ECHO_OK;
 }
 
-inline void Table::gather_desk(const echo_run &run) {
-    if (!desks_.any()) return;
+inline void Table::copy_from_staging(const echo_run &run) {
+    if (!staging_.any()) return;
     const char *from[kRecordLeaves];
-    for (uint32_t leaf = 0; leaf < rows_.leaves(); ++leaf) from[leaf] = desks_.at(run, leaf);
+    for (uint32_t leaf = 0; leaf < rows_.leaves(); ++leaf) from[leaf] = staging_.at(run, leaf);
     rows_.scatter(run.slot, run.count, from);
 }
 
 inline void Table::commit(const echo_run &run, const Labels &labels) {
-    gather_desk(run);
+    copy_from_staging(run);
     Known known;
     known.version = labels.version;
     finish_commit(run, labels.priorities, &known, labels.keys);
 }
 
 inline void Table::commit_labelled(const echo_run &run) {
-    gather_desk(run);
+    copy_from_staging(run);
     Known known;
     known.priorities.resize(run.count), known.versions.resize(run.count);
     for (uint32_t i = 0; i < run.count; ++i) {
@@ -94,7 +94,7 @@ inline void Table::commit_labelled(const echo_run &run) {
 inline void Table::finish_commit(const echo_run &run, const double *priorities, Known *known, uint64_t *keys) {
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (desks_.any()) desks_.leave(run);
+        if (staging_.any()) staging_.leave(run);
         if (detached_) return;
         for (uint32_t i = 0; keys && i < run.count; ++i) keys[i] = generations_.next_key_of(run.slot + i);
         if (paused_) {
@@ -118,12 +118,12 @@ inline void Table::commit_locked(const echo_run &run, const double *priorities, 
         uses_left_ += uint64_t(max_times_) * run.count;
     }
     if (sampler_) {
-        tell(sampler_, scratch_.data(), priorities, run.count);
+        report_new(sampler_, scratch_.data(), priorities, run.count);
     } else {
         for (uint32_t i = 0; i < run.count; ++i)
             log_.note(run.slot + i, true, priorities ? priorities[i] : std::numeric_limits<double>::quiet_NaN());
     }
-    if (remover_) tell(remover_, scratch_.data(), priorities, run.count);
+    if (remover_) report_new(remover_, scratch_.data(), priorities, run.count);
     size_ += run.count;
     limiter_.pending -= run.count;
     limiter_.inserts += run.count;
@@ -140,7 +140,7 @@ inline void Table::commit_locked(const echo_run &run, const double *priorities, 
     if (versions_.kept()) drop_stale(versions_.newest(), UINT64_MAX);
 }
 
-inline void Table::tell(const echo_sampler *sampler, const uint32_t *rows, const double *priorities, size_t n) {
+inline void Table::report_new(const echo_sampler *sampler, const uint32_t *rows, const double *priorities, size_t n) {
     if (!priorities) return sampler->insert(sampler->state, rows, nullptr, n);
     for (size_t i = 0, end; i < n; i = end) {
         const bool chosen = std::isnan(priorities[i]);
@@ -171,8 +171,7 @@ inline void Table::set_policy_version(uint64_t version) {
         if (turn == 0) turn = ++version_turns_;
         if (turn != version_turns_) break;  // another call came meanwhile: the last one wins, however long the others take
         more = versions_.kept() && drop_stale(version, kChunk) == kChunk;
-        // The version is published only once no row lags too far behind it, so that a caller that reads it and then draws is given no such
-        // row.
+        // The version is published only once no row lags too far behind it, so that a caller that reads it and then draws is given no such row.
         if (!more) versions_.publish(version);
     }
     after_space();
@@ -181,7 +180,7 @@ inline void Table::set_policy_version(uint64_t version) {
 inline void Table::abort(const echo_run &run) {
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (desks_.any()) desks_.leave(run);
+        if (staging_.any()) staging_.leave(run);
         for (uint32_t i = run.count; i-- > 0;) arrivals_.erase(run.slot + i);
         limiter_.pending -= run.count;
         aborted_ += run.count;
@@ -207,7 +206,7 @@ inline void Table::forget(const uint32_t *rows, size_t n) {
 inline bool Table::can_claim() {
     if (closed()) return true;
     std::lock_guard<std::mutex> lock(mutex_);
-    if (paused_ || held_ || preserved_.full() || limiter_.room(1, size_) == 0 || desks_.all_taken()) return false;
+    if (paused_ || held_ || preserved_.full() || limiter_.room(1, size_) == 0 || staging_.all_taken()) return false;
     if (arrivals_.used() < capacity_) return true;
     if (detached_) return true;
     if (queue_) return false;
@@ -223,21 +222,20 @@ inline int Table::wait_space(int64_t timeout_ns) {
 }
 
 inline int Table::arm_space(int eventfd) {
-    bells_.arm(eventfd);
+    eventfds_.arm(eventfd);
     if (!can_claim()) return ECHO_OK;
     disarm_space(eventfd);
     return ECHO_READY;
 }
 
-inline void Table::disarm_space(int eventfd) { bells_.disarm(eventfd); }
+inline void Table::disarm_space(int eventfd) { eventfds_.disarm(eventfd); }
 
-// The change that made space happened under the mutex, under which sleepers look for space. So either they see the space, or we see them
-// here.
+// The change that made space happened under the mutex, under which sleepers look for space. So either they see the space, or we see them here.
 inline void Table::after_space() {
-    if (space_.waiters() == 0 && !bells_.any()) return;
+    if (space_.waiters() == 0 && !eventfds_.any()) return;
     if (!can_claim()) return;
     space_.notify(INT_MAX);
-    bells_.ring();
+    eventfds_.signal();
 }
 
 inline void Table::after_insert() {

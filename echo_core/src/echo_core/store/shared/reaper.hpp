@@ -149,8 +149,7 @@ inline void Reaper::move(uint32_t b, int64_t now, int *moved, int *stuck) {
         ++*stuck;
         return;
     }
-    // This exchange decides: if a writer commits before it, the exchange fails; a writer that commits after it finds that the buffer is no
-    // longer OPEN.
+    // This exchange decides: if a writer commits before it, the exchange fails; a writer that commits after it finds that the buffer is no longer OPEN.
     if (!from.progress.compare_exchange_strong(progress, Progress::lap(progress) | Progress::kQuarantine, std::memory_order_seq_cst)) return;  // SYNC batch
     for (uint64_t i = 0; i < ring_.batch_;) {
         uint64_t end = i;

@@ -25,8 +25,7 @@ public:
     // Each record number is used by one thread at a time.
     int claim(uint32_t id, uint32_t wanted, echo_run *out);
     int commit(uint32_t id, const echo_run &run);  // ECHO_OK or kRevoked: then nothing of the run was stored, and the run is no longer ours
-    // The claim is not wanted any more: the learner takes it back after this process has asked for it. `idle` says whether the record holds
-    // no claim.
+    // The claim is not wanted any more: the learner takes it back after this process has asked for it. `idle` says whether the record holds no claim.
     bool idle(uint32_t id) const {
         const uint64_t step = record_[id].word.load(std::memory_order_acquire) & 3;
         return step == Record::kIdle || step == Record::kDone;
@@ -117,8 +116,7 @@ inline bool Remote::pop_returned(uint32_t id, uint64_t step, echo_run *out) {
     return false;
 }
 
-// Like Ring::open_next. The buffer is OPENING, with our number, until it is published. Only then it becomes OPEN, and any thread may do
-// this.
+// Like Ring::open_next. The buffer is OPENING, with our number, until it is published. Only then it becomes OPEN, and any thread may do this.
 inline bool Remote::open_next(uint32_t id, uint64_t full) {
     const uint64_t start = Open::buffer(full) + 1;
     for (uint64_t i = 0; i < total_; ++i) {
@@ -163,6 +161,8 @@ inline int Remote::commit(uint32_t id, const echo_run &run) {
     }
     r.word.store((r.word.load(std::memory_order_relaxed) & ~uint64_t(3)) + Record::kDone, std::memory_order_seq_cst);
     r.samples.store(r.samples.load(std::memory_order_relaxed) + run.count, std::memory_order_relaxed);
+    // It has waited in vain, and then there was space without waiting.
+    if (r.waits_since.load(std::memory_order_relaxed) != 0) r.waits_since.store(0, std::memory_order_relaxed);
     const bool whole = Progress::count(mine) == batch_;
     if (whole) buffer.ready_at.store(now_ns(), std::memory_order_relaxed);
     // The learner's own writers may add to the count in between.

@@ -225,7 +225,7 @@ def leaf_index(spec: Spec, path: str, what: str) -> int:
     """Return the index of the leaf at `path`. Raises ConfigError."""
     paths = [leaf.path for leaf in spec.leaves]
     if path not in paths:
-        raise ConfigError(f"{what} {path!r} is none of the step's, which are {', '.join(map(repr, paths))}{did_you_mean(path, paths)}")
+        raise ConfigError(f"{what} {path!r} is not a leaf of the step; its leaves are {', '.join(map(repr, paths))}{did_you_mean(path, paths)}")
     return paths.index(path)
 
 

@@ -109,8 +109,7 @@ public:
         run.key = kNoKey, run.retired = run.retired || retired;
     }
 
-    // Returns how many of its steps can begin a slice. Frame stacks need earlier steps, so a step whose earlier steps are gone cannot begin
-    // one.
+    // Returns how many of its steps can begin a slice. Frame stacks need earlier steps, so a step whose earlier steps are gone cannot begin one.
     uint64_t starts(const Run &run) const {
         const uint64_t low = lowest(run) + need_;
         return run.count >= low ? run.count - low + 1 : 0;

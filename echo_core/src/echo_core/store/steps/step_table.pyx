@@ -128,11 +128,11 @@ cdef class StepTable(ReplayTable):
     # ---- reading ----------------------------------------------------------------------------------------------------------
 
     cpdef object draw(self, object n=None, object timeout=None, object beta=None, uint64_t borrower=0):
-        cdef Sample drawn = ReplayTable.draw(self, n, timeout, beta, borrower)
-        if drawn is None:
+        cdef Sample sample = ReplayTable.draw(self, n, timeout, beta, borrower)
+        if sample is None:
             return None
-        trees = self.trees(<ReplayLease>drawn.lease)
-        return self.layout.sample(trees, drawn.info, drawn.keys, drawn.probabilities, drawn.weights)
+        trees = self.trees(<ReplayLease>sample.lease)
+        return self.layout.sample(trees, sample.info, sample.keys, sample.probabilities, sample.weights)
 
     cdef list trees(self, ReplayLease lease):
         """Returns the parts of a batch over its memory, without the spans, in the order of the layout."""
@@ -155,8 +155,8 @@ cdef class StepTable(ReplayTable):
 
     def update_items(self, keys, leaves):
         raise EchoError(
-            f"table {self.name!r}: items over steps share their steps, so that none can be changed by its key; keep what you refresh in a "
-            f"table of its own, by the same keys")
+            f"table {self.name!r}: items over steps share their steps, so that no item can be changed by its key; keep the values that you "
+            f"refresh in a separate table, under the same keys")
 
     # ---- checkpoints: see step_checkpoint.py ---------------------------------------------------------------------------------
 

@@ -72,12 +72,12 @@ public:
         return closed() ? ECHO_CLOSED : space ? ECHO_OK : ECHO_TIMEOUT;
     }
     int arm_space(int eventfd) {
-        items_->bells_.arm(eventfd);
+        items_->eventfds_.arm(eventfd);
         if (!can_claim()) return ECHO_OK;
         disarm_space(eventfd);
         return ECHO_READY;
     }
-    void disarm_space(int eventfd) { items_->bells_.disarm(eventfd); }
+    void disarm_space(int eventfd) { items_->eventfds_.disarm(eventfd); }
 
     // Call this when a worker is gone: its streams are those whose numbers, divided by 2^16, are `client`. Their open episodes end as
     // truncated. Returns how many there were.
@@ -224,8 +224,7 @@ inline int Steps::claim(uint32_t wanted, echo_run *out) {
 inline uint32_t Steps::free_rows(uint32_t wanted) {
     std::lock_guard<std::mutex> lock(items_->mutex_);
     if (items_->paused_ || items_->held_) return 0;
-    // A step makes at most one item, except at the end of an episode. So the items of episodes that end within one run may exceed the
-    // limiter's bound.
+    // A step makes at most one item, except at the end of an episode. So the items of episodes that end within one run may exceed the limiter's bound.
     const int64_t room = items_->limiter_.room(wanted, items_->size_);
     if (room == 0) return 0;
     uint32_t n = uint32_t(std::min<int64_t>({int64_t(wanted), room, int64_t(capacity_ - tail_ % capacity_)}));
@@ -316,8 +315,7 @@ inline void Steps::accept(uint64_t number) {
     const Mark mark = *windows_.mark(uint32_t(number % capacity_));
     const auto found = open_.find(mark.stream);
     uint32_t slot = found == open_.end() ? kNone : found->second;
-    // There is a gap: we have lost the steps in between (this server took over from another, or the worker seemed dead and its episode was
-    // ended).
+    // There is a gap: we have lost the steps in between (this server took over from another, or the worker seemed dead and its episode was ended).
     if (slot != kNone && mark.word >> 8 != streams_[slot].next_word) end(slot, kTruncated), slot = kNone;
     const Ends how = Ends(mark.word & 3);
     if (mark.word & kNote) {

@@ -152,7 +152,7 @@ class StepStreams:
             return
         numbers: Any = np.arange(n) if streams is None else np.asarray(streams)
         if streams is not None and (numbers.shape != (n,) or len(np.unique(numbers)) != n):
-            raise ValueError(f"streams must be {n} numbers, none twice, not {streams!r:.200}; N steps of one need stream=")
+            raise ValueError(f"streams must be {n} numbers, none twice, not {streams!r:.200}; for N steps of one environment give stream=")
         self._enter(timeout)
         try:
             marks = np.empty((n, 2), np.uint64)

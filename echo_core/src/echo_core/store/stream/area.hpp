@@ -70,8 +70,7 @@ struct alignas(64) Buffer {
     std::atomic<bool> overtaken{false};  // later batches have left before this one: the learner waits for it no more
 };
 
-// What one writer of another process is about to do, or holds. The writer notes it before it acts, so that the learner can clean up after
-// it.
+// The claim that one writer of another process holds, or its next action. The writer notes it before it acts, so that the learner can clean up after it.
 struct alignas(64) Record {
     enum Step : uint64_t { kIdle = 0, kIntent = 1, kHeld = 2, kDone = 3 };
     std::atomic<uint64_t> word{0};  // a step in the lower two bits; the whole word only counts up
@@ -264,7 +263,7 @@ inline Area::Area(int fd, uint64_t length, const std::vector<uint64_t> &leaf_byt
                       bytes(leaf_bytes, batch_, usable_, total_ - usable_, true) == length;
     if (!sane) {
         munmap(base_, mapped_);
-        throw std::invalid_argument("its layout is another");
+        throw std::invalid_argument("its layout is different");
     }
     stride_ = plan(leaf_bytes, batch_, &layout_);
     find(true);

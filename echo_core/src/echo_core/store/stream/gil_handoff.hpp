@@ -57,8 +57,7 @@ public:
     }
 
 private:
-    // This is less than the processor time of a wake-up: on a machine with as many workers as cores, a learner that watches keeps one of
-    // them from working.
+    // This is less than the processor time of a wake-up: on a machine with as many workers as cores, a learner that watches keeps one of them from working.
     static constexpr int64_t kWatchNs = 10'000;
     static constexpr int64_t kSpinNs = 150'000;
     static constexpr int kPenalty = 15;  // number of waits that sleep at once after one that spun in vain

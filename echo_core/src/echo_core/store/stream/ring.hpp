@@ -55,8 +55,7 @@ public:
     // Returns the buffer of the oldest complete batch, or -1. The caller owns the buffer until give_back().
     int take();
     void give_back(int buffer);
-    // Waits until a batch is ready (returns true), or until the deadline has passed or a signal came (false). Also returns true once the
-    // store is closed.
+    // Waits until a batch is ready (returns true), or until the deadline has passed or a signal came (false). Also returns true once the store is closed.
     bool wait_ready(int64_t timeout_ns);
     void close();
 
@@ -98,7 +97,7 @@ private:
     const bool shared_;
     const pid_t born_;
     std::atomic<uint32_t> references_{1};
-    Bells bells_;  // for threads that wait for space in epoll
+    SpaceEventfds eventfds_;  // for threads that wait for space in epoll
 };
 
 inline int Ring::claim(uint32_t wanted, echo_run *out) {
@@ -153,8 +152,7 @@ inline bool Ring::open_next(uint64_t full) {
         buffer.overtaken.store(false, std::memory_order_relaxed);
         buffer.progress.store(lap | Progress::kOpen, std::memory_order_relaxed);
         uint64_t seen = full;
-        // release: a writer that claims in this buffer sees its new order and a progress of zero, not the values of the last lap. seq_cst:
-        // SYNC wakeup.
+        // release: a writer that claims in this buffer sees its new order and a progress of zero, not the values of the last lap. seq_cst: SYNC wakeup.
         const bool mine = control_->open.compare_exchange_strong(seen, Open::pack(Open::epoch(full) + 1, b, 0), std::memory_order_seq_cst);  // SYNC open
         if (!mine) buffer.progress.store(lap | Progress::kFree, std::memory_order_seq_cst);  // another writer was quicker
         // Writers that looked while this buffer was neither free nor open found no space and went to sleep: wake them.
@@ -214,17 +212,17 @@ inline int Ring::wait_space(int64_t timeout_ns) {
 }
 
 inline int Ring::arm_space(int eventfd) {
-    bells_.arm(eventfd);
+    eventfds_.arm(eventfd);
     if (!can_claim()) return ECHO_OK;
     disarm_space(eventfd);
     return ECHO_READY;
 }
 
-inline void Ring::disarm_space(int eventfd) { bells_.disarm(eventfd); }
+inline void Ring::disarm_space(int eventfd) { eventfds_.disarm(eventfd); }
 
 inline void Ring::space_appeared() {
     control_->space.notify(INT_MAX);
-    bells_.ring();
+    eventfds_.signal();
 }
 
 inline int Ring::next_batch(uint64_t *order_of) const {
@@ -305,8 +303,7 @@ inline bool Ring::wait_ready(int64_t timeout_ns) {
     const int64_t deadline = timeout_ns < 0 ? INT64_MAX : now_ns() + timeout_ns;
     for (;;) {
         if (closed() || next_batch(nullptr) >= 0) return true;
-        // If a complete batch is held back for an earlier one, no second notification comes when the wait for the earlier one ends. So look
-        // again by then.
+        // If a complete batch is held back for an earlier one, no second notification comes when the wait for the earlier one ends. So look again by then.
         const bool held_back = any_complete();
         const int64_t look = now_ns() + kPatienceNs, until = held_back && look < deadline ? look : deadline;
         const bool woken = control_->ready.wait(

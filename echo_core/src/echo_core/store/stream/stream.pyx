@@ -188,7 +188,7 @@ cdef class Stream(LocalInsert):
                     f"num_buffers than the batches you hold at once"
                 )
             if due:
-                patience.tell("sample()", "a batch", self._who_blocks_learner())
+                patience.report("sample()", "a batch", self._who_blocks_learner())
 
     # ---- observers: see tap.py ---------------------------------------------------------------------------------------------
 
@@ -235,7 +235,8 @@ cdef class Stream(LocalInsert):
     def _who_blocks_learner(self) -> str:
         cdef Counters c = self.opened().counters()
         if c.stored >= self.ring.batch_size():
-            return f"{c.stored} samples are there, and the earliest batch misses one: its slot was claimed and not committed yet, or given back, so that the next sample takes it"
+            return (f"{c.stored} samples are there, and the earliest batch misses one: its slot was claimed and is not committed yet, "
+                    f"or it was given back and the next sample will fill it")
         return (f"{c.stored} of {self.ring.batch_size()} samples are there, {c.connections} workers connected, "
                 f"{c.inserted} samples inserted so far; the workers are slower than the learner, or not started; start more of them, or wait longer (timeout=)")
 

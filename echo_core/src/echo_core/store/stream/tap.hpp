@@ -19,8 +19,7 @@
 namespace echo {
 
 struct Tap {
-    // Copies up to `most` samples to to[leaf], with the newest last, and returns how many. They are at the end of the room for `most`
-    // samples.
+    // Copies up to `most` samples to to[leaf], with the newest last, and returns how many. They are at the end of the room for `most` samples.
     static uint64_t newest(const Ring &ring, uint64_t most, char *const *to) {
         struct Found {
             uint64_t order, progress;

@@ -39,8 +39,7 @@ public:
 
     // Sleeps until `ready()` (which must load with seq_cst) or the deadline (a time of now_ns(); a negative one means none). The call never
     // returns spuriously: its result is the last result of ready(). A signal ends the sleep early so that Python can handle it; the result
-    // is then false. `mark` is 1 only while this call counts as a waiter: if the waiter is killed, another process reads `mark` and calls
-    // forget().
+    // is then false. `mark` is 1 only while this call counts as a waiter: if the waiter is killed, another process reads `mark` and calls forget().
     template <class Ready>
     bool wait(Ready ready, int64_t deadline, std::atomic<uint32_t> *mark = nullptr) {
         waiters_.fetch_add(1, std::memory_order_seq_cst);  // SYNC wakeup
@@ -69,8 +68,7 @@ public:
         return answer;
     }
 
-    // Removes a waiter that was killed and cannot leave by itself. One waiter too many costs a system call now and then; one too few loses
-    // a wake-up.
+    // Removes a waiter that was killed and cannot leave by itself. One waiter too many costs a system call now and then; one too few loses a wake-up.
     void forget() { waiters_.fetch_sub(1, std::memory_order_seq_cst); }
 
     uint32_t waiters() const { return waiters_.load(std::memory_order_relaxed); }

@@ -26,7 +26,7 @@ cdef inline int64_t slice_of(int64_t deadline, int64_t longest) noexcept nogil:
 cdef class Patience:
     cdef int64_t deadline, began, longest
     cdef object timeout
-    cdef bint told
+    cdef bint logged
     cdef int64_t slice(self) noexcept nogil
     cdef bint turn(self) except -1
-    cdef int tell(self, str caller, str what, str who) except -1
+    cdef int report(self, str caller, str what, str who) except -1

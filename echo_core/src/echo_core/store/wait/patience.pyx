@@ -46,16 +46,16 @@ cdef class Patience:
         return slice_of(self.deadline, self.longest)
 
     cdef bint turn(self) except -1:
-        """Call this after a sleep without success. Returns whether it is time to call `tell`."""
+        """Call this after a sleep without success. Returns whether it is time to call `report`."""
         cdef int64_t now
         PyErr_CheckSignals()
         self.longest = next_sleep(self.longest)
         now = now_ns()
-        return (self.deadline >= 0 and now >= self.deadline) or (not self.told and now - self.began > LOG_AFTER_NS)
+        return (self.deadline >= 0 and now >= self.deadline) or (not self.logged and now - self.began > LOG_AFTER_NS)
 
-    cdef int tell(self, str caller, str what, str who) except -1:
+    cdef int report(self, str caller, str what, str who) except -1:
         """Raises EchoTimeoutError if the time is over; otherwise logs, once, who waits for whom."""
         if self.deadline >= 0 and now_ns() >= self.deadline:
             raise EchoTimeoutError(f"{caller} waited {self.timeout:g} s for {what}: {who}")
-        self.told = True
+        self.logged = True
         _log.warning("%s has waited 5 s for %s: %s", caller, what, who)

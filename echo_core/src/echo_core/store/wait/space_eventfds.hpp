@@ -13,7 +13,7 @@
 
 namespace echo {
 
-class Bells {
+class SpaceEventfds {
 public:
     void arm(int eventfd) {
         std::lock_guard<std::mutex> lock(lock_);
@@ -27,9 +27,8 @@ public:
     }
     // Call this after a sequentially consistent write that may have made space.
     bool any() const { return count_.load(std::memory_order_seq_cst) != 0; }  // SYNC wakeup
-    void ring() {
-        // A forked child must not write: the eventfds are still the parent's, and the lock may be held by a thread that does not exist in
-        // the child.
+    void signal() {
+        // A forked child must not write: the eventfds are still the parent's, and the lock may be held by a thread that does not exist in the child.
         if (!any() || getpid() != born_) return;
         std::lock_guard<std::mutex> lock(lock_);
         for (int fd : armed_) {

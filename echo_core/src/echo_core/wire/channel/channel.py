@@ -24,7 +24,7 @@ class Channel(ABC):
     Failures are OSErrors, and mean that the connection is lost.
     """
 
-    peer: str = ""  # who is at the other end, for people
+    peer: str = ""  # names the other end, for people
 
     @abstractmethod
     def send(self, buffers: Sequence[Buffer]) -> None:

@@ -291,7 +291,7 @@ class ChannelConnection(Connection):
             )
 
     def seconds(self, timeout: float | None) -> float:
-        """The timeout of a call in seconds. ValueError if it is none."""
+        """The timeout of a call in seconds. Raises ValueError if `timeout` is invalid."""
         seconds: float = self.options.timeout if timeout is None else timeout
         if not seconds >= 0:
             raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")

@@ -11,10 +11,11 @@ __all__ = ["FairLock"]
 class FairLock:
     """Whose turn it is to put samples into the store.
 
-    One at a time, because a batch leaves the store as soon as it is complete: if a thread could
-    be held up between claiming a slot and committing it while others fill the batches behind,
-    those would overtake it, and with them later samples of its own client. In order of asking,
-    because a plain lock is regained by whoever has just released it, and the others starve.
+    Only one thread at a time does so, because a batch leaves the store as soon as it is complete. If a
+    thread could be held up between claiming a slot and committing it, other threads would fill the batches
+    behind. Those batches would overtake it, and with them later samples of its own client. Threads get their
+    turn in the order in which they asked: a plain lock goes back to the thread that has just released it,
+    and the others starve.
     """
 
     def __init__(self) -> None:

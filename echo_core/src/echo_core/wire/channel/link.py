@@ -1,6 +1,6 @@
 """One channel after its handshake: frames in, frames out, and a thread that does the writing.
 
-Whoever owns a link reads from it in one thread of its own. Writing is left to the link's thread,
+The owner of a link reads from it in one thread of its own. Writing is left to the link's thread,
 so that a peer that reads slowly never keeps its owner from reading: two ends that both wait for
 the other to read would wait for ever.
 """
@@ -126,8 +126,8 @@ class Gate:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While the caller, who has the lock, sleeps until something is written. Whoever sleeps for another reason, as a `send` for room
-        does, would be woken by every frame for nothing."""
+        """For a caller that holds the lock and sleeps until something is written. A caller that sleeps for another reason, as a `send` for
+        room does, would be woken by every frame for nothing."""
         self.watchers += 1
         try:
             yield
@@ -147,7 +147,7 @@ class Link:
         written: the number of the last work that was handed over whole.
         received, sent: how many bytes; those that are just being written are sent.
         half_since: since when a frame has begun and its rest is awaited (`time.monotonic()`); 0.0 if none has.
-        heard_at: when something of the other end arrived last. Whoever hears of the other end by another way may set it.
+        heard_at: when something of the other end arrived last. A transport that hears of the other end by another way may set it.
 
     Args:
         channel: after its handshake; the link shuts it down, and closes it in `finish`.
@@ -336,7 +336,7 @@ class Link:
             self._writer.join()
         with self._gate.lock:
             self._closed = True
-            self._work = _no_work  # whoever has a link is not kept by it
+            self._work = _no_work  # the link must not keep its owner alive
         self._channel.close()
 
     def forget(self) -> None:

@@ -65,7 +65,7 @@ class ChannelListener(Listener, Host):
         self.options = options
         own = getattr(options, "token", None)
         self._own_tokens = TokenSource(own) if own is not None and options.auth else None
-        _ = self.tokens  # so that a token file that is no use is an error here
+        _ = self.tokens  # so that a token file that cannot be used is an error here
         self.sessions = Sessions()
         self._intakes: dict[str, Intake] = {}  # by table, under the lock
         self.newest: PackedWeights | None = sink.weights

@@ -225,8 +225,8 @@ class ServedClient:
         except (EchoError, OSError) as error:
             reason = str(error)
             if not self._stopping:
-                # Whoever stops this now has nothing to wait for. Not the error itself: its frames lead back here, and what they hold would be
-                # left to the garbage collector, gRPC's objects too, which must not go in a forked child.
+                # A thread that stops this client now has nothing to wait for. The error itself is not passed on: its frames lead back here, and
+                # what they hold would be left to the garbage collector. That may be objects of gRPC's, which must not go in a forked child.
                 self.link.fail(ConnectionClosedError(reason))
         finally:
             with self.gate.lock:
@@ -304,7 +304,7 @@ class ServedClient:
             self._committing = True
         try:
             self._store(link, payload, min(known, header.count), header.count)
-            # First: who has been told that they are stored finds them counted.
+            # Before the acknowledgement: a worker that was told of them finds them counted.
             self.listener.count("duplicates", min(known, header.count))
             self.listener.count("samples", max(0, header.count - known))
         finally:
@@ -353,7 +353,7 @@ class ServedClient:
             while not (got := attempt(LOOK_UP_SECONDS if told else TELL_SECONDS)):
                 if link.error is not None:
                     raise link.error
-                if self._stopping:  # whoever closes the learner takes no more batches
+                if self._stopping:  # a learner that closes takes no more batches
                     raise ConnectionClosedError("the learner is closing")
                 if not told:
                     told = True

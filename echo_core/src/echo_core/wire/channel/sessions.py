@@ -20,7 +20,7 @@ class Owner(Protocol):
 
 
 class Session:
-    """One client's samples. Whoever holds `lock` and is the `owner` may commit the next one, so a
+    """One client's samples. The `owner` may commit the next one while it holds `lock`. So a
     connection that was replaced cannot insert a sample its successor will be sent again."""
 
     def __init__(self, base: int) -> None:

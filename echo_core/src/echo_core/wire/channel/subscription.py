@@ -19,11 +19,11 @@ class WeightsOffer(NamedTuple):
 
 
 class Subscription:
-    """What one client has of the weights. The gate's lock is held for every call.
+    """The weights as one client has them. The gate's lock is held for every call.
 
     Attributes:
         held: the version that the client holds whole; 0 before it has one.
-        sent: the version that is being sent, or was sent and is not confirmed; 0 if there is none.
+        sent: the version that is being sent, or was sent and is not confirmed; 0 if no version is on its way.
     """
 
     def __init__(self) -> None:

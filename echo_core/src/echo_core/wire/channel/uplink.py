@@ -68,7 +68,7 @@ class Uplink:
         window: the samples that are not acknowledged.
         calls: the requests that are not answered.
         link: the connection, while there is one.
-        trouble: why there is none at present.
+        trouble: why there is no connection at present.
         error: why there never will be one again; `over` is set at the same time.
         closing: nothing more is taken over.
         restarts: of the learner; connects: links there were.
@@ -189,7 +189,7 @@ class Uplink:
         return f"see what it does (echoctl top {self.address}), or wait longer (timeout=)"
 
     def connecting(self) -> str:
-        """A hook: who waits for which learner while there is no link yet, for people."""
+        """A hook: a sentence for people that says which worker waits for which learner while there is no link yet."""
         trouble = f": {self.trouble}" if self.trouble else ""
         return f"worker {os.getpid()} waits for a learner at {self.address}{trouble}"
 

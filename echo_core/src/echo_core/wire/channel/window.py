@@ -1,4 +1,4 @@
-"""What a worker has taken over and the learner has not acknowledged yet."""
+"""Samples that a worker has taken over and that the learner has not acknowledged yet."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class SampleWindow(Protocol):
         """Whether `count` more samples fit; any number fits into an empty window."""
 
     def lent(self) -> str:
-        """A word on memory that was lent and not given back, for whoever waits for room; "" if there is none."""
+        """A note on memory that was lent and not given back, for a message about waiting for room; "" if nothing is lent."""
 
     def next_frame(self) -> tuple[Iterable[Buffer], int] | None:
-        """The next frame to write on the channel and the number of its last sample; None if there is none, or samples go another way.
+        """The next frame to write on the channel and the number of its last sample; None if there is nothing to write, or samples go another way.
 
         The buffers may be a generator, which runs without the lock."""
 
@@ -208,8 +208,8 @@ class Window:
         return memoryview(b"".join(rows))
 
     def next_entries(self) -> list[Entry]:
-        """Unsent entries for one frame, from now on counted as sent; empty when there are none,
-        and then the gatherer is told that somebody waits."""
+        """Unsent entries for one frame, counted as sent from now on. If there are no entries, the list is empty
+        and the gatherer is told that somebody waits."""
         self.gatherer.idle = True  # before looking, so that what is taken meanwhile is not missed
         if not self._unsent and (chunk := self.gatherer.collect()) is not None:
             self._append(chunk.count, chunk)

@@ -1,4 +1,4 @@
-"""A learner's door under a flood: connections beyond a rate wait outside, in the kernel, and cost those who are served nothing.
+"""A limit for the rate of new connections: those beyond it wait in the kernel, and cost those who are served nothing.
 
 To accept a connection, read what it says and drop it takes a learner 75 µs over TCP and 150 in grpcio: one stranger who does nothing but
 connect takes a core. So new connections are counted, in a token bucket, and while there are too many the listening sockets drop what begins
@@ -7,7 +7,7 @@ Connections that stand notice nothing.
 
 The valve is the smallest TTL (`IP_MINTTL`, RFC 5082) that a listening socket takes. Every process may set it, where a filter of packets
 needs a privilege on Linux 6.18. Packets are sent with a TTL of 64 or 128; who sends with 255 from the learner's own network is not kept out.
-A connection inherits it: one whose handshake is under way when the door shuts would never be heard. `let_in` opens its ears; where a library
+A connection inherits it: one whose handshake is under way when the sockets are shut would never be heard. `let_in` opens its ears; where a library
 accepts, it is made anew once the handshake's time is over.
 """
 
@@ -24,14 +24,14 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-__all__ = ["CONNECTION_RATE", "Crowd", "Turnstile", "check_connection_rate"]
+__all__ = ["CONNECTION_RATE", "ConnectionRateLimit", "Crowd", "check_connection_rate"]
 
 log = logging.getLogger("echo")
 
 CONNECTION_RATE = 250.0  # new connections a second that a learner takes for long, unless told otherwise
 BURST_SECONDS = 4.0  # so many seconds' connections may come at once: all workers of a cluster, when it starts
-LONGEST_SECONDS, OPENING_SECONDS = 1.0, 0.25  # the door opens when so much is left of a burst, and is shut for no longer than the two together
-SETTLE_SECONDS, JUDGE_SECONDS = 0.3, 0.1  # after the door is shut, until the handshakes under way are through; then, to see what goes elsewhere
+LONGEST_SECONDS, OPENING_SECONDS = 1.0, 0.25  # the sockets open when so much is left of a burst, and are shut for no longer than the two together
+SETTLE_SECONDS, JUDGE_SECONDS = 0.3, 0.1  # after the sockets are shut, until the handshakes under way are through; then, to see what goes elsewhere
 QUIET_PAUSE, IDLE_PAUSE, BUSY_PAUSE = 0.25, 0.05, 0.02  # seconds between two looks; the first only where nobody tells who comes
 COMPLAINT_PAUSE = 5.0  # seconds between two lines of the log
 
@@ -49,11 +49,11 @@ def check_connection_rate(rate: float) -> None:
 
 
 class Crowd:
-    """Decides when the door is to be shut: a token bucket. It has neither clock nor socket; `look` is told everything.
+    """Decides when the sockets are to be shut: a token bucket. It has neither clock nor socket; `look` is told everything.
 
     Args:
         rate: connections a second that are let in for long; `BURST_SECONDS` of them may come at once.
-        everybody: what `look` is told are connections of all learners and servers of the machine (or container). Whose they are shows when the door
+        everybody: what `look` is told are connections of all learners and servers of the machine (or container). Whose they are shows when the sockets
             is shut: what then goes on was not for us, and is forgotten.
 
     Attributes:
@@ -66,7 +66,7 @@ class Crowd:
         self._burst = rate * BURST_SECONDS
         self._everybody = everybody
         self._level = 0.0  # connections let in, less what is allowed
-        self._speed = 0.0  # connections a second when the door was shut
+        self._speed = 0.0  # connections a second when the sockets were shut
         self._shut_for = 0.0  # seconds
         self._judged = (0, 0.0)  # connections elsewhere, in so many seconds
 
@@ -87,14 +87,14 @@ class Crowd:
         elif self._level > self._burst:
             self.shut = True
             self._speed, self._shut_for, self._judged = came / seconds, 0.0, (0, 0.0)
-        # However many there were, the door opens again soon.
+        # However many there were, the sockets open again soon.
         self._level = min(self._level, self._burst + LONGEST_SECONDS * self._rate)
         if self.shut or self._level > self._burst / 4:
             return BUSY_PAUSE
         return IDLE_PAUSE if self._level else None
 
     def _judge(self, came: int, seconds: float) -> None:
-        """Whose connections they were, once in each time that the door is shut."""
+        """Whose connections they were, once in each time that the sockets are shut."""
         if self._speed and self._shut_for >= SETTLE_SECONDS:
             count, span = self._judged[0] + came, self._judged[1] + seconds
             self._judged = count, span
@@ -103,8 +103,8 @@ class Crowd:
                 self._speed = 0.0
 
 
-class Turnstile:
-    """Watches the door of a learner, in a thread, and shuts it for moments while too many come.
+class ConnectionRateLimit:
+    """Watches the listening sockets of a learner, in a thread, and shuts them for moments while too many come.
 
     Where the kernel cannot tell or do what this takes, anybody is let in.
 
@@ -114,7 +114,7 @@ class Turnstile:
             taken, which is that of the whole machine (or container).
 
     Attributes:
-        held_off: packets that begin a connection, TCP's repeated ones too, that were dropped while the door was shut.
+        held_off: packets that begin a connection, TCP's repeated ones too, that were dropped while the sockets were shut.
     """
 
     def __init__(self, rate: float, told: bool = True) -> None:
@@ -147,7 +147,7 @@ class Turnstile:
             dropped = self._drops()
             if not self._told:
                 self._counters = os.open(COUNTERS, os.O_RDONLY | os.O_CLOEXEC)  # now: there may be no descriptor left when it matters
-            thread = threading.Thread(target=self._watch, args=(self._count(), dropped), name="echo-turnstile", daemon=True)
+            thread = threading.Thread(target=self._watch, args=(self._count(), dropped), name="echo-connection-rate", daemon=True)
             thread.start()
             self._thread = thread
         except (OSError, ValueError, struct.error, RuntimeError) as error:  # RuntimeError: no more threads
@@ -178,7 +178,7 @@ class Turnstile:
             self._counters = -1
 
     def _watch(self, count: int, dropped: int) -> None:
-        """Whatever happens, the door is open at the end, and while anything is logged: who reads the log may keep us waiting."""
+        """Whatever happens, the sockets are open at the end, and while anything is logged: who reads the log may keep us waiting."""
         crowd, at = Crowd(self._rate, not self._told), time.monotonic()
         pause: float | None = None
         failed: Exception | None = None

@@ -2,6 +2,7 @@
 // They come in messages, or lie in memory of a worker on the same machine (region.hpp).
 #pragma once
 
+#include "acknowledgement.hpp"
 #include "echo_capi.h"
 #include "region.hpp"
 #include "window.hpp"
@@ -13,16 +14,13 @@ class Intake final : public Flow {
     // `committed` samples of the session are in the store. The worker may be `credit_bytes` ahead of the store.
     // `direct`: rendezvous go straight into slots. That is possible only with lanes on which the receiver moves the bytes.
     Intake(const echo_capi *api, echo_store *store, Engine &engine, uint64_t committed, uint64_t credit_bytes, bool direct)
-        : api_(api), store_(store), line_(engine.line), direct_(direct), committed_(committed) {
+        : api_(api), store_(store), line_(engine.line), direct_(direct), sample_bytes_(api->sample_bytes(store)),
+          ack_(committed, credit_bytes, sample_bytes_), committed_(committed) {
         api_->retain(store_);
         for (uint32_t leaf = 0; leaf < api_->leaf_count(store_); leaf++) leaves_.push_back(api_->leaf_bytes(store_, leaf));
-        sample_bytes_ = api_->sample_bytes(store_);
-        credit_ = std::max<uint64_t>(2, credit_bytes / std::max<uint64_t>(1, sample_bytes_));
         share_ = int64_t(std::clamp<uint64_t>(SHARE_BYTES / std::max<uint64_t>(1, sample_bytes_), 1, std::max(1u, api_->batch_size(store_) / 4)));
         left_ = share_;
         next_ = committed + 1;
-        limit_ = committed + credit_;
-        ack_due_ = true; // this gives the first credit
     }
 
     ~Intake() override { api_->release(store_); }
@@ -51,7 +49,7 @@ class Intake final : public Flow {
     // The same, and tells the worker at once which samples are committed, so that it does not send them to the next learner too.
     void conclude(Peer &peer) {
         stop();
-        if (committed_ > acknowledged_ && !peer.failed && peer.stage == Stage::OPEN) acknowledge(peer);
+        if (ack_.behind(committed_) && !peer.failed && peer.stage == Stage::OPEN) acknowledge(peer);
     }
 
     // ------------------------------------------------------------------------------------------- called by the engine
@@ -71,8 +69,8 @@ class Intake final : public Flow {
             broken = std::to_string(head.count) + " samples at " + std::to_string(head.limit) + ", outside of its memory";
         else if (!shown && length != head.count * sample_bytes_)
             broken = std::to_string(length) + " bytes for " + std::to_string(head.count) + " samples of " + std::to_string(sample_bytes_);
-        else if (end - 1 > limit_)
-            broken = "sample " + std::to_string(end - 1) + ", with credit up to " + std::to_string(limit_);
+        else if (end - 1 > ack_.limit())
+            broken = "sample " + std::to_string(end - 1) + ", with credit up to " + std::to_string(ack_.limit());
         else if (partial_.bytes > 0)
             broken = "samples in the middle of another";
         else if (early_.size() > 4096)
@@ -87,7 +85,7 @@ class Intake final : public Flow {
         messages_++;
         if (end - 1 <= committed_) { // all samples are duplicates, so not even their place is kept
             duplicates_ += head.count;
-            ack_due_ = true;
+            ack_.owe();
             return ucp::OK;
         }
         Parked one{};
@@ -166,7 +164,7 @@ class Intake final : public Flow {
             worked |= rows > 0;
             if (!full_ || parked_.empty()) line_.leave(this); // samples that are still being received must not hold up the other workers
         }
-        if (ack_due_ && !peer.failed && (peer.engine->quiet() || (committed_ - acknowledged_) * sample_bytes_ >= ACK_BYTES)) {
+        if (!peer.failed && ack_.due(committed_, peer.engine->quiet())) {
             acknowledge(peer);
             worked = true;
         }
@@ -197,10 +195,9 @@ class Intake final : public Flow {
 
   private:
     static constexpr const char *TAKEN_BACK = "it has taken back samples that were not acknowledged";
-    static constexpr uint64_t TURN_ROWS = 1024; // rows of one worker before it is another worker's turn;
-    static constexpr uint64_t ACK_BYTES = 256 << 10; // while more arrives, so many bytes are acknowledged together;
-    static constexpr uint64_t SHARE_BYTES = 32 << 10; // space for one worker while others wait for it, but at most a quarter of a batch;
-    static constexpr size_t AT_ONCE = 8;        // rendezvous of one worker at the same time;
+    static constexpr uint64_t TURN_ROWS = 1024; // rows of one worker before it is another worker's turn
+    static constexpr uint64_t SHARE_BYTES = 32 << 10; // space for one worker while others wait for it, but at most a quarter of a batch
+    static constexpr size_t AT_ONCE = 8;        // rendezvous of one worker at the same time
     static constexpr int64_t HOLD_NS = 5'000'000; // how long a sample may keep its slot while its parts are awaited
 
     enum State { OFFERED, ARRIVING, HERE, IN_SLOTS, FAILED };
@@ -250,7 +247,7 @@ class Intake final : public Flow {
             broken = "a key by rendezvous";
         else
             broken = sight_.open(peer.ep, head.number, head.limit, head.count, key, length);
-        ack_due_ = true; // the acknowledgement says whether the key works
+        ack_.owe(); // the acknowledgement says whether the key works
         return ucp::OK;
     }
 
@@ -312,7 +309,7 @@ class Intake final : public Flow {
         uint32_t some = uint32_t(std::min<uint64_t>(known, one.count - one.row));
         one.row += some;
         duplicates_ += some;
-        ack_due_ |= some > 0;
+        ack_.owe(some > 0);
     }
 
     uint32_t insert(const char *rows, uint32_t row, uint32_t count) {
@@ -364,16 +361,13 @@ class Intake final : public Flow {
     }
 
     void acknowledge(Peer &peer) {
-        ack_due_ = false;
-        acknowledged_ = committed_;
-        limit_ = committed_ + credit_;
-        peer.engine->post(peer, Head{.kind = ACK, .flags = sight_.opened() ? READS : uint8_t(0), .number = committed_, .limit = limit_});
+        peer.engine->post(peer, ack_.say(committed_, sight_.opened() ? READS : uint8_t(0)));
     }
 
     void count_in(uint64_t count) {
         committed_ += count;
         inserted_ += count;
-        ack_due_ = true;
+        ack_.owe();
     }
 
     void drop(Peer &peer, Parked &one) {
@@ -387,9 +381,11 @@ class Intake final : public Flow {
     Line &line_; // belongs to the engine, which outlives every flow of its peers
     const bool direct_;
     std::vector<uint64_t> leaves_;
-    uint64_t sample_bytes_, credit_, next_, limit_, acknowledged_ = 0;
+    const uint64_t sample_bytes_;
+    Acknowledgement ack_;
+    uint64_t next_;
     int64_t share_, left_; // in samples; used while others wait
-    bool ack_due_, full_ = false, closed_ = false, stopped_ = false, taken_back_ = false;
+    bool full_ = false, closed_ = false, stopped_ = false, taken_back_ = false;
     int armed_ = -1;
     Partial partial_;
     Sight sight_;

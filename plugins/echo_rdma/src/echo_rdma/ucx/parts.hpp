@@ -10,8 +10,8 @@ inline ucp::status Intake::part(Peer &peer, const Head &head, const char *data, 
         broken = "a part of " + std::to_string(length) + " bytes from " + std::to_string(head.limit);
     else if (head.limit != partial_.bytes || (head.limit > 0 && head.number != partial_.number))
         broken = "parts out of order";
-    else if (head.number > limit_ || head.number == 0 || head.number > next_)
-        broken = "sample " + std::to_string(head.number) + ", with credit up to " + std::to_string(limit_);
+    else if (head.number > ack_.limit() || head.number == 0 || head.number > next_)
+        broken = "sample " + std::to_string(head.number) + ", with credit up to " + std::to_string(ack_.limit());
     else if (again(head.number, head.number + 1))
         broken = "sample " + std::to_string(head.number) + " again";
     if (!broken.empty()) return ucp::OK;
@@ -46,7 +46,7 @@ inline void Intake::whole() {
     partial_ = {};
     if (all.known) {
         duplicates_++;
-        ack_due_ = true;
+        ack_.owe();
     } else if (all.in_run) {
         api_->commit(store_, &all.run);
         next_++;

@@ -71,7 +71,7 @@ public:
         figures_.erase(key);
     }
     // An empty string with room for a frame of `bytes`. The caller fills it and gives it to reply().
-    std::string frame_for(std::uint64_t key, std::size_t bytes) { return loop_of(key).spares.take(bytes); }
+    std::string frame_for(std::uint64_t key, std::size_t bytes) { return loop_of(key).recycled.take(bytes); }
     void reply(std::uint64_t key, std::string frame) {
         loop_of(key).mailbox.put([&](Commands &c) { c.replies.emplace_back(key, std::move(frame)); });
     }

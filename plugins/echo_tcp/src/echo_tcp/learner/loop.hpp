@@ -19,9 +19,10 @@
 #include <thread>
 #include <unordered_map>
 
+#include "acknowledgement.hpp"
 #include "ingest.hpp"
 #include "mailbox.hpp"
-#include "../spares.hpp"
+#include "../recycled_buffers.hpp"
 #include "outbox.hpp"
 #include "turns.hpp"
 
@@ -32,7 +33,7 @@ public:
     Loop(const echo_capi *api, echo_store *store, std::shared_ptr<Events> events, Turns &turns,
          std::uint64_t staging_limit)
         : store_(api, store), events_(std::move(events)), turns_(turns),
-          ingest_(store_, *events_, totals, staging_limit), outbox_(totals, spares) {
+          ingest_(store_, *events_, totals, staging_limit), outbox_(totals, recycled) {
         try {
             epoll_ = epoll_create1(EPOLL_CLOEXEC);
             if (epoll_ < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
@@ -70,7 +71,7 @@ public:
     // Only these members may be used by other threads.
     Mailbox mailbox;
     Totals totals;
-    Spares spares;  // for answers
+    RecycledBuffers recycled;  // for answers
 
 private:
     static constexpr int most_events = 256;
@@ -84,18 +85,16 @@ private:
     static constexpr std::int64_t silent_ns = 3'000'000'000;  // a staged frame without a byte for so long may lose its memory to others
     static constexpr std::uint32_t most_asked = 16;         // a connection with so many unanswered CONTROL requests, or ...
     static constexpr std::size_t most_out = 1 << 20;        // ... so many unsent bytes is not read
-    static constexpr std::uint64_t owed_bytes = 768 << 10;  // while there is more to read, an ACK is put off for so many bytes
-    static constexpr std::int64_t owed_ns = 1'000'000;      // ... and for so long at most
     static constexpr int last_turns = 16;                   // turns that each connection gets when the loop stops
 
     // ---- the thread -------------------------------------------------------------------------------
     void run() {
         epoll_event events[most_events];
         while (!(stop_by_ != 0 && peers_.empty())) {
-            const int n = epoll_wait(epoll_, events, most_events, owed_.empty() ? patience() : 0);
+            const int n = epoll_wait(epoll_, events, most_events, put_off_.empty() ? patience() : 0);
             const std::int64_t began = now_ = ingest_.now = clock_ns();
             read_something_ = false;
-            if (!owed_.empty() && (n == 0 || now_ - owed_since_ >= owed_ns)) pay();
+            if (put_off_.must_be_written(n == 0, now_)) write_put_off();
             for (int i = 0; i < n; ++i) {
                 void *what = events[i].data.ptr;
                 if (what == &mailbox) {
@@ -174,8 +173,8 @@ private:
     void ready(Peer &p, std::uint32_t events);
     Step serve(Peer &p, bool first = false);
     void write(Peer &p);
-    bool owe(Peer &p);
-    void pay();
+    bool put_off(Peer &p);
+    void write_put_off();
     void watch_for(Peer &p, std::uint32_t interest);
     void park(Peer &p, std::deque<Peer *> &queue, bool in_front = false);
     void unpark(Peer &p);
@@ -221,8 +220,7 @@ private:
     std::vector<std::unique_ptr<Peer>> graveyard_;  // closed peers that events of this round may still name
     std::deque<Peer *> parked_, staging_;           // peers that wait for slots, and for staging memory
     std::vector<Peer *> open_, leaving_;
-    std::vector<Peer *> owed_;        // peers whose acknowledgement is put off
-    std::int64_t owed_since_ = 0;     // since when the first of them waits; meaningful while there is one
+    PutOff put_off_{store_.sample_bytes()};         // acknowledgements that are put off
     std::int64_t now_ = 0;            // time at the beginning of the round
     std::int64_t stop_by_ = 0;        // not zero while the loop is stopping
     std::int64_t next_probe_ = 0;     // meaningful while a peer is parked

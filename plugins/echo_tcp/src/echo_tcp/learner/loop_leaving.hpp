@@ -52,7 +52,7 @@ inline void Loop::end_of(Peer &p) {
     if (p.leaving || p.dead) return;
     ingest_.forget(p);
     keep_open_list(p);
-    if (std::exchange(p.owed, false)) std::erase(owed_, &p);
+    put_off_.forget(p);
     if (p.parked) {
         unpark(p);
         for (std::deque<Peer *> *queue : {&parked_, &staging_})

@@ -100,28 +100,18 @@ inline Step Loop::serve(Peer &p, bool first) {
     } else if (step == Step::space || step == Step::share) {
         park(p, parked_, first && step == Step::space);
     }
-    if (p.parked || !owe(p)) write(p);
+    if (p.parked || !put_off(p)) write(p);
     return step;
 }
 
-// Decides whether an acknowledgement is put off. Each one wakes a worker that waits for it, which costs more than
-// to read a frame. So while there are others to read from, one acknowledgement is sent for several frames.
-inline bool Loop::owe(Peer &p) {
-    if (p.ack_due || p.interest != EPOLLIN || p.asked >= most_asked || outbox_.more_than_ack(p)) return false;
-    const std::uint64_t samples = p.session->committed - p.acked;
-    if (samples * std::max<std::uint64_t>(1, store_.sample_bytes()) >= owed_bytes) return false;
-    if (samples == 0 || p.owed) return true;
-    if (owed_.empty()) owed_since_ = now_;
-    p.owed = true;
-    owed_.push_back(&p);
-    return true;
+// Whether nothing has to be written to this peer now: its acknowledgement, if one is due, is put off.
+inline bool Loop::put_off(Peer &p) {
+    if (p.interest != EPOLLIN || p.asked >= most_asked || outbox_.more_than_ack(p)) return false;
+    return put_off_.add(p, now_);
 }
 
-inline void Loop::pay() {
-    for (Peer *p : std::exchange(owed_, {})) {
-        p->owed = false;
-        write(*p);
-    }
+inline void Loop::write_put_off() {
+    for (Peer *p : put_off_.take()) write(*p);
 }
 
 inline void Loop::write(Peer &p) {

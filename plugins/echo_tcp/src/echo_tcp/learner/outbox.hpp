@@ -8,7 +8,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#include "../spares.hpp"
+#include "../recycled_buffers.hpp"
+#include "acknowledgement.hpp"
 #include "peer.hpp"
 
 namespace echo_tcp::learner {
@@ -19,7 +20,7 @@ public:
     // other connection has had its turn, so a large version of the weights does not delay samples.
     static constexpr int chunks_at_once = 2;
 
-    Outbox(Totals &totals, Spares &spares) : totals_(totals), spares_(spares) {}
+    Outbox(Totals &totals, RecycledBuffers &recycled) : totals_(totals), recycled_(recycled) {}
 
     std::shared_ptr<const Weights> latest;  // the weights published last
 
@@ -93,15 +94,13 @@ private:
     }
 
     void acknowledge(Peer &p) {
-        if (p.session == nullptr) return;
+        if (!acknowledgement_is_due(p)) return;
         const std::uint64_t committed = p.session->committed;
         if (p.echo1) {
             p.out.append(committed - p.acked, '\x01');
-        } else if (committed != p.acked || p.ack_due) {
+        } else {
             const FrameHeader ack = make_header(Kind::ack, committed, 0, std::uint32_t(totals_.crowd.get()));
             append(p, &ack, sizeof ack);
-        } else {
-            return;
         }
         p.acked = committed;
         p.ack_due = false;
@@ -112,7 +111,7 @@ private:
         p.out.swap(p.answers.front());
         p.out_at = 0;
         p.answer_bytes -= p.out.size();
-        spares_.give(std::move(p.answers.front()));
+        recycled_.give(std::move(p.answers.front()));
         p.answers.pop_front();
         p.answered = true;
     }
@@ -181,7 +180,7 @@ private:
     }
 
     Totals &totals_;
-    Spares &spares_;
+    RecycledBuffers &recycled_;
 };
 
 }  // namespace echo_tcp::learner

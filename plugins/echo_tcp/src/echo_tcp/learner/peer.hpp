@@ -99,7 +99,7 @@ struct Peer {
     bool answered = false;            // an answer was sent last, so a chunk of weights comes next
     std::uint64_t acked = 0;     // the number in the last ACK
     bool ack_due = false;        // an ACK is sent even if `acked` is up to date (the resume point)
-    bool owed = false;           // an ACK is put off until there is nothing else to do
+    bool ack_put_off = false;    // an ACK waits until there is nothing else to do (acknowledgement.hpp)
     bool deaf = false;           // a write failed; bytes that the peer sent may still be read
     bool subscribed = false;
     std::uint64_t held = 0;      // newest version that the peer says it holds

@@ -104,7 +104,7 @@ public:
     // ---- requests and weights
     std::uint64_t ask(std::string_view payload);
     Status answer(std::uint64_t id, std::int64_t slice_ns, std::string& payload);
-    std::shared_ptr<Spares> spares() const { return incoming_.spares; }  // takes the memory of answers that have been read
+    std::shared_ptr<RecycledBuffers> recycled() const { return incoming_.recycled; }  // takes the memory of answers that have been read
     void forget(std::uint64_t id);
     void subscribe();
     bool take_weights(WeightsBlob& out);

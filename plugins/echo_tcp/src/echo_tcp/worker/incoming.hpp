@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "../frame.hpp"
-#include "../spares.hpp"
+#include "../recycled_buffers.hpp"
 #include "weights.hpp"
 
 namespace echo_tcp::worker {
@@ -30,7 +30,7 @@ public:
     std::vector<Message> messages;
     std::optional<WeightsBlob> weights;  // the newest version that is whole
     std::optional<std::string> bye;
-    const std::shared_ptr<Spares> spares = std::make_shared<Spares>();  // readers of a message give its memory back here
+    const std::shared_ptr<RecycledBuffers> recycled = std::make_shared<RecycledBuffers>();  // readers of a message give its memory back here
 
     explicit Incoming(bool original) : original_(original) {}
 
@@ -101,7 +101,7 @@ private:
                 if ((flags & ~flag_reply) || length < 4 || length > max_control_bytes) {
                     return "it sent a CONTROL frame of an impossible size";
                 }
-                small_ = spares->take(length);
+                small_ = recycled->take(length);
                 return nullptr;
             case Kind::ping:
                 return within(!(flags & ~flag_reply) && !length,

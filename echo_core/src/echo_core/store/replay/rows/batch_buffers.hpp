@@ -1,6 +1,5 @@
 // The buffers into which a table gathers batches. A batch keeps its buffer for as long as anything refers to it; then another batch uses
-// the buffer, because fresh memory would cost a page fault for every 4 KiB. There are as many buffers as batches that are in use at the
-// same time.
+// the buffer, because fresh memory would cost a page fault for every 4 KiB. There are as many buffers as batches that are in use at the same time.
 #pragma once
 
 #include <sys/mman.h>

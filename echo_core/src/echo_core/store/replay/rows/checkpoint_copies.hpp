@@ -44,8 +44,7 @@ public:
         block.rows.push_back(row);
         left_[row] = 0;  // only now, because without memory for the block the row must stay marked
     }
-    // Call this after copying the row. Returns whether the copied bytes are those of the checkpoint's moment. The row then needs no further
-    // copy.
+    // Call this after copying the row. Returns whether the copied bytes are those of the checkpoint's moment. The row then needs no further copy.
     bool settle(uint32_t row) {
         const bool was = left_[row];
         left_[row] = 0;

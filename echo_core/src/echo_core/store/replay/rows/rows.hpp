@@ -72,8 +72,7 @@ public:
         base_ = static_cast<char *>(memory);
         if (fd >= 0) return;  // the file may be larger than the memory of this machine
         madvise(base_, mapped_, MADV_HUGEPAGE);
-        // Pre-fault the pages: the first lap through untouched pages would run at a fraction of the speed. Old kernels do not know this
-        // advice.
+        // Pre-fault the pages: the first lap through untouched pages would run at a fraction of the speed. Old kernels do not know this advice.
         if (madvise(base_, mapped_, 23 /* MADV_POPULATE_WRITE */) != 0)
             for (uint64_t i = 0; i < mapped_; i += 4096) static_cast<volatile char *>(base_)[i] = 0;
     }
@@ -81,8 +80,7 @@ public:
     Rows(const Rows &) = delete;
     Rows &operator=(const Rows &) = delete;
 
-    // Returns the bytes of a record, or 0 if leaves have arrays of their own. Records have no padding, which would cost a fifth of a small
-    // row's memory.
+    // Returns the bytes of a record, or 0 if leaves have arrays of their own. Records have no padding, which would cost a fifth of a small row's memory.
     static uint64_t record_of(const std::vector<uint64_t> &leaf_bytes) {
         uint64_t total = 0;
         for (uint64_t bytes : leaf_bytes) total += bytes;

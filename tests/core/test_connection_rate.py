@@ -27,14 +27,14 @@ from echo_core.wire.network.connection_rate import (
     LONGEST_SECONDS,
     OPENING_SECONDS,
     QUIET_PAUSE,
+    ConnectionRateLimit,
     Crowd,
-    Turnstile,
     connections_opened,
 )
 from echo_core.wire.network.listening import listening_sockets
 
 Listen = Callable[..., socket.socket]
-Watch = Callable[..., tuple[Turnstile, socket.socket]]
+Watch = Callable[..., tuple[ConnectionRateLimit, socket.socket]]
 
 FLOOD = 10_000  # connections a second
 
@@ -180,8 +180,8 @@ def watch(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     monkeypatch.setattr(connection_rate, "BURST_SECONDS", 0.5)
     with ExitStack() as stack:
 
-        def watch(rate: float = 200, host: str = "127.0.0.1", told: bool = True) -> tuple[Turnstile, socket.socket]:
-            door = stack.enter_context(closing(Turnstile(rate, told)))
+        def watch(rate: float = 200, host: str = "127.0.0.1", told: bool = True) -> tuple[ConnectionRateLimit, socket.socket]:
+            door = stack.enter_context(closing(ConnectionRateLimit(rate, told)))
             try:
                 listening = listen(host, door.let_in if told else lambda sock: None)
             except OSError as error:
@@ -201,7 +201,7 @@ def come(listening: socket.socket, host: str = "127.0.0.1", patience: float = 5)
     return True
 
 
-def flood(door: Turnstile, listening: socket.socket) -> None:
+def flood(door: ConnectionRateLimit, listening: socket.socket) -> None:
     """Come until one has to wait."""
     for _ in range(100_000):
         come(listening, patience=0.02)
@@ -211,7 +211,7 @@ def flood(door: Turnstile, listening: socket.socket) -> None:
 
 
 def watched() -> bool:
-    return "echo-turnstile" in [thread.name for thread in threading.enumerate()]
+    return "echo-connection-rate" in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -237,7 +237,7 @@ def test_a_flood_waits_outside(watch: Watch, host: str, from_host: str, told: bo
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_flood_of_others_keeps_nobody_out(listen: Listen, told: bool) -> None:
-    with closing(Turnstile(250, told)) as door:
+    with closing(ConnectionRateLimit(250, told)) as door:
         ours, other = listen(let_in=door.let_in if told else lambda sock: None), listen()
         door.watch([ours], "tcp://here")
         over = threading.Event()
@@ -262,7 +262,7 @@ def test_a_flood_of_others_keeps_nobody_out(listen: Listen, told: bool) -> None:
 
 
 def test_a_connection_made_while_the_door_is_shut_hears(listen: Listen) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening, closing(Turnstile(250)) as door:
+    with socket.create_server(("127.0.0.1", 0)) as listening, closing(ConnectionRateLimit(250)) as door:
         door.watch([listening], "tcp://here")
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 5)  # a handshake is over when the client says something
         with socket.create_connection(listening.getsockname()) as client:
@@ -290,7 +290,7 @@ def test_any_number(watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_a_socket_closed_under_it(listen: Listen, caplog: pytest.LogCaptureFixture) -> None:
-    with closing(Turnstile(5, told=False)) as door:
+    with closing(ConnectionRateLimit(5, told=False)) as door:
         with closing(listen().dup()) as sock:
             door.watch([sock], "tcp://here")
         until(lambda: not watched(), "the thread ends")

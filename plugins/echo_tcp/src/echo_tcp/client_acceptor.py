@@ -13,7 +13,7 @@ from contextlib import suppress
 from .complaints import Seldom
 from .sockets import free, left_at_fork, name_of, unpaced
 
-__all__ = ["Door"]
+__all__ = ["ClientAcceptor"]
 
 PAUSE = 0.25  # seconds without accepting, if nothing else helps
 REFUSALS_AT_ONCE = 16  # between two such pauses
@@ -22,7 +22,7 @@ OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 OUT_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 
 
-class Door:
+class ClientAcceptor:
     """The listening sockets of one control plane. Only the control plane's thread calls it. It accepts clients from the beginning.
 
     Args:

@@ -10,7 +10,7 @@
 
 namespace echo_tcp {
 
-class Spares {
+class RecycledBuffers {
 public:
     // An empty string with room for `bytes`.
     std::string take(std::size_t bytes) {

@@ -10,10 +10,10 @@
 
 namespace echo::replay {
 
-class Loans {
+class Unacknowledged {
 public:
     // duration_ns 0: items need no acknowledgement.
-    Loans(uint32_t capacity, int64_t duration_ns) : duration_(duration_ns) {
+    Unacknowledged(uint32_t capacity, int64_t duration_ns) : duration_(duration_ns) {
         if (duration_ns) state_ = std::make_unique<uint64_t[]>(capacity);
     }
 
@@ -22,10 +22,10 @@ public:
     uint64_t back() const { return back_; }
 
     // The row was drawn. It belongs to the borrower as soon as its batch is gathered, and nobody else gets it meanwhile.
-    void lend(uint32_t row, int64_t now, uint64_t borrower) {
+    void give_out(uint32_t row, int64_t now, uint64_t borrower) {
         const uint64_t turn = ++turn_ << 2;
         state_[row] = turn | kDrawn;
-        lent_.push_back({row, turn, now + duration_, borrower});
+        given_.push_back({row, turn, now + duration_, borrower});
         ++out_;
     }
     // The row's batch was gathered: the borrower has it.
@@ -33,7 +33,7 @@ public:
     // The row's batch failed, so the row waits to be given out again. Returns false if it waits already because its borrower is gone.
     bool revoke(uint32_t row) {
         if (!(state_[row] & kDrawn)) return false;
-        give_back(row);
+        give_out_again(row);
         --out_;
         return true;
     }
@@ -44,90 +44,89 @@ public:
         const Ended ended = state_[row] & kBack ? kCameBack : kOut;
         --(ended == kOut ? out_ : back_);
         state_[row] = kNo;
-        tidy(&lent_, out_);
+        tidy(&given_, out_);
         tidy(&returned_, back_);
         return ended;
     }
     // Finds rows whose time is over: they wait to be given out again. Returns how many.
     uint64_t expire(int64_t now) {
         uint64_t expired = 0;
-        for (; !lent_.empty() && lent_.front().until <= now; lent_.pop_front()) {
-            const Loan &loan = lent_.front();
-            if (!is(loan)) continue;  // this row was acknowledged
-            if (state_[loan.row] & kDrawn) break;  // this row is being gathered, which does not take long
-            give_back(loan.row);
+        for (; !given_.empty() && given_.front().until <= now; given_.pop_front()) {
+            const Entry &entry = given_.front();
+            if (!is(entry)) continue;  // this row was acknowledged
+            if (state_[entry.row] & kDrawn) break;  // this row is being gathered, which does not take long
+            give_out_again(entry.row);
             --out_, ++expired;
         }
         return expired;
     }
     // The borrower is gone: the rows that it has wait to be given out again. Returns how many.
     uint64_t take_back(uint64_t borrower) {
-        std::deque<Loan> others;
+        std::deque<Entry> others;
         uint64_t taken = 0;
-        for (const Loan &loan : lent_) {
-            if (loan.borrower != borrower) {
-                others.push_back(loan);
-            } else if (is(loan)) {
-                give_back(loan.row);
+        for (const Entry &entry : given_) {
+            if (entry.borrower != borrower) {
+                others.push_back(entry);
+            } else if (is(entry)) {
+                give_out_again(entry.row);
                 --out_, ++taken;
             }
         }
-        lent_.swap(others);
+        given_.swap(others);
         return taken;
     }
     // A row was given out, in this process or before a restart, and has to be given out again.
-    void give_back(uint32_t row) {
+    void give_out_again(uint32_t row) {
         const uint64_t turn = ++turn_ << 2;
         state_[row] = turn | kBack;
         returned_.push_back({row, turn, 0, 0});
         ++back_;
     }
-    // Takes a row that waits to be given out again; returns false if there is none.
+    // Takes a row that waits to be given out again; returns false if no row waits.
     bool take(uint32_t *row) {
         while (!returned_.empty()) {
-            const Loan loan = returned_.front();
+            const Entry entry = returned_.front();
             returned_.pop_front();
-            if (!is(loan)) continue;  // this row was acknowledged late
-            *row = loan.row;
-            state_[loan.row] = kNo;
+            if (!is(entry)) continue;  // this row was acknowledged late
+            *row = entry.row;
+            state_[entry.row] = kNo;
             --back_;
             return true;
         }
         return false;
     }
     // Returns when the first row's time is over (perhaps of a row that was acknowledged meanwhile), or INT64_MAX if no row is out.
-    int64_t first_end() const { return lent_.empty() ? INT64_MAX : lent_.front().until; }
+    int64_t first_end() const { return given_.empty() ? INT64_MAX : given_.front().until; }
     // Returns every row that is out or waits, in the order in which they would be given out again.
     std::vector<uint32_t> rows() const {
         std::vector<uint32_t> out;
-        for (const auto *loans : {&returned_, &lent_})
-            for (const Loan &loan : *loans)
-                if (is(loan)) out.push_back(loan.row);
+        for (const auto *entries : {&returned_, &given_})
+            for (const Entry &entry : *entries)
+                if (is(entry)) out.push_back(entry.row);
         return out;
     }
 
 private:
-    // A row's state is the turn in which it was given out or came back. The lower two bits say whether it waits to be given out again, or
-    // is being gathered.
+    // A row's state is the turn in which it was given out or came back. The lower two bits say whether it waits to be given out again, or is being gathered.
     static constexpr uint64_t kNo = 0, kBack = 1, kDrawn = 2, kTurn = ~uint64_t(3);
-    struct Loan {
+    struct Entry {
         uint32_t row;
         uint64_t turn;
         int64_t until;
         uint64_t borrower;
     };
-    bool is(const Loan &loan) const { return (state_[loan.row] & kTurn) == loan.turn; }
+    bool is(const Entry &entry) const { return (state_[entry.row] & kTurn) == entry.turn; }
     // Entries of acknowledged rows are dropped, however long the others last. This costs two steps for each entry on average.
-    void tidy(std::deque<Loan> *loans, uint64_t living) {
-        while (!loans->empty() && !is(loans->front())) loans->pop_front();
-        if (loans->size() <= 2 * living + 1024) return;
-        loans->erase(std::remove_if(loans->begin(), loans->end(), [this](const Loan &loan) { return !is(loan); }), loans->end());
+    void tidy(std::deque<Entry> *entries, uint64_t living) {
+        while (!entries->empty() && !is(entries->front())) entries->pop_front();
+        if (entries->size() <= 2 * living + 1024) return;
+        entries->erase(std::remove_if(entries->begin(), entries->end(), [this](const Entry &entry) { return !is(entry); }), entries->end());
     }
 
     const int64_t duration_;
     std::unique_ptr<uint64_t[]> state_;
-    std::deque<Loan> lent_;  // in the order of their deadlines, because all have the same duration
-    std::deque<Loan> returned_;
+    std::deque<Entry> given_;  // in the order of their deadlines, because all have the same duration
+    std::deque<Entry> returned_;
     uint64_t turn_ = 0, out_ = 0, back_ = 0;
 };
 
