@@ -161,7 +161,7 @@ def _conclude(options: Options, monitor: Monitor, interrupted: bool, trouble: st
         except ImportError:
             print("cannot plot: matplotlib is missing; run: pip install matplotlib")
         except (OSError, KeyboardInterrupt) as error:
-            print(f"no plot: {error or 'interrupted'}")
+            print(f"cannot plot: {error or 'interrupted'}")
     if trouble:
         code = 2
     elif interrupted:

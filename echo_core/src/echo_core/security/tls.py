@@ -1,8 +1,8 @@
 """TLS for transports that support it: which certificates to use, and how to make an authority for a private cluster.
 
-    authority = Authority.create("/etc/echo/tls")                  # give authority.pem to everybody; keep authority.key secret
+    authority = Authority.create("/etc/echo/tls")                  # give authority.pem to everybody; keep authority.key secret.
     authority.issue("learner", hosts=["learner", "10.0.0.5"])      # learner.pem and learner.key, for tls_certificate and tls_key
-    authority.issue("worker-3")                                    # for mutual TLS
+    authority.issue("worker-3")                                    # for mutual TLS.
 
 A learner that is given no certificate gets one from the user's own authority, which is made on first use in the folder of the token
 file. TLS therefore needs no set-up on one machine, or wherever a home directory is shared. Clients trust this authority in addition
