@@ -122,9 +122,9 @@ class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
             due += [self._told_at + COMPLAINT_PAUSE] if self._untold else []
         if tell:
             log.warning(
-                "%s: TLS handshakes that failed, or that no call followed, and calls over resumed sessions whose certificate has expired: %d (a"
-                " certificate that has expired or that an unknown authority issued, none where one is asked for, a worker that does not trust this"
-                " learner's, no TLS, nobody who spoke; grpcio's reasons: GRPC_VERBOSITY=INFO)",
+                "%s: TLS handshakes that failed, or that no call followed, and calls over resumed sessions whose certificate has expired: %d (possible"
+                " reasons: a certificate that has expired, is missing, or comes from an unknown authority; a worker that does not trust this learner's"
+                " certificate; a client without TLS, or one that sent nothing; set GRPC_VERBOSITY=INFO to see grpcio's reasons)",
                 self.where,
                 tell,
             )

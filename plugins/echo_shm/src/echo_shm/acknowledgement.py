@@ -1,8 +1,8 @@
-"""When a sample counts as acknowledged in shared memory, where no acknowledgement travels.
+"""Decides when a sample counts as acknowledged in shared memory, where no acknowledgement is sent.
 
 * A sample that was put into the learner's store counts at once: it is committed when the call returns.
-* A sample in a lane counts as soon as the learner has copied it, which the learner says by a number in the lane (lane.hpp).
-* A sample that had to wait in the window counts when the pump has put it into the store or the lane (uplink.py); over the socket, when
+* A sample in a lane counts as soon as the learner has copied it. The learner reports this by a number in the lane (lane.hpp).
+* A sample that had to wait in the window counts when the pump has put it into the store or the lane (uplink.py). Over the socket, it counts when
   the learner says so, as on every channel.
 """
 
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 
 __all__ = ["DirectSamples", "Progress"]
 
-LANE_SECONDS = 0.02  # that a wait for the lane sleeps, between looks whether the connection is over
+LANE_SECONDS = 0.02  # slice of a wait for the lane, between checks whether the connection has ended
 
 
 class DirectSamples:
-    """The samples of a session that do not go by its window."""
+    """The samples of a session that do not go through its window."""
 
     def __init__(self, direct: Direct) -> None:
         self._direct = direct
 
     def taken(self) -> int:
-        """How many were taken over."""
+        """How many of these samples were taken over."""
         return int(self._direct.samples) - int(self._direct.pumped)
 
     def under_way(self) -> int:
-        """How many of them lie in the lane and are not copied."""
+        """How many of them lie in the lane and are not copied yet."""
         return int(self._direct.under_way())
 
 
 class Progress:
-    """What `wait_until` sleeps on until samples are acknowledged."""
+    """The object on which `wait_until` sleeps until samples are acknowledged. For a lane, the learner reports by a number and not by a frame."""
 
     def __init__(self, direct: Direct, gate: Gate) -> None:
         self._direct = direct
         self._gate = gate
 
     def wait(self, timeout: float | None) -> None:
-        """Sleep until the learner has copied something, or said something by a frame; `gate.lock` is held before and after."""
+        """Sleep until the learner has copied samples or sent a frame. `gate.lock` is held before and after."""
         if not self._direct.under_way():
             self._gate.changed.wait(timeout)
             return

@@ -1,11 +1,11 @@
-// When an acknowledgement becomes due, and when it is put off.
+// Decides when an acknowledgement becomes due, and when it is put off.
 //
-// It is due as soon as samples are committed that the worker was not told of. It is also due when it has to be said again
-// (Peer::ack_due). At the beginning of a connection it says where to go on. A worker that has waited for space for long gets it because
-// the kernel of a worker that has died answers it. The next write to the connection carries it.
+// It is due as soon as samples are committed that were not acknowledged to the worker. It is also due when it has to be sent again
+// (Peer::ack_due). At the beginning of a connection it is the resume point. A worker that has waited for space for long gets it because
+// the kernel of a dead worker answers it with a reset. The next write to the connection carries it.
 //
 // Every acknowledgement wakes a worker that waits for it, and to wake it costs more than to read a frame. So it is put off while the
-// loop has other connections to read from and nothing else has to be written to this one, until it is worth a write.
+// loop has other connections to read from and nothing else has to be written to this one, until it covers enough bytes.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ class PutOff {
 public:
     explicit PutOff(std::uint64_t sample_bytes) : sample_bytes_(std::max<std::uint64_t>(1, sample_bytes)) {}
 
-    // Whether the acknowledgement of `p`, to which nothing else has to be written, can wait: then it is among these.
+    // Puts the acknowledgement of `p` off, if it can wait, and returns whether it can. Nothing else may have to be written to `p`.
     bool add(Peer &p, std::int64_t now) {
         if (p.ack_due) return false;
         const std::uint64_t samples = p.session->committed - p.acked;
@@ -39,7 +39,7 @@ public:
 
     bool empty() const noexcept { return peers_.empty(); }
 
-    // Whether they must be written now: there is nothing else to do, or the first has waited for long enough.
+    // Whether they must be written now, because there is nothing else to do, or the first one has waited for long enough.
     bool must_be_written(bool idle, std::int64_t now) const noexcept {
         return !peers_.empty() && (idle || now - since_ >= longest_ns);
     }
@@ -54,12 +54,12 @@ public:
     }
 
 private:
-    static constexpr std::uint64_t enough_bytes = 768 << 10;  // committed and not acknowledged
+    static constexpr std::uint64_t enough_bytes = 768 << 10;  // an acknowledgement of so many bytes is not put off
     static constexpr std::int64_t longest_ns = 1'000'000;
 
     const std::uint64_t sample_bytes_;
     std::vector<Peer *> peers_;
-    std::int64_t since_ = 0;  // the first of them; meaningful while there is one
+    std::int64_t since_ = 0;  // since when the first of them waits; meaningful while there is one
 };
 
 }  // namespace echo_tcp::learner
