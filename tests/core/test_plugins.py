@@ -301,7 +301,7 @@ def test_requirements(way: None) -> None:
         (
             "echo-way>=0.2",
             PluginVersionError,
-            "[plugins] require: echo-way>=0.2 is required, echo-way 0.1 is installed; "
+            "[plugins] require: echo-way>=0.2 is required, but echo-way 0.1 is installed; "
             'run: pip install "echo-way>=0.2"',
         ),
         (

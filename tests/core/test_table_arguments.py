@@ -64,7 +64,7 @@ def test_arguments_of_a_table(arguments: dict[str, Any], text: str) -> None:
 
 @pytest.mark.parametrize("sampler", [None, 3, ["fifo"]])
 def test_the_sampler_of_a_stream(sampler: Any) -> None:
-    with pytest.raises(ConfigError, match="a sampler is a name"):
+    with pytest.raises(ConfigError, match="a sampler must be a name"):
         Server(EXAMPLE, batch_size=2, sampler=sampler)
 
 

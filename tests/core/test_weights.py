@@ -297,7 +297,7 @@ def test_namedtuples_and_dataclasses_need_like() -> None:
             {"w": np.ones((2, 3), np.float32), "b": 0},
             "leaf 'w' of the published weights is float64",
         ),
-        ({"w": np.ones((3, 2)), "b": 0}, r"leaf 'w' .* \(2, 3\), `like` has float64 \(3, 2\)"),
+        ({"w": np.ones((3, 2)), "b": 0}, r"leaf 'w' .* \(2, 3\), but `like` has float64 \(3, 2\)"),
         ({"v": np.ones((2, 3)), "b": 0}, "leaf 'w' where `like` has leaf 'v'"),
         ({"w": np.ones((2, 3)), "b": np.zeros(1)}, "leaf 'b'"),
         ({"w": np.ones((2, 3))}, "leaf 'b' where"),

@@ -1,4 +1,4 @@
-"""Nothing of the user reaches these tests."""
+"""Settings of the user do not affect these tests."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from echo_core.testing.fixtures import no_settings_of_the_user  # noqa: F401
 
 @pytest.fixture
 def config_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One authority for all tests of a session: making one takes a moment."""
+    """One authority for all tests of a session, because it takes a moment to make one."""
     return tmp_path_factory.getbasetemp() / "config"

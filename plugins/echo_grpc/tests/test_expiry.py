@@ -22,7 +22,7 @@ from echo_grpc.transport import GrpcsTransport
 
 x509 = pytest.importorskip("cryptography.x509")
 
-SECONDS = 6  # that a certificate is good
+SECONDS = 6  # how long a certificate is valid
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 def passing(certificates: Certificates, folder: Path) -> tuple[dict[str, Path], float]:
-    """A worker's certificate that is good for `SECONDS`, and until when (time.time())."""
+    """A worker's certificate that is valid for `SECONDS`, and the time.time() at which it expires."""
     identity = certificates.authority.issue("worker-3", days=SECONDS / 86400, directory=folder)
     return given(identity), x509.load_pem_x509_certificate(identity.certificate.read_bytes()).not_valid_after_utc.timestamp()
 
@@ -81,7 +81,7 @@ def test_what_is_no_certificate_is_refused_without_an_exception(data: bytes, cut
 
 
 def test_a_connection_that_stands_carries_new_sessions(certificates: Certificates, tmp_path: Path) -> None:
-    """A proxy that renews its certificate goes on with the connections that it has, for weeks perhaps, and puts the workers of today on them."""
+    """A proxy that renews its certificate keeps its connections, perhaps for weeks, and carries new workers on them."""
     shown, expiry = passing(certificates, tmp_path)
     pem = {name: path.read_bytes() for name, path in shown.items()}
     trusted = certificates.authority.certificate.read_bytes()
@@ -90,7 +90,7 @@ def test_a_connection_that_stands_carries_new_sessions(certificates: Certificate
         host, port = server.address.endpoint
         with grpc.secure_channel(f"{host}:{port}", credentials) as channel:
             watching = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60)
-            assert next(watching) == b"\x08\x01"  # serving: the connection is made, and stays
+            assert next(watching) == b"\x08\x01"  # SERVING shows that the connection is made; it stays
             time.sleep(max(0.0, expiry + 1.5 - time.time()))
             assert channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20) == b"\x08\x01"
             watching.cancel()

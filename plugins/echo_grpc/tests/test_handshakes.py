@@ -1,4 +1,4 @@
-"""TLS handshakes that fail: counted, but for none that went well."""
+"""TLS handshakes that fail are counted, and successful ones are not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKEN = "the token of these tests, long enough"
 
 
 def test_calls_of_one_connection_excuse_one_handshake(tmp_path: Path) -> None:
-    """A balancer that asks after the learner's health again and again does not hide strangers."""
+    """A balancer that asks for the learner's health again and again does not hide clients whose handshake fails."""
     pytest.importorskip("grpc_health")
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 

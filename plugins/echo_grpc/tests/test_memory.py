@@ -1,4 +1,4 @@
-"""What messages of megabytes cost in page faults, and what is freed when."""
+"""The page faults of messages of megabytes, and when memory is freed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(after.ru_minflt - before.ru_minflt, after.ru_maxrss - before.ru_maxrss)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a matter of glibc's malloc")
 def test_freed_messages_are_used_again() -> None:
-    """Their pages are fetched once, not for each; and the block that taught malloc so is never touched."""
+    """Pages are fetched once and not for each message, and the block that makes malloc do so is never touched."""
     said = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60).stdout
     faults, kib = map(int, said.split())
     assert faults < MESSAGES * MESSAGE_BYTES // PAGE_BYTES // 10
@@ -47,7 +47,7 @@ def test_nothing_of_grpc_is_left_to_the_garbage_collector() -> None:
             client.send_batch({"x": np.zeros((2, 4), np.float32)})
             assert server.sample(20) is not None
 
-    use()  # what is made once is made
+    use()  # all objects that are made only once exist now
     gc.collect()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Messages by hand are those of protobuf, and whatever else comes is an error or data."""
+"""Hand-made messages equal those of protobuf, and all other input is either an error or data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_large_frames_travel_in_pieces(sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 300_000, PIECE_BYTES])
 def test_an_envelope_makes_a_message(size: int, generated: Any) -> None:
-    """Its number has leading zeros, which protobuf reads as well."""
+    """The envelope's number has leading zeros, which protobuf accepts as well."""
     message = envelope(size) + bytes(size)
     assert len(message) == ENVELOPE_BYTES + size <= MAX_MESSAGE_BYTES
     assert len(unpack(message)) == size == len(generated[0].Bytes.FromString(message).data)
@@ -87,7 +87,7 @@ def test_protobuf_reads_ours_and_we_read_protobufs(generated: Any) -> None:
 
 
 def test_a_generated_client_is_a_worker(generated: Any) -> None:
-    """With echo.proto alone, as in another language: handshake, samples, an acknowledgement."""
+    """A client that uses only echo.proto, as in another language: handshake, samples, an acknowledgement."""
     import hashlib
     import hmac
     import json

@@ -1,4 +1,4 @@
-"""What gRPC has beside the contract: health, certificates, large weights, SIGTERM, forks."""
+"""The features of gRPC beside the contract: health, certificates, large weights, SIGTERM, forks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_health_as_load_balancers_ask_for_it() -> None:
 
 
 def silent(channel: grpc.Channel, method: str, call: threading.Event) -> grpc.Call:
-    """A call that never says anything."""
+    """A call that never sends anything."""
 
     def nothing() -> Iterator[bytes]:
         call.wait(60)
@@ -84,7 +84,7 @@ def test_calls_of_the_health_service_that_say_nothing_keep_nobody_out() -> None:
     with Server(EXAMPLE, 2, transport, token=TOKEN) as server:
         where = "{}:{}".format(*server.address.endpoint)
         with grpc.insecure_channel(where, alone) as strangers, grpc.insecure_channel(where, alone) as balancer:
-            calls = [silent(strangers, method, over) for method in ("Check", "Watch") * 100]  # many times what is served at once
+            calls = [silent(strangers, method, over) for method in ("Check", "Watch") * 100]  # many more than are served at once
 
             def served() -> bool:
                 with suppress(grpc.RpcError):  # while they come
@@ -156,7 +156,7 @@ def test_exposure_without_authentication_is_refused(tmp_path: Path) -> None:
 
 
 def test_sigterm_loses_nothing(tmp_path: Path) -> None:
-    """A learner that is told to end finishes what has arrived; its workers keep the rest and go on with the next one."""
+    """A learner that gets SIGTERM still commits all samples that have arrived. Its workers keep the rest and continue with the next learner."""
     program = textwrap.dedent(f"""
         import signal, sys
         import numpy as np
@@ -251,13 +251,13 @@ FORKS = """
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 @pytest.mark.parametrize(("first", "told", "follows"), [("echo_grpc", None, False), ("grpc", None, True), ("echo_grpc", "1", True), ("grpc", "0", False)])
 def test_no_thread_of_grpcio_follows_into_a_forked_child(first: str, told: str | None, follows: bool) -> None:
-    """There they would read from the parent's connections, and one in ten children of some programs crashes."""
+    """In a child, the threads would read from the parent's connections, and one in ten children of some programs crashes."""
     env = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
     env |= {"GRPC_VERBOSITY": "ERROR"} | ({"GRPC_ENABLE_FORK_SUPPORT": told} if told else {})
     program = textwrap.dedent(FORKS.format(first=first))
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=100)
     assert done.stderr.count("GRPC_ENABLE_FORK_SUPPORT=0") == follows, done.stderr
-    if not follows:  # where they do, nothing can be promised: one is warned
+    if not follows:  # if they do, nothing can be guaranteed, so there is a warning
         assert (done.returncode, done.stdout.split()) == (0, ["1", "1", "1"]), done.stderr
 
 
@@ -275,7 +275,7 @@ def test_a_learner_in_a_forked_child_is_an_error() -> None:
 
 
 def test_a_flood_of_silent_calls_on_one_connection_keeps_no_worker_out() -> None:
-    """Far more of them than wait to be accepted, and again as soon as one is thrown out."""
+    """There are many more such calls than may wait to be accepted, and each that is ended calls again at once."""
     with Server(EXAMPLE, 2, GrpcTransport(port=0, max_pending=8, max_connections=4, handshake_timeout=60), token=TOKEN) as server:
         channel = grpc.insecure_channel("{}:{}".format(*server.address.endpoint), [("grpc.use_local_subchannel_pool", 1)])
         flood = channel.stream_stream("/echo.v2.Experience/Session")

@@ -1,4 +1,4 @@
-"""The worker's window: what was gathered is sent as it lies, and is the same frame either way."""
+"""The worker's window: gathered samples are sent without a copy, and the frame is the same either way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def window(example: Any, coalesced: int) -> MessageWindow:
 
 
 def fill(window: MessageWindow, example: Any, first: int, count: int) -> bytes:
-    """Give the window samples; their payload, if they were one frame's."""
+    """Give samples to the window. Returns the payload that they would have in one frame."""
     x = np.arange(first, first + count).repeat(example["x"].size).astype(example["x"].dtype)
     y = np.arange(first, first + count)
     for i in range(count):
@@ -32,7 +32,7 @@ def fill(window: MessageWindow, example: Any, first: int, count: int) -> bytes:
 
 
 def sent(window: MessageWindow) -> tuple[list[Any], bytes]:
-    """The next frame, as `encode` gives it and as the learner reads it."""
+    """The next frame, as `encode` makes it and as the learner reads it."""
     entries = window.next_entries()
     buffers = list(window.encode(entries, window.flags(entries)))
     messages = list(pack(buffers))
@@ -61,7 +61,7 @@ def test_what_is_sent_again_is_not_copied() -> None:
     payload = fill(some, LARGE, 1, 2)
     (message,), data = sent(some)
     before = message.data
-    some.resume(0)  # the connection was lost with all of it under way
+    some.resume(0)  # the connection was lost while all of it was in flight
     (message,), again = sent(some)
     assert message.data is before
     assert again == data and data[HEADER_BYTES:] == payload
@@ -86,4 +86,4 @@ def test_pieces_that_are_told_to_be_larger_than_a_message_are_cut() -> None:
 def test_large_samples_fill_no_message() -> None:
     assert window(MIDDLE, 4 << 20).gatherer.room == (4 << 20) // (200 * 1024 + 8)
     assert window(LARGE, 4 << 20).gatherer.room == 2
-    assert window(LARGE, 1 << 20).gatherer.room == 1  # never more than was asked for
+    assert window(LARGE, 1 << 20).gatherer.room == 1  # never more than the limit

@@ -1,4 +1,4 @@
-"""Nothing of the user reaches these tests, and nothing is left behind. Without UCX they are skipped, saying so."""
+"""Settings of the user do not affect these tests, and no test leaves anything behind. Without UCX they are skipped with a message."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ucx() -> tuple[int, int, int]:
-    """The version of UCX in use; without any the test is skipped."""
+    """The version of UCX in use; without UCX the test is skipped."""
     try:
         return library.ucx()[1]
     except ConfigError as error:
@@ -49,6 +49,6 @@ def ucx() -> tuple[int, int, int]:
 
 @pytest.fixture(scope="session")
 def shared_memory(ucx: tuple[int, int, int]) -> None:
-    """A UCX whose shared memory outlives the loss of a peer; the transport leaves it out of others."""
+    """A UCX whose shared memory survives the loss of a peer; the transport does not use that of other versions."""
     if not library.shares_memory(ucx):
         pytest.skip(f"the shared memory of UCX {'.'.join(map(str, ucx))} is left out: see library.shares_memory")

@@ -1,4 +1,4 @@
-"""Our declarations of UCX's C interface are UCX's: compared by the compiler with its headers, where a wheel or a system has them."""
+"""Echo's declarations of UCX's C interface match UCX's headers. The compiler compares them, if a wheel or the system has the headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers and learners that are killed or stopped: nobody waits for longer than the lease, nothing is torn, lost or doubled."""
+"""Workers and learners that are killed or stopped: no other process waits for longer than the lease, and no sample is torn, lost or doubled."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def start(processes: list[Any], server: Server, maker: int, filler: int) -> Any:
     process = spawning.Process(target=workers.pour, args=(str(server.address), maker, filler, False, theirs, dict(LEASE)), daemon=True)
     processes.append(process)
     process.start()
-    processes.append(ours)  # it says something when it is under way, whether anybody listens or not
+    processes.append(ours)  # it prints a line when it runs, even if nothing reads it
     return process, ours
 
 
@@ -67,12 +67,12 @@ def take(server: Server, tally: Tally, timeout: float = 0.1) -> bool:
     except EchoTimeoutError:
         return False
     assert one is not None
-    tally.add(one.batch)  # raises for a sample that is torn
+    tally.add(one.batch)  # raises if a sample is torn
     return True
 
 
 def in_order(tally: Tally, late: int = 0) -> None:
-    """Each maker's samples came without a hole, none twice, and none after a younger one but for `late` of them."""
+    """Each maker's samples came without a gap, none came twice, and at most `late` of them came after a younger one."""
     for maker, numbers in tally.numbers.items():
         assert sorted(numbers) == list(range(len(numbers))), f"worker {maker}: lost or doubled"
         assert sum(number < newest for number, newest in zip(numbers, accumulate(numbers, max))) <= late, f"worker {maker}: out of order"
@@ -129,7 +129,7 @@ def test_a_stopped_worker_is_given_up_and_comes_back(processes: list[Any]) -> No
         began = time.monotonic()
         until(lambda: not take(server, tally, 0.05) and not server.peers(), "the learner gives it up", 20)
         assert time.monotonic() - began < 15 * LEASE["lease"]
-        with Client(server.address, example(5000), **LEASE) as other:  # whose samples it does not hold up
+        with Client(server.address, example(5000), **LEASE) as other:  # the stopped worker does not hold up this one's samples
             other.send_batch(stacked(2, 0, 8, 5000))
             until(lambda: take(server, tally) and len(tally.numbers.get(2, [])) >= 4, "another worker's samples")
             before = len(tally.numbers[1])
@@ -190,7 +190,7 @@ def test_a_learner_killed_under_load_wedges_nobody(processes: list[Any], filler:
 
 
 def segments(*makers: int) -> set[str]:
-    """Shared memory of System V that these processes have made."""
+    """The System V shared memory that these processes have made."""
     lines = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
     return {line[1] for line in lines if int(line[4]) in makers}
 

@@ -1,4 +1,4 @@
-"""Both ends of samples, and the times at which they hurt: a learner that is gone, a close in the middle of a copy, a worker that repeats itself."""
+"""Both ends of samples in difficult moments: a learner that is gone, a close in the middle of a copy, a worker that repeats samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _lanes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("ucx")
 def test_a_window_keeps_the_engine_that_it_rings() -> None:
-    """Its connection may have failed, and nobody else may know it any longer: `send` rings it until there is another."""
+    """The connection of an engine may have failed, and nothing else may refer to the engine. `send` wakes it until there is another one."""
     window = _ucx.Window(SPEC, 8, 4096)
     engines = [channel.engine(RdmaConnectOptions()) for _ in range(2)]
     with socket.socket() as nobody:
@@ -56,7 +56,7 @@ def test_a_window_keeps_the_engine_that_it_rings() -> None:
 
 
 def test_stopping_counts_what_is_being_copied() -> None:
-    """Otherwise close() would find nothing to wait for, and the sample of a call that goes well would be lost."""
+    """Otherwise close() would find nothing to wait for, and the sample of a successful call would be lost."""
     sample = {"x": np.ones(128 << 20, np.uint8)}
     for pause in (0.002, 0.005, 0.01):
         window, begun, taken = _ucx.Window(Spec.from_example(sample), 1, 4096), threading.Event(), []
@@ -100,7 +100,7 @@ def test_closing_delivers_what_another_thread_is_sending() -> None:
 
 @pytest.mark.usefixtures("ucx")
 def test_a_worker_that_repeats_itself_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    """What it may have at the learner is bounded by its credit because it says everything once."""
+    """A worker's credit bounds its samples at the learner only because it sends each sample once."""
     caplog.set_level(logging.WARNING, "echo")
     example = {"x": np.zeros(5000, np.float32)}
     with Server(example, 4, "rdma://127.0.0.1:0", num_buffers=2) as server, Client(server.address, example) as client:
@@ -110,7 +110,7 @@ def test_a_worker_that_repeats_itself_is_given_up(caplog: pytest.LogCaptureFixtu
         window = window.uplink.window
         window.resume(window.acknowledged)
         until(lambda: client.stats()["reconnects"] > 0, "it is given up", 20)
-        for _ in range(10):  # it was a slip: everything arrives, once
+        for _ in range(10):  # that was an accident: all samples arrive once
             one = server.sample(timeout=30)
             assert one is not None
             del one
@@ -126,7 +126,7 @@ def test_settling_at_the_same_time_counts_nothing_twice() -> None:
         served, lock = listener.serving()[0], listener.settling
 
         class Preempted:
-            """Whoever leaves it first is overtaken by another there."""
+            """The engine that leaves it first is overtaken by another one there."""
 
             used = False
 
@@ -169,5 +169,5 @@ def test_a_lease_that_never_ends(lease: float) -> None:
     ],
 )
 def test_through_a_card_a_sample_is_one_message(lanes: tuple[str, ...], sample: int, most: int) -> None:
-    """In parts it would go without rendezvous, by way of the learner's processor."""
+    """In parts, it would travel without rendezvous and through the learner's processor."""
     assert message_bytes(lanes, sample) == most

@@ -1,4 +1,4 @@
-"""rdma_stress.cpp: both ends of samples, and connections that break all the time, under sanitizers; rdma_numbers.cpp: what a worker may say; without UCX."""
+"""rdma_stress.cpp tests both ends of samples with connections that break all the time, under sanitizers; rdma_numbers.cpp, a worker's messages. No UCX."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import echo_core
 from echo_core.testing import stress
 
 NATIVE = Path(__file__).resolve().parent / "native"
-CORE = ["-I", str(Path(echo_core.__file__).parent)]  # headers of core's own
+CORE = ["-I", str(Path(echo_core.__file__).parent)]  # internal headers of core
 
 
 @stress.needs_compiler

@@ -1,4 +1,4 @@
-"""Finding UCX, and saying what to do where there is none that can be used."""
+"""UCX is found, and if there is no usable one, the error says what to do."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_no_silent_fallback(ucx: tuple[int, int, int], monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("address", ["rdma://[::1]:0", "ucx://[::]:0"])
 def test_addresses_of_ipv6_are_refused(address: str) -> None:
-    """UCX would write past the memory of its lanes' addresses when the first worker comes, and end the learner."""
+    """When the first worker comes, UCX would write past the memory of its lanes' addresses and crash the learner."""
     with pytest.raises(ConfigError, match="go by IPv4"):
         Server(EXAMPLE, 2, address, token=TOKEN).start()
     with pytest.raises(ConfigError, match="go by IPv4"):

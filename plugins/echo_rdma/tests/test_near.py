@@ -1,4 +1,4 @@
-"""A learner on the worker's machine reads samples where they lie, in memory that UCX shares, and only what is really there."""
+"""A learner on the worker's machine reads samples in place, in memory that UCX shares, and reads only memory that really exists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _lanes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def exchange(filler: int, **options: Any) -> dict[str, Any]:
-    """The learner's counters after 40 samples that all arrived whole and in order, each batch when the one before had been taken."""
+    """The learner's counters after 40 samples. All arrived whole and in order, and each batch came after the previous one had been taken."""
     tally = Tally()
     with Server(example(filler), 4, RdmaTransport(port=0), num_buffers=4) as server, Client(server.address, example(filler), **options) as client:
         for first in range(0, 40, 4):
@@ -43,7 +43,7 @@ def exchange(filler: int, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("filler", [1, 48, 30_000, 1_000_000])
 def test_samples_are_read_where_they_lie(filler: int) -> None:
     stats = exchange(filler)
-    assert stats["transport/rdma/shown"] >= 32  # the first go before the learner has said that it can
+    assert stats["transport/rdma/shown"] >= 32  # the first samples leave before the learner has said that it reads the memory
 
 
 def test_without_memory_to_share_they_go_as_messages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_tcp_hands_out_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_more_samples_than_the_shared_memory_holds() -> None:
-    """A batch of any size goes into an empty window: what has no place in the shared memory goes as messages, in order with the rest."""
+    """An empty window takes a batch of any size. Samples that find no place in the shared memory travel as messages, in order with the rest."""
     filler, tally = 100_000, Tally()
     with Server(example(filler), 8, RdmaTransport(port=0), num_buffers=16) as server:
         with Client(server.address, example(filler), max_inflight_msgs=4) as client:
@@ -75,7 +75,7 @@ def test_more_samples_than_the_shared_memory_holds() -> None:
 
 
 def test_a_slow_learner_is_given_the_whole_window_to_be_behind() -> None:
-    """While it keeps up a worker is ahead of it by little, so that what it reads is still in a cache; that must not stop a worker whose learner pauses."""
+    """While the learner keeps up, a worker is only a little ahead, so that samples are still in a cache. This must not stop a worker whose learner pauses."""
     filler, sent = 100_000, 0
     with Server(example(filler), 4, RdmaTransport(port=0), num_buffers=4) as server:
         client = Client(server.address, example(filler), window_bytes=16 << 20)
@@ -90,7 +90,7 @@ def test_a_slow_learner_is_given_the_whole_window_to_be_behind() -> None:
 
 
 def test_the_shared_memory_ends_with_the_worker() -> None:
-    """Nothing of a worker that was killed stays mapped in the learner."""
+    """No memory of a killed worker stays mapped in the learner."""
     spawning = multiprocessing.get_context("spawn")
     _, ready = spawning.Pipe(duplex=False)
     before = segments()
@@ -106,16 +106,16 @@ def test_the_shared_memory_ends_with_the_worker() -> None:
             worker.join()
         until(lambda: not server.peers(), "the loss is noticed", 20)
         until(lambda: segments() < connected, "its memory is let go", 20)
-    assert segments() <= before + 1  # of this process's own UCX, with the context
+    assert segments() <= before + 1  # memory of this process's own UCX, which belongs to the context
 
 
 def segments() -> int:
-    """Of System V, mapped into this process."""
+    """The System V shared memory that is mapped into this process."""
     return sum("/SYSV" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
 def test_a_young_connection_carries_samples_at_once() -> None:
-    """UCX 1.15 would end the process (see `library.shares_memory`)."""
+    """UCX 1.15 would crash the process (see `library.shares_memory`)."""
     for _ in range(8):
         with Server(example(30_000), 4, RdmaTransport(port=0)) as server, Client(server.address, example(30_000)) as client:
             client.send_batch(stacked(1, 0, 4, 30_000))

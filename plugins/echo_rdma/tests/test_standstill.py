@@ -1,4 +1,4 @@
-"""The one queue in shared memory that all workers of a machine send into: when a worker blocks it for good, the learner starts UCX anew."""
+"""All workers of a machine send into one queue in shared memory. If a worker blocks it for good, the learner starts UCX anew."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_queue_blocked_by_the_first_worker_lets_others_in(processes: list[Any]
 
 
 def test_a_false_alarm_costs_a_reconnect_only(processes: list[Any]) -> None:
-    """Every worker near the learner is stopped, none in the middle of a message: from there that looks the same."""
+    """Every worker near the learner is stopped, but none in the middle of a message. For the learner this looks the same."""
     tally = Tally()
     with Server(example(), 4, RdmaTransport(port=0, **LEASE), num_buffers=8) as server:
         stopped = [worker(processes, server, maker) for maker in (1, 2)]

@@ -1,4 +1,4 @@
-"""What only lanes of network cards do: large samples are read by the learner, from the worker's memory into their slots."""
+"""Only on lanes of network cards, the learner reads large samples from the worker's memory straight into their slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.lanes import is_rdma
 from echo_rdma.transport import RdmaTransport
 
-# Bytes of filler, from which size on UCX is to use rendezvous, how many of 8 samples are read. UCX's own limit depends on the card.
+# (bytes of filler, the size from which UCX uses rendezvous, how many of 8 samples are read). UCX's own limit depends on the card.
 CASES = [(48, "64k", 0), (300_000, "64k", 8), (300_000, "inf", 0)]
 
 pytestmark = [

@@ -1,4 +1,4 @@
-"""What every test of shared memory may rely on: no settings of the user, and nothing left behind."""
+"""Fixtures for all tests of shared memory: no settings of the user have an effect, and no test leaves anything behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from echo_core.testing.fixtures import config_home, no_settings_of_the_user, not
 
 @pytest.fixture(autouse=True)
 def no_file_left() -> Iterator[None]:
-    """A test leaves no file in memory. Echo's memory has no names there, so a file with Echo's name is a mistake whoever made it."""
+    """A test leaves no file in memory. Echo's memory has no names there, so every file with Echo's name is a mistake."""
     before = {name for name in os.listdir("/dev/shm") if "echo" in name}
     yield
     assert {name for name in os.listdir("/dev/shm") if "echo" in name} <= before
@@ -23,7 +23,7 @@ def no_file_left() -> Iterator[None]:
 
 @pytest.fixture
 def no_memory_left() -> Iterator[None]:
-    """Servers and clients of the test that are gone have left no memfd, open or mapped."""
+    """Servers and clients of the test have left no memfd open or mapped."""
     yield
     until = time.monotonic() + 5
     while memfds() and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Processes for tests of crashes: a single-threaded one that forks workers on demand, in milliseconds each."""
+"""Processes for tests of crashes: a single-threaded process that forks workers on demand, each in some milliseconds."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ENTRY = 8  # bytes of the acknowledged count of a maker
 
 
 def nurse(commands: Pipe, address: str, file: str, filler: int, options: dict[str, Any]) -> None:
-    """Fork a worker for each maker that is named; answer with its pid. Reaps the killed."""
+    """Fork a worker for each named maker and answer with its pid. Reaps killed workers."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    # Looked up once and not in every worker: it would be two thirds of its start, and a package that is just being installed has no name.
+    # Looked up once and not in every worker: it would take two thirds of the worker's start, and a package that is being installed has no name.
     transport = discovery.transport_class("shm")
     discovery.transport_class = lambda _: transport  # type: ignore[assignment]
     with open(file, "r+b") as handle, mmap.mmap(handle.fileno(), 0) as counts:
@@ -40,7 +40,7 @@ def nurse(commands: Pipe, address: str, file: str, filler: int, options: dict[st
                     commands.close()
                     _pour(address, maker, filler, counts, options)
                 except BaseException:
-                    traceback.print_exc()  # none ends by itself
+                    traceback.print_exc()  # no worker ends by itself
                 finally:
                     os._exit(0)
             commands.send(pid)
@@ -59,7 +59,7 @@ def _pour(address: str, maker: int, filler: int, counts: mmap.mmap, options: dic
 
 
 def hold_with_a_child(address: str, said: Pipe) -> None:
-    """Reserve a slot and fork a child that outlives this process, however that ends; say its pid."""
+    """Reserve a slot and fork a child that outlives this process, no matter how that ends; report the child's pid."""
     client = Client(address, example())
     slot = client.reserve()
     child = os.fork()
@@ -70,7 +70,7 @@ def hold_with_a_child(address: str, said: Pipe) -> None:
 
 
 def hold(address: str, slots: int, said: Pipe, asked: Pipe) -> None:
-    """Reserve `slots` and write half of each; then, when asked, finish them and say how that went."""
+    """Reserve `slots` and write half of each; then, when asked, finish them and report the outcome."""
     client = Client(address, example(), reservations=slots)
     held = [client.reserve() for _ in range(slots)]
     for number, slot in enumerate(held):
@@ -91,7 +91,7 @@ def hold(address: str, slots: int, said: Pipe, asked: Pipe) -> None:
 
 
 def drop(address: str, said: Pipe) -> None:
-    """Leave a reserved slot to the garbage collector, which runs in a thread that holds the connection's lock; afterwards nobody calls anything."""
+    """Leave a reserved slot to the garbage collector, which runs in a thread that holds the connection's lock; no call follows."""
     client = Client(address, example())
     gc.disable()
     cycle: list[Any] = [client.reserve()]
@@ -104,7 +104,7 @@ def drop(address: str, said: Pipe) -> None:
 
 
 def learn_and_fork(address: str, mode: str, said: Pipe) -> None:
-    """Serve one worker, and fork a child that outlives this process, however that ends; say its pid."""
+    """Serve one worker, and fork a child that outlives this process, no matter how that ends; report the child's pid."""
     server = Server(example(), 4, ShmTransport(address, mode=mode)).start()
     said.send("listening")
     until(lambda: server.stats()[f"transport/shm/{mode}_workers"] == 1, "the worker has its memory")

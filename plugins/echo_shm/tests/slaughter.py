@@ -1,11 +1,11 @@
-"""Whole clients, killed and stopped at random moments while they send; and what must not come of it.
+"""Kills and stops whole clients at random moments while they send, and checks that nothing forbidden results.
 
-A test uses it for some seconds. Run by hand it goes on for as many kills as are asked for:
+A test uses it for some seconds. Run by hand, it goes on for a given number of kills:
 
     python plugins/echo_shm/tests/slaughter.py --kills 10000 --mode direct
 
-Forbidden: a torn sample, a doubled one, an acknowledged one that never comes, half a minute without a batch, and anything left behind:
-descriptors, threads, mappings, files in /dev/shm, memory that grows with the number of the killed.
+Forbidden: a torn sample; a doubled one; an acknowledged one that never comes; half a minute without a batch; and anything left behind:
+descriptors, threads, mappings, files in /dev/shm, or memory that grows with the number of killed workers.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ import nursery
 
 WORKERS = 3
 MAKERS = 1 << 16
-CONFIRMED = 200  # kills later, what a killed worker was told to be committed must have come
-STANDSTILL = 300  # vain waits of a tenth of a second each, one after another; the machine may be busy, or stop us altogether
+CONFIRMED = 200  # after so many more kills, all samples that were acknowledged to a killed worker must have come
+STANDSTILL = 300  # most waits in vain in a row, each of a tenth of a second; the machine may be busy, or stop this process
 spawning = multiprocessing.get_context("spawn")
 
 
 def resident() -> int:
-    """Bytes of memory that this process has to itself."""
+    """Bytes of memory that only this process has."""
     _, whole, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
     return (whole - shared) * 4096
 
@@ -49,9 +49,9 @@ class Slaughter:
 
     Args:
         server: started, with its own transport.
-        folder: for a file that counts what was acknowledged; it survives whoever writes to it.
-        filler: bytes of a sample beside its numbers.
-        seed: of the moments.
+        folder: for a file that counts acknowledged samples; it survives its writers.
+        filler: number of bytes of a sample beside its numbers.
+        seed: for the random moments.
     """
 
     def __init__(self, server: Server, folder: Path, filler: int, seed: int) -> None:
@@ -61,13 +61,13 @@ class Slaughter:
         self._acknowledged = folder / "acknowledged"
         self._acknowledged.write_bytes(bytes(nursery.ENTRY * MAKERS))
         self._ours, theirs = spawning.Pipe()
-        patient = {"timeout": 600.0}  # the machine may be busy, and a worker that gives up is none that was killed
+        patient = {"timeout": 600.0}  # long, because the machine may be busy, and a worker that gives up does not count as killed
         self._nurse = spawning.Process(target=nursery.nurse, args=(theirs, str(server.address), str(self._acknowledged), filler, patient))
         self._nurse.start()
         theirs.close()
         self._workers: dict[int, int] = {}  # pid of each maker
-        self._stopped: dict[int, float] = {}  # those that stand still, until when
-        self._dead: list[int] = []  # makers whose samples are not all seen yet, in the order of their deaths
+        self._stopped: dict[int, float] = {}  # stopped workers, and until when they are stopped
+        self._dead: list[int] = []  # dead makers whose samples have not all been seen yet, in the order of their deaths
         self._makers = 0
         self._vain = 0
 
@@ -77,12 +77,12 @@ class Slaughter:
         until(lambda: self._take(0.1) and len(self._tally.numbers) == WORKERS, "every worker sends", 60)
 
     def kill(self) -> None:
-        """Take batches for a moment; then one worker is gone, and another begins."""
+        """Take batches for a moment, then kill one worker and start another."""
         turn = time.monotonic() + self._dice.random() * 0.008
         while time.monotonic() < turn:
             self._take(0.1)
         maker = self._dice.choice(list(self._workers))
-        if self._dice.random() < (0.7 if maker in self._tally.numbers else 0.05):  # most have begun
+        if self._dice.random() < (0.7 if maker in self._tally.numbers else 0.05):  # most of them have begun
             os.kill(self._workers.pop(maker), signal.SIGKILL)
             self._stopped.pop(maker, None)
             self._dead.append(maker)
@@ -100,7 +100,7 @@ class Slaughter:
             del self._stopped[maker]
 
     def end(self) -> None:
-        """Kill the rest, and look whether everything that was acknowledged has come, once."""
+        """Kill the rest, and check that every acknowledged sample has come exactly once."""
         for maker, pid in self._workers.items():
             os.kill(pid, signal.SIGKILL)
             self._dead.append(maker)
@@ -111,7 +111,7 @@ class Slaughter:
             pass
         (listener,) = server._listeners
         until(lambda: not listener.stats()["direct_workers"] + listener.stats()["private_workers"], "every worker is forgotten", 120)
-        with Client(server.address, example(self._filler)) as last:  # fills what the killed have left open
+        with Client(server.address, example(self._filler)) as last:  # fills the batches that killed workers have left open
             for number in range(4 * server.batch_size):
                 if not self._missing(self._dead):
                     break
@@ -148,7 +148,7 @@ class Slaughter:
         return True
 
     def _missing(self, makers: list[int]) -> dict[int, int]:
-        """How many samples that were acknowledged have not come, of each maker that misses any."""
+        """For each maker with missing samples: how many acknowledged samples have not come."""
         data = self._acknowledged.read_bytes()
         missing = {}
         for maker in makers:
@@ -188,7 +188,7 @@ def slaughter(options: argparse.Namespace) -> None:
             run = Slaughter(server, Path(folder), options.filler, options.seed)
             try:
                 run.begin()
-                while run.kills < min(options.kills, 3 * CONFIRMED):  # from now on the tally grows no more
+                while run.kills < min(options.kills, 3 * CONFIRMED):  # from now on the count does not grow
                     run.kill()
                 before, threads, memory, told = descriptors(), tasks(), resident(), 0
                 while run.kills < options.kills:

@@ -1,5 +1,5 @@
-"""board_stress.cpp: a learner's weights and those who copy them. Both touch the same bytes at the same time and find out afterwards, so that
-ThreadSanitizer has nothing to say here: what is forbidden is looked for in the bytes."""
+"""board_stress.cpp: a learner's weights and the readers that copy them. Both touch the same bytes at the same time and notice it afterwards, so
+ThreadSanitizer cannot be used here. The test looks for forbidden outcomes in the bytes."""
 
 from __future__ import annotations
 

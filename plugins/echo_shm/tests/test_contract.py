@@ -14,7 +14,7 @@ from echo_shm.transport import ShmTransport
 
 
 class TestShm(TransportContract):
-    """A name: an abstract socket, which `sever_sockets` and plain dialling know by another form of the address."""
+    """A name is an abstract socket. `sever_sockets` and plain dialling need another form of its address."""
 
     def transport(self, **options: Any) -> ShmTransport:
         return ShmTransport(**options)
@@ -31,7 +31,7 @@ class TestShm(TransportContract):
 
 
 class TestShmAtAPath(TransportContract):
-    """As containers share it; with tests' long folder names a path of its own, as a socket's must be short."""
+    """A path, as containers share it. It has a folder of its own, because a socket's path must be short and the tests' folder names are long."""
 
     def transport(self, **options: Any) -> ShmTransport:
         self._folder = getattr(self, "_folder", None) or tempfile.TemporaryDirectory(prefix="echo-shm-")
@@ -39,7 +39,7 @@ class TestShmAtAPath(TransportContract):
 
 
 class TestShmPrivate(TestShm):
-    """Workers see no memory of the learner."""
+    """Workers see no memory of the learner's store."""
 
     def transport(self, **options: Any) -> ShmTransport:
         return ShmTransport(mode="private", **options)

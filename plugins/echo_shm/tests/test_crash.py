@@ -98,7 +98,7 @@ def test_what_a_killed_worker_held_is_filled_by_others(processes: list[Any]) -> 
 
 
 def no_pidfd(pid: int, flags: int = 0) -> int:
-    """As of a process that has died by now, or is in a foreign pid namespace."""
+    """Fails as it does for a process that is dead already or in a foreign pid namespace."""
     raise ProcessLookupError(3, "No such process")
 
 
@@ -212,7 +212,7 @@ def test_a_killed_learner_leaves_a_socket_that_the_next_one_removes(processes: l
 
 @pytest.mark.parametrize("mode", ["direct", "private"])
 def test_a_killed_learner_with_a_child_is_left_for_the_next_one(processes: list[Any], mode: str) -> None:
-    """The child has copies of what was open, and would keep its parent's connections alive."""
+    """The child has copies of all open descriptors, and would keep its parent's connections alive."""
     name = f"fork-{os.getpid()}-{mode}"
     heard, said = spawning.Pipe(duplex=False)
     process = spawning.Process(target=nursery.learn_and_fork, args=(name, mode, said))
@@ -233,11 +233,11 @@ def test_a_killed_learner_with_a_child_is_left_for_the_next_one(processes: list[
             os.kill(child, signal.SIGKILL)
 
 
-OPEN, BUFFER_BYTES = 2, 64  # a state of a batch buffer, and what its words take (area.hpp)
+OPEN, BUFFER_BYTES = 2, 64  # a state of a batch buffer, and the size of its words (area.hpp)
 
 
 def forget_when(fd: int, batch_size: int) -> int:
-    """Make of every complete batch one whose last writer was killed before it could say when it was complete. How many there were."""
+    """Change every complete batch as if its last writer had been killed before it could say when the batch was complete. Returns their number."""
     found = 0
     with mmap.mmap(fd, 64 << 10) as words:
         for at in range(0, len(words), BUFFER_BYTES):

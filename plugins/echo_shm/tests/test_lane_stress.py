@@ -10,7 +10,7 @@ import echo_core
 from echo_core.testing import stress
 
 SOURCE = Path(__file__).resolve().parent / "native" / "lane_stress.cpp"
-CORE = ["-I", str(Path(echo_core.__file__).parent)]  # headers of core's own
+CORE = ["-I", str(Path(echo_core.__file__).parent)]  # internal headers of core
 
 pytestmark = stress.needs_compiler
 
@@ -23,7 +23,7 @@ def test_no_forbidden_outcome(flags: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_the_sanitizer_sees_a_barrier_that_is_missing(tmp_path: Path) -> None:
-    # With samples that are shown before they are written every assertion of the program still holds on x86.
+    # On x86, every assertion of the program holds even if samples are announced before they are written.
     relaxed = "-DECHO_WRITTEN_ORDER=std::memory_order_relaxed"
     done = stress.play(SOURCE, tmp_path, *stress.TSAN, *CORE, relaxed, arguments=["0.1"])
     assert "data race" in done.stderr

@@ -1,4 +1,4 @@
-"""The private mode: a lane for each worker, from which the learner copies and in which it believes nothing."""
+"""The private mode: each worker has a lane, from which the learner copies and in which it trusts nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def private(path: str = "", **options: Any) -> ShmTransport:
 
 @pytest.fixture
 def spawn() -> Iterator[Any]:
-    """Starts a process; its end of a pipe comes last. Returns our end."""
+    """Start a process, with its end of a pipe as the last argument. Returns this process's end."""
     running: list[Any] = []
 
     def start(target: Any, *args: Any) -> Any:
@@ -127,9 +127,9 @@ def test_a_restarted_learner_gets_what_lay_in_the_lane(tmp_path: Path) -> None:
     tally = drain(first, 8)
     until(lambda: client.stats()["acknowledged"] == 16, "it is full again")
     first.close(timeout=0)
-    for number in range(30, 40):  # while nobody is there
+    for number in range(30, 40):  # while no learner is there
         client.send(sample(1, number))
-    # A smaller lane than the first: not all that comes back fits at once.
+    # The lane is smaller than the first one, so not all samples that come back fit at once.
     with Server(example(), 4, private(name, lane_bytes=4096), num_buffers=2) as second:
         rest = drain(second, 24)
         client.wait(timeout=20)
@@ -217,7 +217,7 @@ def test_a_replay_table_is_filled_through_lanes_and_requests_follow_their_sample
             assert len(server.table()) == number + 400, keys
 
 
-# ---- who is not trusted ----------------------------------------------------------------------------------------
+# ---- untrusted workers -----------------------------------------------------------------------------------------
 
 
 def test_a_worker_sees_its_lane_and_nothing_else(spawn: Any) -> None:
@@ -264,7 +264,7 @@ def test_rubbish_all_over_a_lane_hurts_nobody_else(spawn: Any) -> None:
                 batch = server.sample(timeout=timeout).batch
             except EchoTimeoutError:
                 return False
-            # Rows of the hostile are rubbish, and may claim to be anybody's: only whole ones count.
+            # Rows of the hostile worker are invalid and may name any worker, so only whole rows count.
             expected = stacked(HONEST, 0, 1)["filler"][0].astype(np.uint64) + batch["number"].astype(np.uint64)[:, None] * np.uint64(7)
             whole = (batch["maker"] == HONEST) & (batch["filler"] == expected.astype(np.uint8)).all(axis=1)
             arrived.extend(batch["number"][whole].tolist())
@@ -282,7 +282,7 @@ def test_rubbish_all_over_a_lane_hurts_nobody_else(spawn: Any) -> None:
                 take(0.05)
             visits[i] = one.recv()
         until(lambda: not take(0.3) and len(server.peers()) == 1, "they are gone")
-        honest.send_batch(stacked(2, 0, 3))  # of the last batch, which the hostile have begun, nothing is left then
+        honest.send_batch(stacked(2, 0, 3))  # so that nothing of the last batch, which the hostile worker has begun, is left
         until(lambda: not take(0.3) and not honest.stats()["unacknowledged"], "everything has come")
         assert sorted(arrived) == list(range(sent)) and arrived == sorted(arrived)
         assert sent > 100 and min(visits) > 2
@@ -302,7 +302,7 @@ def test_the_memory_of_a_lane_is_sealed() -> None:
         del lane
 
 
-# ---- who may not have memory at all ------------------------------------------------------------------------------
+# ---- clients that may not have memory at all ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["direct", "private"])

@@ -1,4 +1,4 @@
-"""Machines that are full, or forbid something: said clearly, at once, and with numbers."""
+"""On machines that are full or forbid something, errors come at once and are clear, with numbers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers 
 
 
 def child(code: str, *prefix: str, env: dict[str, str] | None = None) -> str:
-    """What `code` prints in a process of its own."""
+    """The output of `code` in a process of its own."""
     script = PRELUDE + textwrap.dedent(code)
     done = subprocess.run(
         [*prefix, sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=os.environ | (env or {})
@@ -109,7 +109,7 @@ def test_a_worker_without_descriptors_says_so() -> None:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (used + left, 4096))
                 print(said(connect))
         """)
-    # However many are left: the memory's own come after those of the connection.
+    # The number of free descriptors does not matter, because those of the memory come after those of the connection.
     assert "raise `ulimit -n`" in said and "install the same echo-shm" not in said and "nothing was raised" in said, said
 
 

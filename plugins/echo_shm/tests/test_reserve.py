@@ -1,4 +1,4 @@
-"""Reserved slots that are given up: the learner hears of it, whoever gives them up and wherever."""
+"""Reserved slots that are given up: the learner learns of it, no matter which thread gives them up or where."""
 
 from __future__ import annotations
 

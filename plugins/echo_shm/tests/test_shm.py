@@ -1,4 +1,4 @@
-"""What shared memory has beyond the contract of every transport."""
+"""The features that shared memory has beyond the contract of every transport."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_more_workers_than_records_use_the_socket() -> None:
             assert client.stats()["mode"] == "direct"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking with threads is the point
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # this test is about a fork with threads
 @pytest.mark.parametrize("way", ["spawn", "forkserver", "fork"])
 def test_workers_however_they_are_started(way: Any) -> None:
     context = multiprocessing.get_context(way)
@@ -207,7 +207,7 @@ def test_a_name_leaves_no_file_and_a_long_one_is_refused() -> None:
 
 @pytest.mark.parametrize("mode", ["direct", "private"])
 def test_a_worker_that_had_to_wait_puts_its_samples_itself_again(mode: str) -> None:
-    """A store that was full for a moment must not leave a worker that sends without a break on the slow way for good."""
+    """After the store was full for a moment, a worker that sends without a break must return from the window to the direct path."""
     over = threading.Event()
     with Server(example(), 64, ShmTransport(mode=mode), num_buffers=4) as server, Client(server.address, example()) as client:
 
@@ -283,7 +283,7 @@ def test_weights_are_packed_where_workers_read_them_and_no_version_that_is_held_
         assert whole is not None and (unpack(*whole[1:3]).params["w"] == version).all()
         return packed
 
-    held = [publish(version) for version in range(1, 9)]  # more than there are places: who is slow to send one keeps it
+    held = [publish(version) for version in range(1, 9)]  # more versions than places: a slow sender still holds its version
     for packed in held:
         assert (unpack(packed.meta, packed.payload).params["w"] == packed.version).all()
     del held, packed
@@ -311,7 +311,7 @@ def test_a_place_is_not_read_from_when_memory_in_it_was_given_until_it_was_put()
     assert found.copy(target) is not None, "two were published since, its place is as it was"
     memory = board.memory(found.payload)
     assert found.copy(target) is None, "from here on the learner may write to it"
-    # A learner that dies meanwhile, or whose weights cannot be packed, leaves it so.
+    # A learner that dies meanwhile, or whose weights cannot be packed, leaves this state.
     whole = Reader(board.fd).copy(5)
     assert whole is not None and whole[0] == 5 and (unpack(*whole[1:3]).params["w"] == 5).all()
     assert Reader(board.fd).copy(6) is None
@@ -338,14 +338,14 @@ def test_what_a_reader_finds_on_the_page_is_bounded_by_what_it_has_mapped() -> N
         with pytest.raises(ValueError, match="do not fit"):
             places.finish(1, 8, 8, *sizes)
     words = memory[:PAGE].view(np.uint64)
-    (at,) = np.flatnonzero(words == PAGE - 9)  # where the payload's size is
+    (at,) = np.flatnonzero(words == PAGE - 9)  # the offset of the payload's size
     for size in (PAGE + 1, (1 << 64) - 1, (1 << 64) - PAGE):
         words[at] = size
         with pytest.raises(ProtocolError, match="reach past"):
             places.look()
     words[at] = 0
     assert places.look() is not None
-    words[0] = PLACES  # of which place is the newest
+    words[0] = PLACES  # the word that names the newest place
     with pytest.raises(ProtocolError, match="reach past"):
         places.look()
     memory.flags.writeable = False
@@ -373,17 +373,17 @@ def test_the_memory_of_weights_can_only_be_read_by_who_is_given_it() -> None:
     board.close()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking with threads is the point
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # this test is about a fork with threads
 @pytest.mark.parametrize("kind", ["name", "path"])
 def test_a_forked_child_does_not_hold_the_address(kind: str, tmp_path: Path) -> None:
-    """Data loaders that a learner forked may outlive it, and hold copies of what was open."""
+    """Data loaders that a learner forked may outlive it, and hold copies of its open descriptors."""
     address = f"shm://fork-{os.getpid()}" if kind == "name" else f"shm://{tmp_path}/learner.sock"
     first = Server(example(), 2, address).start()
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         os.close(write)
         os.read(read, 1)
-        first.close()  # nothing of the next learner's
+        first.close()  # no sample of the next learner
         os.read(read, 1)
         os._exit(0)
     os.close(read)

@@ -4,8 +4,8 @@ A test uses it for some seconds; by hand:
 
     python plugins/echo_shm/tests/torn.py --seconds 600 --mode direct
 
-Forbidden: a version that mixes two, or goes backwards; a torn, lost or doubled row. Readers digest what they have got, which clients do not, and
-look at the contents as well, so that a digest that is wrong itself would be noticed.
+Forbidden: a version that mixes two, or goes backwards; a torn, lost or doubled row. Readers compute the digest of their copy, which clients do not, and
+check the contents as well, so that a wrong digest would be noticed too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ spawning = multiprocessing.get_context("spawn")
 
 
 def weights(version: int, size: int) -> dict[str, np.ndarray]:
-    """Arrays of several types that all say which version they are; about `size` bytes."""
+    """Arrays of several types that all contain their version; about `size` bytes."""
     return {
         "double": np.full(size // 16, version, np.float64),
         "half": np.full(size // 8, version % 2048, np.float16),
@@ -47,7 +47,7 @@ def check(params: dict[str, np.ndarray], version: int) -> None:
 
 
 def read(address: str, maker: int, seconds: float, said: Any) -> None:
-    """Read every version that can be caught, and send eight rows for each."""
+    """Read as many versions as possible, and send eight rows for each."""
     client = Client(address, example())
     version, versions, rows, end = 0, 0, 0, time.monotonic() + seconds
     while time.monotonic() < end:
@@ -100,7 +100,7 @@ def free_running(mode: str, size: int, seconds: float) -> tuple[int, list[int], 
                         assert vain < 600, "nobody sends any more"
                     for maker, pipe in list(waiting.items()):
                         if pipe.poll(0):
-                            outcomes[maker] = pipe.recv()  # EOFError: it has failed, and said why on stderr
+                            outcomes[maker] = pipe.recv()  # EOFError: it has failed, and the reason is on stderr
                             del waiting[maker]
             finally:
                 over.set()

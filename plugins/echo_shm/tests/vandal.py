@@ -1,4 +1,4 @@
-"""A hostile worker: it is let in as any other, and then does to the memory it was given whatever it can."""
+"""A hostile worker: it is admitted like any other, and then damages the memory that it got in every possible way."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from echo_core import Client
 from echo_core.base.errors import EchoError
 from echo_core.testing.samples import example, sample
 
-HEAD, WORDS = 4096, (0, 64, 128, 192, 200)  # of a lane: written, copied, bell, wake_at, turns
+HEAD, WORDS = 4096, (0, 64, 128, 192, 200)  # words of a lane: written, copied, bell, wake_at, turns
 
 
 def mapped(name: str) -> list[tuple[int, int]]:
-    """Where this process has memfds of that name: addresses and lengths."""
+    """Addresses and lengths of this process's mappings of memfds with that name."""
     found = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         if f"memfd:{name}" in line:
@@ -30,14 +30,14 @@ def mapped(name: str) -> list[tuple[int, int]]:
 
 
 def lane() -> memoryview:
-    while len(found := mapped("echo-lane")) != 1:  # that of the last visit is about to go
+    while len(found := mapped("echo-lane")) != 1:  # the mapping of the last visit is about to disappear
         time.sleep(0.01)
     ((address, length),) = found
     return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
 
 
 def count(address: str, written: int, said: Pipe) -> None:
-    """Say that so many samples are whole, which is not true; then report whether the connection ended."""
+    """Claim that so many samples are whole, which is false; then report whether the connection ended."""
     client = Client(address, example(), reconnect=False)
     struct.pack_into("<Q", lane(), 0, written)
     struct.pack_into("<I", lane(), 128, 0)
@@ -49,7 +49,7 @@ def count(address: str, written: int, said: Pipe) -> None:
 
 
 def scribble(address: str, seed: int, seconds: float, said: Pipe) -> None:
-    """Write rubbish all over the lane for a while, in every manner there is, coming back whenever it is thrown out."""
+    """Write invalid bytes all over the lane for a while, in several ways, and connect again after every disconnection."""
     dice, end, visits = random.Random(seed), time.monotonic() + seconds, 0
     said.send("begins")
     while time.monotonic() < end:
@@ -66,10 +66,10 @@ def scribble(address: str, seed: int, seconds: float, said: Pipe) -> None:
                 elif way == 1:  # the words, again and again
                     for word in WORDS:
                         struct.pack_into("<Q", view, word, dice.choice((0, 1, 2, 1 << 31, 1 << 63, (1 << 64) - 1, dice.getrandbits(64))))
-                elif way == 2:  # rows while they are copied; their number is right
+                elif way == 2:  # rows while they are copied; their number stays correct
                     client.send(sample(seed, 0))
                     view[HEAD : HEAD + 65536] = dice.randbytes(65536)
-                elif way == 3:  # small steps of the count, up and down, and the bell rung all the time
+                elif way == 3:  # small steps of the count, up and down, with a wake-up each time
                     struct.pack_into("<Q", view, 0, dice.randrange(64))
                     struct.pack_into("<I", view, 128, dice.randrange(4))
                     struct.pack_into("<Q", view, 192, 0)
@@ -82,7 +82,7 @@ def scribble(address: str, seed: int, seconds: float, said: Pipe) -> None:
 
 
 def look(address: str, said: Pipe) -> None:
-    """What a worker in the private mode has of the learner's memory, and whether it can change its size or the weights."""
+    """Report which memory of the learner a worker in the private mode has, and whether it can change its size or the weights."""
     client = Client(address, example())
     client.send(sample(1, 0))
     client.wait()

@@ -44,16 +44,16 @@ def no_descriptors_left() -> Iterator[None]:
 
 
 def _descriptors() -> int:
-    """How many sockets, eventfds and epolls are open (pipes may be multiprocessing's own)."""
+    """How many sockets, eventfds and epolls are open (pipes may belong to multiprocessing)."""
     count = 0
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one that listdir itself was using
+        with contextlib.suppress(OSError):  # the descriptor that listdir itself used
             count += os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "anon_inode:"))
     return count
 
 
 class RawWorker:
-    """One connection to `server` by hand. `client` is the session's id, 32 hex digits."""
+    """One hand-made connection to `server`. `client` is the session's id, 32 hex digits."""
 
     def __init__(self, server: Server, client: str = "", base: int = 0, **options: Any) -> None:
         self.server = server
@@ -78,7 +78,7 @@ class RawWorker:
         return bytearray(handshake.leftover)
 
     def data(self, values: Any, *, first: int | None = None) -> bytes:
-        """A DATA frame with one sample for each value, numbered on from the last one."""
+        """A DATA frame with one sample for each value; the numbers continue after the last one."""
         values = np.atleast_1d(np.asarray(values))
         first = self.next if first is None else first
         payload = b"".join(
@@ -92,12 +92,12 @@ class RawWorker:
         self.sock.sendall(self.data(values, first=first))
 
     def receive(self) -> tuple[Header, bytes]:
-        """The next frame. EOFError when the learner has hung up."""
+        """The next frame. Raises EOFError if the learner has hung up."""
         header = parse_header(self._exactly(HEADER_BYTES), 0, frozenset(Kind))
         return header, self._exactly(header.length)
 
     def expect(self, kind: Kind) -> tuple[Header, bytes]:
-        """The next frame of this kind; acknowledgements before it are passed over."""
+        """The next frame of this kind; acknowledgements before it are skipped."""
         while True:
             header, payload = self.receive()
             if header.kind is kind:
@@ -105,13 +105,13 @@ class RawWorker:
             assert header.kind is Kind.ACK, f"{header} instead of {kind.name}: {payload!r}"
 
     def acknowledged(self, number: int) -> None:
-        """Wait until `number` samples of the session are."""
+        """Wait until `number` samples of the session are acknowledged."""
         while (seq := self.expect(Kind.ACK)[0].seq) < number:
             pass
         assert seq == number
 
     def farewell(self) -> str:
-        """The reason the learner gives for hanging up, after which it really does."""
+        """The reason that the learner gives before it hangs up; checks that it then hangs up."""
         reason = self.expect(Kind.BYE)[1].decode()
         try:
             assert self.sock.recv(1) == b""
@@ -150,7 +150,7 @@ class RawWorker:
 
 @pytest.fixture
 def raw_workers() -> Iterator[list[RawWorker]]:
-    """Those of this test, hung up at its end."""
+    """The raw workers of this test, which are closed at its end."""
     workers: list[RawWorker] = []
     yield workers
     for worker in workers:
@@ -179,7 +179,7 @@ def serve(raw_workers: list[RawWorker]) -> Callable[..., AbstractContextManager[
         transport = TcpTransport(port=0, **options)
         with Server(example, batch_size, transport, num_buffers=num_buffers) as server:
             yield server
-            # They do not hang up by themselves, and the server would wait a little for it.
+            # They do not hang up by themselves, and the server would wait a little for that.
             for worker in raw_workers:
                 worker.close()
 
@@ -188,7 +188,7 @@ def serve(raw_workers: list[RawWorker]) -> Callable[..., AbstractContextManager[
 
 @pytest.fixture(params=[(SMALL, small), (LARGE, large)], ids=["small", "large"])
 def kind(request: pytest.FixtureRequest) -> Any:
-    """An example, and what makes its samples."""
+    """An example, and a function that makes its samples."""
     return request.param
 
 

@@ -1,4 +1,4 @@
-"""Samples every part of which says their number, so that one can see which arrived, and whether they arrived whole."""
+"""Samples in which every part contains the number, so that a test can see which samples arrived and whether they are whole."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def narrow(i: int, example: Any = NARROW) -> dict[str, np.ndarray]:
 
 
 def numbers(learner: WireLearner) -> list[int]:
-    """What the functions above were called with, from samples that are whole."""
+    """The numbers that were given to the functions above, read from samples; checks that these are whole."""
     for first, second in learner.rows:
         assert np.all(first == (second if first.ndim == 1 else second % 251))
     return [int(row[-1]) for row in learner.rows]

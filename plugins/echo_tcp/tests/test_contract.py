@@ -11,7 +11,7 @@ from echo_core.testing import TransportContract
 from echo_tcp.transport import TcpsTransport, TcpTransport
 
 
-@pytest.mark.every_python  # a marker would be inherited, so the others derive from the contract as well
+@pytest.mark.every_python  # a marker would be inherited, so the other classes derive from the contract itself
 class TestTcp(TransportContract):
     def transport(self, **options: Any) -> TcpTransport:
         return TcpTransport(port=0, **options)
@@ -30,7 +30,7 @@ class TestTcp6(TransportContract):
 class TestTcps(TransportContract):
     @pytest.fixture
     def config_home(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """One authority for all: making one takes a moment."""
+        """One authority for all tests, because it takes a moment to make one."""
         return tmp_path_factory.getbasetemp() / "config"
 
     def transport(self, **options: Any) -> TcpsTransport:

@@ -1,4 +1,4 @@
-"""The fuzz targets over inputs that are frames, nearly frames, and what fuzzing them came to look at; `nox -s fuzz` goes on from here."""
+"""The fuzz targets with valid frames, nearly valid frames, and inputs that earlier fuzzing found; `nox -s fuzz` continues from here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from echo_core.wire.weights import pack
 
 NATIVE = Path(__file__).resolve().parent / "native"
 CXX = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
-SAMPLE = 24  # bytes, as in learner_fuzz.cpp
+SAMPLE = 24  # in bytes, as in learner_fuzz.cpp
 
 
 def data(first: int, count: int, cut: int = 0) -> bytes:
@@ -38,7 +38,7 @@ def to_learner() -> list[bytes]:
         pack_header(Kind.CONTROL, seq=1, length=1 << 20) + b"{" * 100,
         b"\xff" * 100,
     ]
-    # The first byte: in portions of so many bytes; 128: the original protocol.
+    # The first byte is the size of the portions; 128 means the original protocol.
     return [bytes([how]) + stream for stream in streams for how in (0, 1, 24, 131)]
 
 

@@ -1,4 +1,4 @@
-"""The learner's end and samples: what arrives, what is recognised, who waits for whom."""
+"""The learner's end and samples: which samples arrive, which are recognised as duplicates, and which worker waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGE = {"image": np.zeros((100, 200), np.int32), "y": np.zeros(3, np.int64)}  #
 
 
 def values(sample):
-    """The value every leaf of each sample of a batch was filled with."""
+    """The values with which all leaves of a batch's samples were filled."""
     leaves = [leaf.reshape(len(leaf), -1) for leaf in sample.batch.values()]
     for leaf in leaves:
         assert (leaf == leaves[-1][:, :1]).all(), "a sample was torn"
@@ -95,8 +95,8 @@ def test_nothing_arrives_twice(example, dial, eventually, serve):
         eventually(lambda: not server.peers())
         again = dial(server, first.client)
         assert again.resumed_at == 3
-        again.send(range(3), first=1)  # wholly known
-        again.send(range(2, 7), first=3)  # one of them known
+        again.send(range(3), first=1)  # all samples are known
+        again.send(range(2, 7), first=3)  # one of them is known
         again.acknowledged(7)
         again.send(range(7, 10))
         assert taken(server, 2) == list(range(10))
@@ -105,7 +105,7 @@ def test_nothing_arrives_twice(example, dial, eventually, serve):
 
 
 def test_a_stranger_goes_on_where_it_says(dial, serve):
-    with serve(SMALL) as server:  # a new learner, and a worker of the one before
+    with serve(SMALL) as server:  # a new learner, and a worker of the previous learner
         worker = dial(server, base=1000)
         assert worker.resumed_at == 1000
         worker.send([7, 8, 9, 10])
@@ -118,7 +118,7 @@ def test_a_new_connection_takes_the_place_of_the_old_one(dial, serve):
         old = dial(server)
         old.send([0, 1])
         old.acknowledged(2)
-        old.sock.sendall(old.data([2])[:50_000])  # lies in a slot, half
+        old.sock.sendall(old.data([2])[:50_000])  # half of it lies in a slot
         new = dial(server, old.client)
         assert new.resumed_at == 2
         with pytest.raises((EOFError, ConnectionError)):
@@ -153,7 +153,7 @@ def test_a_full_store_holds_back_those_who_fill_it(dial, eventually, serve):
         assert eventually(lambda: [p for p in server.peers() if p.state == "waiting for space"])[0].id == worker.client
         assert server.stats()["transport/tcp/waiting_for_space"] == 1
         assert server.stats()["store/queue_depth_sum"] == 12
-        other.sock.sendall(frame(Kind.PING, seq=5))  # others are heard all the same
+        other.sock.sendall(frame(Kind.PING, seq=5))  # others are served all the same
         assert other.expect(Kind.PING)[0].seq == 5
         other.send(range(100, 104))
         assert sorted(taken(server, 6)) == [*range(20), *range(100, 104)]
@@ -169,7 +169,7 @@ def test_500_equal_workers_get_equal_shares_of_a_full_store(threads, dial, serve
         workers = [dial(server) for _ in range(500)]
         for number, worker in enumerate(workers):
             worker.send(np.full(400, number))
-        for _ in range(3):  # what the first ones put there before there was a crowd
+        for _ in range(3):  # samples that the first workers put there before the crowd came
             server.sample(10)
         shares = Counter()
         for _ in range(2000):  # half of what was sent
@@ -193,7 +193,7 @@ def test_many_threads_and_a_client_is_always_served_by_the_same(dial, serve):
 
 @pytest.mark.parametrize("full_to_the_brim", [False, True], ids=["room", "no room"])
 def test_the_end_of_one_who_waits_for_space_is_noticed(full_to_the_brim, dial, eventually, serve):
-    """Although nothing is read from it: with no room its kernel cannot even say that it is gone."""
+    """The learner does not read from this worker. Without room, the worker's kernel cannot even report that it is gone."""
     with serve(LARGE, batch_size=2, num_buffers=2) as server:
         worker = dial(server)
         worker.send(range(4))
@@ -229,7 +229,7 @@ def test_close_commits_what_has_arrived_and_says_goodbye(dial):
     server = Server(SMALL, 4, TcpTransport(port=0), num_buffers=8).start()
     worker, idle = dial(server), dial(server)
     worker.send(range(8))
-    time.sleep(0.05)  # it has arrived; nobody has looked at it, perhaps
+    time.sleep(0.05)  # it has arrived, but perhaps was not read yet
     address = server.address
     server.close()
     worker.acknowledged(8)
@@ -249,7 +249,7 @@ def test_close_does_not_wait_for_one_who_does_not_listen(dial, serve):
         server.publish({"w": np.zeros(4_000_000)})
         deaf.send(range(100))
         server.close(timeout=0.2)
-        with pytest.raises((EOFError, ConnectionError)):  # in the middle of a version, perhaps
+        with pytest.raises((EOFError, ConnectionError)):  # perhaps in the middle of a version
             while True:
                 deaf.receive()
 
@@ -273,7 +273,7 @@ def test_requests_are_answered_in_words_and_bytes(dial, serve):
         header, payload = worker.expect(Kind.CONTROL)
         assert (header.seq, header.flags) == (9, 1)
         assert parse_reply(payload)[1] == b"blob"
-        for number in range(100):  # more than are taken in without an answer
+        for number in range(100):  # more requests than the learner takes without an answer
             worker.sock.sendall(frame(Kind.CONTROL, pack_request("stats", {}), seq=number))
         for number in range(100):
             header, payload = worker.expect(Kind.CONTROL)

@@ -1,4 +1,4 @@
-"""The learner's end and those who do not keep to the rules: nobody else notices."""
+"""The learner's end and clients that break the rules: other clients are not disturbed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXAMPLE = {"x": np.zeros(4, np.float32), "y": np.zeros((), np.int64)}  # 24 byte
 
 
 def still_serves(server, worker):
-    """`worker` was connected before whatever happened, and is not disturbed."""
+    """`worker` was connected before the incident, and is not disturbed by it."""
     before = worker.next - 1
     worker.send(range(4))
     worker.acknowledged(before + 4)
@@ -43,7 +43,7 @@ def connect(server):
 
 
 def ended(sock):
-    """Wait until the learner has hung up; what it said before."""
+    """Wait until the learner has hung up. Returns the bytes that it sent before."""
     said = b""
     try:
         while data := sock.recv(65536):
@@ -137,8 +137,8 @@ def test_a_broken_handshake(sent, dial, eventually, serve):
         with connect(server) as sock:
             sock.sendall(sent)
             still_serves(server, good)
-            ended(sock)  # at the latest when its time has passed
-        eventually(lambda: server.stats()["transport/tcp/protocol_errors"] + server.stats()["transport/tcp/refused"] > 0)  # just after it was told
+            ended(sock)  # at the latest when its time is over
+        eventually(lambda: server.stats()["transport/tcp/protocol_errors"] + server.stats()["transport/tcp/refused"] > 0)  # just after it got the answer
         stats = server.stats()
         assert stats["transport/tcp/protocol_errors"] + stats["transport/tcp/refused"] == 1
         assert stats["transport/tcp/connections_total"] == 1
@@ -148,7 +148,7 @@ def test_strangers_who_say_nothing_do_not_keep_others_out(dial, eventually, serv
     with serve(EXAMPLE, max_pending=4, handshake_timeout=60) as server:
         strangers = [connect(server) for _ in range(5)]
         try:
-            still_serves(server, dial(server))  # gets in as they are thrown out
+            still_serves(server, dial(server))  # is admitted as others are ended
         finally:
             for sock in strangers:
                 sock.close()
@@ -208,7 +208,7 @@ def test_complaints_do_not_fill_the_log(dial, caplog, serve):
 
 
 def test_out_of_file_descriptors(tmp_path):
-    """In a process of its own: new clients are told, old ones are served, and nothing spins."""
+    """Runs in a process of its own: new clients get the reason, old ones are served, and no thread spins."""
     program = textwrap.dedent(
         """
         import logging, os, resource, socket, sys, time
@@ -262,7 +262,7 @@ def test_out_of_file_descriptors(tmp_path):
 
 
 def test_one_thrown_out_of_its_handshake_while_it_speaks_is_no_trouble(serve, eventually, caplog):
-    """In one look at the sockets somebody is at the door of a crowd, and the oldest of it has said something."""
+    """One call of select reports a new client while many are in their handshake, and bytes of the oldest of these."""
     looking_away, go_on = threading.Event(), threading.Event()
 
     class Slow(logging.Handler):
@@ -275,16 +275,16 @@ def test_one_thrown_out_of_its_handshake_while_it_speaks_is_no_trouble(serve, ev
     try:
         with serve(EXAMPLE, max_pending=4) as server, contextlib.ExitStack() as stack:
             oldest, _ = [stack.enter_context(connect(server)) for _ in range(2)]
-            time.sleep(2.1)  # after so long it may be thrown out
+            time.sleep(2.1)  # after so long its handshake may be ended
             stack.enter_context(connect(server)).sendall(bytes(100))  # turned away, with a line in the log
             assert looking_away.wait(20)
             late = [stack.enter_context(connect(server)) for _ in range(2)]
-            time.sleep(0.1)  # the door first
+            time.sleep(0.1)  # the listening socket comes first
             oldest.sendall(b"ECHO")
             go_on.set()
             ended(oldest)
             late[0].sendall(bytes(100))
-            ended(late[0])  # by a thread that has gone on
+            ended(late[0])  # by the control thread, which has survived
         assert not [record for record in caplog.records if record.exc_info], caplog.text
     finally:
         logging.getLogger("echo").removeHandler(slow)

@@ -1,4 +1,4 @@
-"""The learner's end and bytes that come in awkward portions: whatever lies in a socket is read, and who cannot be waited for any longer goes."""
+"""The learner's end and bytes in awkward portions: all bytes in a socket are read, and a peer that is too slow is disconnected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGE = {"image": np.zeros((100, 200), np.int32), "y": np.zeros(3, np.int64)}  #
 
 @contextlib.contextmanager
 def elsewhere() -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    """A learner in a process of its own, which can be stopped, and what `RawWorker` wants to know of it."""
+    """A learner in a process of its own, which can be stopped, with the attributes that `RawWorker` needs."""
     program = textwrap.dedent(
         """
         import sys
@@ -50,7 +50,7 @@ def elsewhere() -> Iterator[tuple[subprocess.Popen[str], Any]]:
 
 
 def test_what_is_less_than_the_large_frame_before_it_is_read(dial) -> None:
-    """After a large frame that came in pieces, for a good part of which the loop wanted to be woken, a turn ends with its share used up."""
+    """A turn ends with its share used up, after a large frame came in pieces and the loop had asked to be woken only for a large piece."""
     with elsewhere() as (learner, server):
         worker = dial(server)
         a, rest = worker.data(range(300)), worker.data(range(300, 680)) + worker.data(range(680, 690))
@@ -58,7 +58,7 @@ def test_what_is_less_than_the_large_frame_before_it_is_read(dial) -> None:
         time.sleep(0.2)  # it is read, and the loop sleeps until there is more
         os.kill(learner.pid, signal.SIGSTOP)
         sending = threading.Thread(target=worker.sock.sendall, args=(a[100_000:] + rest,))
-        sending.start()  # in a thread: where the kernel grants smaller buffers it needs the learner
+        sending.start()  # in a thread, because with smaller kernel buffers the send needs the learner
         sending.join(0.5)
         os.kill(learner.pid, signal.SIGCONT)
         worker.sock.settimeout(5)
@@ -75,10 +75,10 @@ def test_who_stops_in_the_middle_of_a_frame_keeps_no_memory_that_others_wait_for
         whole = slow.data(range(10, 12))
         slow.sock.sendall(whole[:100_000])
         eventually(lambda: server.stats()["transport/tcp/evicted_total"] == 2)
-        time.sleep(0.5)  # slow by the measure of a busy machine, too
+        time.sleep(0.5)  # slow even for a busy machine
         slow.sock.sendall(whole[100_000:])
         slow.acknowledged(2)
-        slow.send(range(12, 14))  # not into slots after the last one, and the memory is the other's
+        slow.send(range(12, 14))  # it goes into no slot, because the last one was slow, and the other peer has the memory
         slow.acknowledged(4)
         with contextlib.suppress(ConnectionResetError):
             assert stopped.sock.recv(1) == b""

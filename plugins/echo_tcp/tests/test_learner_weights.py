@@ -1,4 +1,4 @@
-"""The learner's end and weights: whole, the latest, and never in the way of experience."""
+"""The learner's end and weights: workers get the latest version as a whole, and weights never delay samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def confirm(worker, version, digest=0):
 
 
 def read(whole):
-    """The tree in all the bytes of a version."""
+    """The tree that the bytes of a version hold."""
     (meta,) = U32.unpack_from(whole)
     return unpack(whole[4 : 4 + meta], whole[4 + meta :])
 

@@ -1,4 +1,4 @@
-"""Over TCP: what a token's roles permit, tokens that are rotated, and a client that sends samples although it may not."""
+"""Over TCP: the rights of a token's roles, rotated tokens, and a client that sends samples although it may not."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ def test_tokens_are_rotated_while_everything_runs(tmp_path: Path) -> None:
     with Server(EXAMPLE, 2, TcpTransport(port=0), token=path) as server, connect(old) as early:
         with pytest.raises(SecurityError):
             connect(new)
-        hold(new, old)  # both are good while the workers are moved
+        hold(new, old)  # both tokens are valid while workers change to the new one
         with connect(old), connect(new):
             pass
         hold(new)
         with pytest.raises(SecurityError), connect(old):
             pass
         with connect(new) as late:
-            for client in (early, late):  # who is in stays in
+            for client in (early, late):  # connected workers stay connected
                 client.send({"x": np.ones(4, np.float32)})
                 client.wait()
 
@@ -113,7 +113,7 @@ def test_an_unusable_operation_is_no_secret(server: Server) -> None:
 
 
 def test_an_observer_cannot_pass_for_a_workers_session(serve) -> None:
-    """With a worker's id it would have the learner take the worker's samples for duplicates."""
+    """With a worker's id, it could make the learner take the worker's samples for duplicates."""
     with serve(EXAMPLE, token=None) as server:
         identity = "cd" * 16
         with Client(server.address, EXAMPLE, client_id=identity) as worker:

@@ -35,7 +35,7 @@ class TestCertificates(TlsContract):
             context.wrap_socket(plain)
 
     def test_strangers_who_reset_at_once_delay_nobody(self, certificates: Certificates, caplog: pytest.LogCaptureFixture) -> None:
-        """A TLS socket cannot be made of a connection that is reset already: an OSError, but not for want of descriptors."""
+        """A TLS socket cannot be made of a connection that is already reset. That is an OSError, but not one about descriptors."""
         server = Server(EXAMPLE, 2, self.transport(**given(certificates.learner)), token=TOKEN)
         with server:
             for _ in range(40):
@@ -46,12 +46,12 @@ class TestCertificates(TlsContract):
             with socket.create_connection(server.address.endpoint, timeout=20) as last:
                 last.sendall(bytes(64))
                 with suppress(ConnectionError):
-                    assert last.recv(64) is not None  # an alert, or the end: it was looked after
+                    assert last.recv(64) is not None  # an alert or the end shows that it was served
             assert time.monotonic() - began < 2.0
             assert "cannot accept" not in caplog.text
 
     def test_a_handshake_in_crumbs_is_one_all_the_same(self, certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-        """And is not looked at for every byte, or 200 such strangers would keep a core busy."""
+        """It is not read for every byte, because 200 such clients would keep a core busy."""
         looks = 0
         do_handshake = ssl.SSLSocket.do_handshake
 

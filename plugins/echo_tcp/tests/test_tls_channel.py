@@ -1,4 +1,4 @@
-"""The stream of bytes over TLS: by records of our own where Python's libssl can be reached, and by the ssl module alone."""
+"""The stream of bytes over TLS: with native records if Python's libssl can be reached, and with the ssl module alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = 20.0  # seconds until a test that waits for something gives up
 
 @pytest.fixture(scope="module")
 def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The learner's and the worker's."""
+    """The contexts of the learner and of the worker."""
     authority = Authority.create(tmp_path_factory.mktemp("authority"))
     learner = authority.issue("learner", ["127.0.0.1"])
     listen = TlsListenOptions(tls_certificate=learner.certificate, tls_key=learner.key)
@@ -36,7 +36,7 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, 
 
 
 class BySslModule:
-    """`Records`, where there is no libssl to be reached."""
+    """Stands for `Records` if libssl cannot be reached."""
 
     @staticmethod
     def of(make: Any) -> tuple[Any, None]:
@@ -55,7 +55,7 @@ Pair = tuple[TlsChannel, TlsChannel]
 
 @contextmanager
 def connected(contexts: tuple[ssl.SSLContext, ssl.SSLContext], listening: socket.socket, port: int) -> Iterator[Pair]:
-    """A learner's channel, accepted at `listening`, and that of a worker who dials `port`; hands are shaken."""
+    """A learner's channel, accepted at `listening`, and that of a worker that dials `port`, after the handshake."""
     with ThreadPoolExecutor(1) as pool:
         dialled = pool.submit(dial_tls, Address("tcps", "127.0.0.1", port), contexts[1], "", PATIENCE)
         plain, _ = listening.accept()
@@ -80,10 +80,10 @@ def pair(contexts: tuple[ssl.SSLContext, ssl.SSLContext], way: str) -> Iterator[
 
 
 class Between:
-    """Somebody on the way from the worker to the learner, who passes on what both say until told what to do with the next bytes."""
+    """A proxy between worker and learner. It forwards the bytes of both until a test says what to do with the next ones."""
 
     def __init__(self, listening: socket.socket, learner: tuple[str, int]) -> None:
-        self.deed = bytes  # what becomes of the worker's bytes
+        self.deed = bytes  # what happens to the worker's bytes
         self._listening, self._learner = listening, learner
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -137,7 +137,7 @@ def test_the_libssl_of_python_is_reached(pair: Pair, way: str) -> None:
 
 
 def test_records_are_of_the_socket_that_was_made(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
-    """Not of what else was made on the way."""
+    """If `make` makes another SSL after that of the socket, there are no records, and not those of the other SSL."""
     plain, peer = socket.socketpair()
 
     def make() -> ssl.SSLSocket:
@@ -153,7 +153,7 @@ def test_records_are_of_the_socket_that_was_made(contexts: tuple[ssl.SSLContext,
 @pytest.mark.skipif(not libssl_is_shared(), reason="this Python has its libssl inside")
 @pytest.mark.parametrize("way", ["records"], indirect=True)
 def test_each_thread_is_told_its_own_error(pair: Pair) -> None:
-    """The receiver finds the end of the connection behind a record that it is given first; meanwhile the sender fails in another way."""
+    """The receiver gets a record first and then finds the end of the connection behind it; meanwhile the sender fails for another reason."""
     learner, worker = pair
     worker.send([b"the last"])
     worker._raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -167,7 +167,7 @@ def test_each_thread_is_told_its_own_error(pair: Pair) -> None:
 
 
 def test_both_ends_send_and_receive_at_once(pair: Pair) -> None:
-    """Large and small, in pieces that are nobody's records."""
+    """Large and small messages, in pieces that do not match records."""
     size = 24 << 20
     data = Random(1).randbytes(size)
     digest = hashlib.sha256(data).digest()
@@ -211,10 +211,10 @@ def test_shutdown_wakes_whoever_waits(pair: Pair, call: str) -> None:
     def wait() -> None:
         begun.set()
         if call == "recv_into":
-            assert learner.recv_into(memoryview(bytearray(10))) == 0  # an end is as good as an error
+            assert learner.recv_into(memoryview(bytearray(10))) == 0  # an end is as valid as an error
             raise ConnectionAbortedError
         while True:
-            learner.send([bytes(1 << 20)])  # nobody reads
+            learner.send([bytes(1 << 20)])  # the other end does not read
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(wait)
@@ -278,10 +278,10 @@ def test_plain_text_in_the_middle_is_refused(tampered: tuple[TlsChannel, TlsChan
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_peer_that_is_gone_without_a_farewell(pair: Pair, reset: bool) -> None:
-    """As one that was killed, or whose machine is gone."""
+    """The connection ends as if the peer was killed or its machine is gone."""
     learner, worker = pair
     learner.send([b"x"])
-    assert received(worker, 1) == b"x"  # and with it the tickets, which a socket that closes would otherwise answer by a reset
+    assert received(worker, 1) == b"x"  # and with it the tickets; a close with these unread would reset the connection
     if reset:
         worker._raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     worker.close()

@@ -1,4 +1,4 @@
-"""The worker's end, fed by hand: what is taken over, and when it is sent."""
+"""The worker's end, driven by hand: which samples it takes over, and when it sends them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_idle_sends_at_once_and_busy_gathers() -> None:
             worker.send(small(i))
         learner.may_ack.set()
         worker.wait()
-        # What was sent meanwhile came in one frame, and with it nothing was left to gather.
+        # Samples that were sent meanwhile came in one frame, and no further samples were left to gather.
         assert learner.frames == [(1, 1), (2, 999)]
         worker.send(small(1000))
         learner.until(lambda: learner.frames[2:] == [(1001, 1)])
@@ -132,7 +132,7 @@ def test_many_threads_on_one_connection(kind: tuple[Any, Any]) -> None:
         for t in range(4):
             mine = [i for i in got if i // 10_000 == t]
             assert mine == list(range(10_000 * t, 10_000 * t + 2 * each))
-        # A batch stays together: nobody else's sample is among its own.
+        # A batch stays together: no sample of another thread lies between its samples.
         for t in range(4):
             at = got.index(10_000 * t + each)
             assert got[at : at + each] == list(range(10_000 * t + each, 10_000 * t + 2 * each))
@@ -169,7 +169,7 @@ def test_any_spec(example: Any) -> None:
     with WireLearner(example) as learner, connect(learner) as worker:
         spec = Spec.from_example(example)
         rng = np.random.default_rng(0)
-        leaves = [  # bytes of 0 and 1 are a value of any dtype, bool too
+        leaves = [  # bytes of 0 and 1 are valid for every dtype, also for bool
             rng.integers(0, 2, leaf.nbytes, np.uint8).view(leaf.dtype).reshape(leaf.shape)
             for leaf in spec.leaves
         ]

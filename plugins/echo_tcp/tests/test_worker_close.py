@@ -1,4 +1,4 @@
-"""The end of a connection: what `close()` delivers, what it gives up, and whom it wakes."""
+"""The end of a connection: which samples `close()` delivers, which it gives up, and which callers it wakes."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def connect(port: int, example: Any = EXAMPLE, **options: Any) -> Any:
 
 
 # The original server ends neither its threads nor its descriptors, so it has a process of its own:
-# it prints its port, and for each line that is a number, the samples of so many batches.
+# it prints its port, and for each line with a number it prints the samples of so many batches.
 SERVER = """
 import json, sys, echo, numpy as np
 example = {"frame": np.zeros((50, 50), np.uint8), "reward": np.zeros(1, np.float64)}
@@ -70,7 +70,7 @@ class Server:
         self.port = int(self._process.stdout.readline())
 
     def take(self, batches: int) -> list[int]:
-        """The numbers of the next samples, which are whole."""
+        """The numbers of the next samples; checks that these are whole."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{batches}\n")
         self._process.stdin.flush()
@@ -142,7 +142,7 @@ def test_only_samples_travel(server: Server) -> None:
 
 
 def serve(reply: bytes) -> tuple[int, threading.Thread]:
-    """A server that says `reply` to one client and hangs up when that does."""
+    """A server that sends `reply` to one client and hangs up when the client does."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def run() -> None:
@@ -171,7 +171,7 @@ def test_a_killed_original_server_ends_every_call(server: Server) -> None:
             worker.send(sample(1))
     with pytest.raises(ConnectionClosedError):
         worker.wait()
-    with suppress(ConnectionClosedError):  # it says so only if a sample is missing
+    with suppress(ConnectionClosedError):  # the error comes only if a sample is missing
         worker.close()
 
 

@@ -1,4 +1,4 @@
-"""Networks that swallow everything, and learners that are only slow: told apart."""
+"""A worker can tell networks that lose everything from learners that are only slow."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Far:
         self._ip("-n", self.name, "addr", "add", f"{self.host}/24", "dev", f"{self.name}-b")
 
     def vanish(self) -> None:
-        """Packets still get there; nobody there knows them."""
+        """Packets still arrive there, but the network no longer knows the connection."""
         self._ip("-n", self.name, "addr", "del", f"{self.host}/24", "dev", f"{self.name}-b")
 
     def numbers(self) -> list[int]:
@@ -94,7 +94,7 @@ class Far:
         if hasattr(self, "learner"):
             self.learner.kill()
             self.learner.communicate()
-        # The cable by itself: the kernel takes its time to end a namespace.
+        # The cable is deleted explicitly, because the kernel may take long to end a namespace.
         for command in (["link", "del", f"{self.name}-a"], ["netns", "del", self.name]):
             subprocess.run(["ip", *command], check=False, capture_output=True)
 

@@ -1,4 +1,4 @@
-"""A worker's process: interrupted, forked, killed, ended without a word."""
+"""A worker's process that is interrupted, forked, killed, or that ends without a goodbye."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ worker.send(EXAMPLE)
     ],
 )
 def test_ctrl_c(call: str, tmp_path: Path) -> None:
-    # `close` gives up on what is left; the others leave that to the end of the interpreter.
+    # `close` gives the remaining samples up; in the other cases that happens at the end of the interpreter.
     interrupted(PRELUDE, call, tmp_path)
 
 

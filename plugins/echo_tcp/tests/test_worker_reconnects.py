@@ -1,4 +1,4 @@
-"""Links that are dropped and taken up again: nothing is lost, and nothing arrives twice."""
+"""Links that are lost and restored: no sample is lost, and none arrives twice."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_acknowledgement_may_be_lost_but_no_sample_comes_twice() -> None:
             worker.flush()
         learner.until(lambda: len(learner.rows) == 10)
         learner.hang_up()
-        worker.wait()  # by the resume point alone
+        worker.wait()  # only by the resume point
         assert numbers(learner) == list(range(10)) and len(learner.frames) == 10
         learner.may_ack.set()
 

@@ -1,4 +1,4 @@
-"""Learners that refuse a worker, and learners that break the format: final, and said in words."""
+"""Learners that refuse a worker, and learners that break the format: both errors are final and have a clear text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_tokens() -> None:
 
 
 def test_the_last_attempt_cut_short_does_not_hide_what_the_learner_said() -> None:
-    """A learner that says once why it lets nobody in, and then says nothing."""
+    """A learner that says once why it refuses all workers, and then says nothing."""
     spec = Spec.from_example(NARROW)
     with socket.create_server(("127.0.0.1", 0)) as learner:
         port = learner.getsockname()[1]

@@ -1,4 +1,4 @@
-"""worker_stress.cpp: the worker's engine and a line that breaks all the time, under sanitizers."""
+"""worker_stress.cpp: the worker's engine and a connection that breaks all the time, under sanitizers."""
 
 from __future__ import annotations
 

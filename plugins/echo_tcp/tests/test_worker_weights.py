@@ -1,4 +1,4 @@
-"""Weights down and requests up, as a worker sees them."""
+"""Weights from the learner and requests to it, seen from a worker."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_damaged_weights_are_never_shown() -> None:
         with pytest.raises(ProtocolError, match="digest"):
             worker.weights(newer_than=1)
         worker.close()
-        learner.until(lambda: learner.receipts)  # that of the version before, which may be read late
+        learner.until(lambda: learner.receipts)  # the receipt of the previous version, which may be read late
         assert len(learner.receipts) == 1
 
 
@@ -251,7 +251,7 @@ def test_a_request_without_an_answer() -> None:
         learner.hang_up()
         thread.join(20)
         assert "may have been carried out" in str(outcome[0])
-        # The connection itself lives on, and a late answer to nobody is dropped.
+        # The connection itself goes on, and a late answer for which no caller waits is dropped.
         learner.handler = lambda op, body, blob: (body, blob)
         learner.until(lambda: learner.links == 2)
         learner.say(frame(Kind.CONTROL, b"\2\0\0\0{}", flags=1, seq=1))

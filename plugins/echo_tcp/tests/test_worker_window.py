@@ -1,4 +1,4 @@
-"""The window of what is not acknowledged: who waits for whom, and what was taken over meanwhile."""
+"""The window of unacknowledged samples: which calls wait, and which samples were taken over meanwhile."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def test_long_waits_are_logged(
 
 
 def test_a_sample_that_changes_while_it_is_read_is_sent_whole() -> None:
-    """A leaf that puts another array in its own place when it is converted, which is then taken away."""
-    n = 1_000_000  # bytes: an array that is gone is gone from the address space
+    """A leaf that, when it is converted, replaces itself by another array, which is then removed."""
+    n = 1_000_000  # in bytes; an array of this size is unmapped when it is freed
 
     class Restless:
         def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""A learner in plain Python that speaks the wire format and does as it is told.
+"""A learner in plain Python that speaks the wire format and does what a test tells it.
 
-It keeps every sample it commits and checks their numbers, acknowledges only when it may, hangs up
-when it should: what a learner does at its worst, and always at the moment a test needs it.
+It keeps every sample that it commits and checks the numbers, acknowledges only when it may, and hangs up
+when it should. So it can behave like the worst learner, always at the moment at which a test needs that.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class WireLearner:
     """Listens, on a free port of this machine by default, and serves any number of workers.
 
     Attributes:
-        frames: every DATA frame that came whole, as (first number, count), repetitions included.
+        frames: every DATA frame that came whole, as (first number, count), including repetitions.
         may_ack: while cleared, samples are committed but not acknowledged.
         may_read: while cleared, nothing is read.
-        cut: asked before each read; a number of bytes after which to hang up, or None.
+        cut: called before each read; returns the number of bytes after which to hang up, or None.
         handler: answers CONTROL requests.
-        receipts, subscriptions, goodbyes: what workers said.
+        receipts, subscriptions, goodbyes: the messages of workers.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class WireLearner:
         self.tokens, self.incarnation, self.read_bytes = tokens, incarnation, read_bytes
         self.committed: dict[str, int] = defaultdict(int)
         self.samples: dict[str, list[list[np.ndarray]]] = defaultdict(list)
-        if history is not None:  # the same life of the learner, on another socket
+        if history is not None:  # the same run of the learner, on another socket
             self.committed, self.samples = history.committed, history.samples
         self.frames: list[tuple[int, int]] = []
         self.links = 0
@@ -118,7 +118,7 @@ class WireLearner:
             self.changed.notify_all()
 
     def acknowledge(self, number: int, crowd: int = 0) -> None:
-        """An ACK on the newest link, whatever may_ack says. `crowd`: how many workers it says there are."""
+        """Send an ACK on the newest link, regardless of may_ack. `crowd`: the number of workers in it."""
         self._sockets[-1].sendall(pack_header(Kind.ACK, seq=number, count=crowd))
 
     def say(self, data: bytes) -> None:
@@ -137,7 +137,7 @@ class WireLearner:
     def close(self) -> None:
         self._over = True
         self.stop_listening()
-        self.hang_up()  # first, so that nothing is acknowledged at the last moment
+        self.hang_up()  # comes first, so that nothing is acknowledged at the last moment
         self.may_read.set()
         self.may_ack.set()
         with self.changed:

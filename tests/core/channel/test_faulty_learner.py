@@ -64,7 +64,7 @@ ACK = frame(Kind.ACK)
         ([ACK, bytes(24)], "unknown kind 0"),
         ([ACK, frame(Kind.SUBSCRIBE)], "may travel only in the other direction"),
         ([ACK, frame(Kind.WEIGHTS, b"x", seq=1, flags=LAST)], "without the first one"),
-        ([ACK, frame(Kind.WEIGHTS, b"x", seq=1, flags=FIRST | LAST)], "whole description"),
+        ([ACK, frame(Kind.WEIGHTS, b"x", seq=1, flags=FIRST | LAST)], "incomplete description"),
         ([ACK, frame(Kind.WEIGHTS, b"\2\0\0\0{}payload", seq=1, flags=FIRST | LAST)], "malformed"),
     ],
 )

@@ -1,4 +1,4 @@
-"""gRPC for Echo. Only the announcement is here: grpcio is imported when the transport is selected."""
+"""gRPC for Echo. This module only announces the transports; grpcio is imported when one is selected."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable
 
 from echo_core.plugins.hookspecs import TransportInfo, hookimpl
 
-# What grpcio is told by the environment it reads when it is first imported, and by its own defaults
-# - it writes a line for every TLS handshake that fails: strangers could fill the disk,
+# Settings that grpcio reads from the environment when it is first imported. By default
+# - it writes a line for every TLS handshake that fails: unauthenticated clients could fill the disk,
 # - it starts its threads again in forked children, where they read from the parent's connections, and may crash. (No child can use gRPC even so: see `stream`.)
 _imported_before = "grpc._cython.cygrpc" in sys.modules
-#: Whether it writes those lines, because somebody else imported it before.
+#: Whether it writes those lines, because other code imported it first.
 talkative = _imported_before and "GRPC_VERBOSITY" not in os.environ
-#: Whether its threads follow into forked children, for that reason or because the environment wants it.
+#: Whether it starts its threads in forked children, for that reason or because the environment asks for it.
 follows_forks = os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "1" if _imported_before else "0").lower() not in ("0", "f", "false", "n", "no")
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -1,4 +1,4 @@
-"""Calls that wait to be accepted, fairly: one connection's many do not keep another's out."""
+"""A fair queue of calls that wait to be accepted: many calls of one connection do not keep out those of another."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ T = TypeVar("T")
 
 
 class Arrivals(Generic[T]):
-    """Who has arrived, by connection: every connection has its turn, and its calls theirs in order.
+    """The calls that have arrived, by connection. Connections take turns, and the calls of each are taken in order.
 
     Args:
-        most: that wait at a time. Of more, the oldest of the connection with the most gives way, if that has several: a crowd throws out its own.
+        most: the most calls that wait at a time. If there are more, the connection with the most calls loses its oldest, if it has several.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._changed = threading.Condition()
-        self._waiting: dict[str, dict[T, None]] = {}  # of a connection, oldest first; connections in the order of their turns
+        self._waiting: dict[str, dict[T, None]] = {}  # by connection, oldest first; connections in the order of their turns
         self._count = 0
         self._look = self._closed = False
 
     def put(self, connection: str, item: T) -> T | None:
-        """Who has to give way for it, if anybody."""
+        """Add a call. Returns the call that has to give way for it, or None."""
         with self._changed:
             self._waiting.setdefault(connection, {})[item] = None
             self._count += 1
@@ -36,13 +36,13 @@ class Arrivals(Generic[T]):
             return self._take(crowd) if len(self._waiting[crowd]) > 1 else None
 
     def discard(self, connection: str, item: T) -> None:
-        """It has gone; so it may have before, or been taken."""
+        """The call has ended. It may already have been discarded or taken."""
         with self._changed:
             if item in self._waiting.get(connection, ()):
                 self._remove(connection, item)
 
     def get(self, timeout: float | None) -> T | None:
-        """The next one; None if there is none in time, or `look` was called. Raises EOFError once closed."""
+        """The next call; None if none comes in time, or `look` was called. Raises EOFError after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._count or self._look or self._closed, timeout)
             if self._closed:
@@ -57,7 +57,7 @@ class Arrivals(Generic[T]):
             return item
 
     def look(self) -> None:
-        """Have `get` come back."""
+        """Make `get` return."""
         with self._changed:
             self._look = True
             self._changed.notify()

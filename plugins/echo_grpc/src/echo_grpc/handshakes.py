@@ -1,4 +1,4 @@
-"""TLS handshakes that fail inside grpcio, of which it tells nobody: `Handshakes` finds them by the calls that are missing."""
+"""TLS handshakes that fail inside grpcio, which does not report them: `Handshakes` finds them by the calls that do not come."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ __all__ = ["Handshakes"]
 
 log = logging.getLogger("echo")
 
-COMPLAINT_PAUSE = 5.0  # seconds between two lines of the log: strangers must not fill the disk
-LOOK_PAUSE = 0.25  # seconds between two looks in a crowd
-SLACK_SECONDS = 0.5  # from the end of a handshake to its first call
+COMPLAINT_PAUSE = 5.0  # seconds between two log lines, so that unauthenticated clients cannot fill the disk
+LOOK_PAUSE = 0.25  # seconds between two checks while many connections come
+SLACK_SECONDS = 0.5  # allowed from the end of a handshake to its first call
 
-#: Of `grpc.RpcMethodHandler`, by (requests are a stream, answers are).
+#: Attributes of `grpc.RpcMethodHandler`, by (requests are a stream, answers are a stream).
 KINDS = {(False, False): "unary_unary", (False, True): "unary_stream", (True, False): "stream_unary", (True, True): "stream_stream"}
 
 
 class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Connections that began a TLS handshake, less those that made a call.
+    """Counts connections that began a TLS handshake but made no call.
 
-    grpcio asks for a certificate each time it accepts a connection, which is how the first are known (`begun`), and every call says from which
-    connection it is. What is missing when its time is over has failed, or was nobody's who has anything to say: which of the two, whose it was
-    and why grpcio keeps to itself. One that calls takes back the youngest that is open, because a handshake that goes well takes milliseconds.
+    grpcio asks for a certificate each time it accepts a connection, which shows that a handshake has begun (`begun`), and every call says to which
+    connection it belongs. A connection without a call in time has failed, or its client had nothing to say. grpcio does not tell which of the two
+    happened, to which client, or why. A connection that calls removes the youngest open entry, because a successful handshake takes milliseconds.
     Calls over a session that was resumed after its certificate had expired are refused here, and count too.
 
-    Nothing here may lead to the server: grpcio's C core holds `begun`, where no garbage collector sees it.
+    No reference from here may lead to the server: grpcio's C core holds `begun`, where no garbage collector sees it.
 
     Args:
         timeout: seconds that grpcio gives a handshake.
-        idle: seconds after which it ends a connection without a call; for so long a connection is known.
-        most: connections that it serves at a time. Of more that are open the oldest are over.
-        wake: whoever calls `look` is to do so; from any thread.
+        idle: seconds after which grpcio ends a connection without a call; so long, a connection is remembered.
+        most: connections that grpcio serves at a time. If more are open, the oldest have ended.
+        wake: asks the caller of `look` to call it; may be called from any thread.
         let_in: is called for each connection, by one thread at a time.
     """
 
@@ -54,13 +54,13 @@ class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
         self._let_in = let_in
         self._lock = threading.Lock()
         self._open: deque[float] = deque()  # when they began, oldest first
-        self._calls: dict[str, int] = {}  # under way, by connection
-        self._quiet: OrderedDict[str, float] = OrderedDict()  # since when connections have none, longest first
+        self._calls: dict[str, int] = {}  # running calls, by connection
+        self._quiet: OrderedDict[str, float] = OrderedDict()  # since when connections have no call, longest first
         self._untold = 0
         self._told_at = -COMPLAINT_PAUSE
 
     def begun(self) -> None:
-        """A connection was accepted. The answer is that the certificate is the same as ever."""
+        """A connection was accepted. The return value tells grpcio that the certificate has not changed."""
         with self._lock:
             self._let_in()
             first = not self._open and not self._untold
@@ -107,7 +107,7 @@ class Handshakes(grpc.ServerInterceptor):  # type: ignore[misc]
                 self._quiet[connection] = time.monotonic()
 
     def look(self) -> float | None:
-        """Count what has failed and say so, seldom. Returns in how many seconds to look again; None: when woken."""
+        """Count failed handshakes, and log them at a limited rate. Returns the seconds until the next call; None if it is enough to call when woken."""
         now = time.monotonic()
         with self._lock:
             while self._open and self._open[0] <= now - self._patience:

@@ -1,6 +1,6 @@
-"""The messages of echo.proto by hand: one field of raw bytes, so that no object is made for it.
+"""Encodes the messages of echo.proto by hand. They have one field of raw bytes, and no object is made for it.
 
-What generated clients of other languages write is read too: any order, unknown fields, none at all.
+Messages of generated clients in other languages are read too, with fields in any order, unknown fields, or no field at all.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from echo_core.wire.protocol import Buffer
 
 __all__ = ["ENVELOPE_BYTES", "MAX_MESSAGE_BYTES", "Message", "envelope", "health_request", "health_response", "pack", "unpack"]
 
-MAX_MESSAGE_BYTES = 4 << 20  # gRPC's own limit, which clients of other languages keep; a stranger cannot make us allocate more
-ENVELOPE_BYTES = 6  # of `envelope`
-PIECE_BYTES = MAX_MESSAGE_BYTES - 16  # of data in one message: a frame that is larger travels in pieces
+MAX_MESSAGE_BYTES = 4 << 20  # gRPC's own limit, which clients of other languages keep; an unauthenticated client cannot make us allocate more
+ENVELOPE_BYTES = 6  # length of `envelope`
+PIECE_BYTES = MAX_MESSAGE_BYTES - 16  # most data of one message; a larger frame travels in pieces
 
 DATA_TAG = 0x0A  # field 1, length-delimited
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
@@ -30,13 +30,13 @@ def _varint(number: int) -> bytes:
 
 
 def envelope(size: int) -> bytes:
-    """What stands before `size` bytes of data, at most `PIECE_BYTES`, to make a message of them; always as long."""
-    # The number has leading zeros, which readers take; of a length of more than five bytes protobuf's say that it is corrupt.
+    """The bytes that make a message when they stand before `size` bytes of data (at most `PIECE_BYTES`). Their length is always the same."""
+    # The number has leading zeros, which readers accept. protobuf's readers reject a length of more than five bytes as corrupt.
     return bytes((DATA_TAG, *(size >> 7 * i & 0x7F | 0x80 for i in range(4)), 0))
 
 
 class Message:
-    """A message that is put together already, in the place of a frame's buffers."""
+    """A message that is already complete, and takes the place of a frame's buffers."""
 
     __slots__ = ("data",)
 
@@ -78,16 +78,16 @@ def _pieces(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
 
 
 def unpack(message: bytes) -> memoryview:
-    """The `data` of a message, not copied. Raises ProtocolError if it is none."""
+    """The `data` of a message, not copied. Raises ProtocolError if it is not a valid message."""
     data = memoryview(message)[:0]
     for tag, value in _fields(message):
         if tag == DATA_TAG:
-            data = value  # the last one counts
+            data = value  # if the field comes more than once, the last one counts
     return data
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, memoryview]]:
-    """(tag, what a length-delimited field holds, or nothing) of every field."""
+    """(tag, content) of every field; the content is empty unless the field is length-delimited."""
     view, at, end = memoryview(message), 0, len(message)
     while at < end:
         tag, at = _read_varint(message, at)

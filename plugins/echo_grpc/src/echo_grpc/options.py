@@ -15,14 +15,14 @@ __all__ = ["GrpcConnectOptions", "GrpcListenOptions"]
 
 @dataclass(frozen=True, kw_only=True)
 class GrpcListenOptions(tls.TlsListenOptions):
-    """Options of `GrpcTransport`; those that begin with tls_ count for grpcs:// only."""
+    """Options of `GrpcTransport`; those that begin with tls_ are only for grpcs://."""
 
     host: str = "127.0.0.1"  # an address or name of this machine; "::" is every interface, IPv4 too
     port: int = 50051  # 0: any free one
     token: str | bytes | None = field(default=None, repr=False)  # None: the server's
     allow_insecure: bool = False  # listen beyond this machine without authentication
-    max_connection_rate: float = CONNECTION_RATE  # new connections a second; of more, further ones wait outside. 0: any number
-    reflection: bool = False  # tell generic clients what is served; needs echo-grpc[reflection]
+    max_connection_rate: float = CONNECTION_RATE  # new connections a second; further ones wait outside. 0: any number
+    reflection: bool = False  # describe the service to generic clients; needs echo-grpc[reflection]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,11 +35,11 @@ class GrpcListenOptions(tls.TlsListenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class GrpcConnectOptions(tls.TlsConnectOptions):
-    """What a gRPC connection can be told; the options that begin with tls_ count for grpcs:// only."""
+    """Options of a gRPC connection; those that begin with tls_ are only for grpcs://."""
 
-    # A message costs both ends some 200 µs, whatever is in it: a busy link fills them. Of large samples it takes fewer: see MessageWindow.
+    # A message costs both ends some 200 µs, no matter how large it is, so a busy link fills its messages. For large samples see MessageWindow.
     max_coalesced_bytes: int = PIECE_BYTES - HEADER_BYTES
-    keepalive: float = 20.0  # seconds of silence until the learner is asked whether it is still there
+    keepalive: float = 20.0  # seconds of silence until the worker asks whether the learner is still there
 
     def __post_init__(self) -> None:
         super().__post_init__()

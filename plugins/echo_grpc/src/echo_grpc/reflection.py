@@ -1,6 +1,6 @@
-"""Server reflection: generic clients (grpcurl, Postman, a mesh's console) learn what is served from the server itself.
+"""Server reflection: generic clients (grpcurl, Postman, a mesh's console) get the description of the service from the server itself.
 
-Off unless asked for, and imported only then: it takes `grpcio-reflection`, and with it protobuf.
+It is off by default and imported only when it is enabled, because it needs `grpcio-reflection` and with it protobuf.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def enable(server: grpc.Server, service: str, health: str) -> None:
     """Serve the reflection of `service` and `health`, before `server` is started.
 
     Raises:
-        ImportError: grpcio-reflection or grpcio-health-checking is not installed; names the extra.
+        ImportError: grpcio-reflection or grpcio-health-checking is not installed; the message names the extra.
     """
     try:
         from google.protobuf.descriptor_pb2 import FileDescriptorProto

@@ -31,8 +31,8 @@ __all__ = ["METHOD", "GrpcAcceptor"]
 SERVICE = "echo.v2.Experience"
 METHOD = f"/{SERVICE}/Session"
 HEALTH = "grpc.health.v1.Health"
-SPARE_CALLS = 64  # beyond the clients and those who want to be: health checks ...
-MOST_SILENT, MOST_WATCHING = 24, 32  # ... of which so many have not said yet what they ask, and so many watch
+SPARE_CALLS = 64  # calls beside those of clients and of workers that want to be clients: health checks ...
+MOST_SILENT, MOST_WATCHING = 24, 32  # ... of which at most so many have sent no request yet, and at most so many watch
 IDLE_SECONDS = 60  # a connection without a call is ended
 
 
@@ -40,7 +40,7 @@ class GrpcAcceptor(Acceptor):
     """See `echo_core.wire.channel.Acceptor`.
 
     Args:
-        certificates: for TLS: makes grpcio's credentials, given what it is to call for each connection.
+        certificates: with TLS: makes grpcio's credentials from a function that grpcio calls for each connection.
     """
 
     def __init__(self, options: GrpcListenOptions, scheme: str, certificates: Callable[[Callable[[], None]], grpc.ServerCredentials] | None) -> None:
@@ -85,7 +85,7 @@ class GrpcAcceptor(Acceptor):
         self._rate_limit.watch(self._listening, str(self.address))
 
     def counts(self) -> Mapping[str, int]:
-        """`refused` are connections that failed before there was a channel, and calls over a session that was resumed after its certificate had expired."""
+        """`refused` counts connections that failed before there was a channel, and calls over a session resumed after its certificate had expired."""
         return {"refused": self._handshakes.failed, "held_off_total": self._rate_limit.held_off}
 
     def _session(self, arriving: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -94,7 +94,7 @@ class GrpcAcceptor(Acceptor):
         outbox, over = Outbox(), threading.Event()
 
         def end() -> None:
-            # Ending the answers ends the call once they are sent; a peer that does not read them is not waited for.
+            # The end of the answers ends the call after they are sent. A peer that does not read them is not waited for.
             if not over.is_set():
                 timer = threading.Timer(LINGER_SECONDS, lambda: over.is_set() or context.cancel())
                 timer.daemon = True
@@ -140,23 +140,23 @@ class GrpcAcceptor(Acceptor):
         self._rate_limit.close()
 
     def close(self) -> None:
-        """Frees the address; calls under way go on until `finish`."""
+        """Free the address; running calls go on until `finish`."""
         for sock in self._listening:
             sock.close()
         if self._server is not None:
             self._server.stop(3600.0)
 
     def finish(self) -> None:
-        """End every call, and every thread; who watches the health is told first that it is over."""
+        """End every call and every thread; watchers of the health are informed first."""
         self.health.wait_told(LINGER_SECONDS)
         if self._server is not None:
             self._server.stop(None).wait()
-            # It knows our methods: as a cycle the two might be collected in a forked child, where its end is a crash.
+            # The server refers to our methods. In a reference cycle, it might be collected in a forked child, where its destruction crashes.
             self._server = None
 
 
 class Threads(Executor):
-    """A thread for each call, which ends with it: a pool would keep as many as there ever were."""
+    """Starts a thread for each call, which ends with the call. A pool would keep as many threads as there ever were."""
 
     def submit(self, fn: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -169,7 +169,7 @@ class Threads(Executor):
 
         try:
             threading.Thread(target=run, name="echo-grpc", daemon=True).start()
-        except RuntimeError as error:  # no more threads: raised here it would end grpcio's own, and with it all that come later
+        except RuntimeError as error:  # no more threads; if raised here, it would end grpcio's own thread, and with it all later calls
             future.set_exception(error)
         return future
 
@@ -177,10 +177,10 @@ class Threads(Executor):
 class Health:
     """grpc.health.v1: SERVING until the learner closes.
 
-    Anybody may ask. Requests are taken as streams of one: grpcio would wait for that one by itself, for ever, and each call has a thread.
+    Every client may ask. Each call is taken as a stream with one request: otherwise grpcio itself would wait for the request for ever, in the call's thread.
 
     Args:
-        timeout: seconds for a caller to say what he asks.
+        timeout: seconds that a caller has to send its request.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -202,12 +202,12 @@ class Health:
             self._changed.notify_all()
 
     def wait_told(self, timeout: float) -> None:
-        """After `drain`: wait until whoever watches has been told."""
+        """After `drain`, wait until all watchers have been informed."""
         with self._changed:
             self._changed.wait_for(lambda: not self._watching, timeout)
 
     def _service(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> str:
-        """What is asked for. Of too many who do not say, the oldest is sent away."""
+        """The service that the request asks for. If too many callers send no request, the oldest is sent away."""
         with self._changed:
             self._silent[context] = None
             oldest = next(iter(self._silent)) if len(self._silent) > MOST_SILENT else None
@@ -244,7 +244,7 @@ class Health:
             yield health_response(3)
             return
         with self._changed:
-            if self._watching >= MOST_WATCHING:  # each keeps a thread from those who wait to be served
+            if self._watching >= MOST_WATCHING:  # each occupies a thread that others wait for
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watch; use Check")
             self._watching += 1
         try:
@@ -272,31 +272,31 @@ class Health:
 
 def _arguments(options: GrpcListenOptions) -> list[tuple[str, Any]]:
     return [
-        ("grpc.so_reuseport", 0),  # a second learner at the same address is a mistake
+        ("grpc.so_reuseport", 0),  # so that a second learner at the same address is an error
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", _calls(options)),  # a proxy carries many workers on one connection
         ("grpc.max_allowed_incoming_connections", _connections(options)),
         ("grpc.server_handshake_timeout_ms", max(1, int(options.handshake_timeout * 1000))),  # for TLS and HTTP/2 together
         ("grpc.max_connection_idle_ms", IDLE_SECONDS * 1000),
-        ("grpc.keepalive_time_ms", 20_000),  # a worker whose machine is gone is noticed
+        ("grpc.keepalive_time_ms", 20_000),  # so that the loss of a worker's machine is noticed
         ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.min_ping_interval_without_data_ms", 100),  # as often as workers may be told to ask (keepalive=)
+        ("grpc.http2.min_ping_interval_without_data_ms", 100),  # the shortest interval that workers may choose (keepalive=)
     ]
 
 
 def _calls(options: GrpcListenOptions) -> int:
-    """The most at a time: clients, those in their handshake, and as many who wait for that."""
+    """The most calls at a time: clients, those in their handshake, and as many that wait for a handshake."""
     return options.max_connections + 2 * options.max_pending + SPARE_CALLS
 
 
 def _connections(options: GrpcListenOptions) -> int:
-    """The most at a time, those in their handshake included."""
+    """The most connections at a time, including those in their handshake."""
     return 2 * _calls(options)
 
 
 def _peer(context: grpc.ServicerContext) -> str:
-    """`127.0.0.1:5555`, `[::1]:5555`; with mutual TLS after the name in the certificate."""
+    """The peer's address: `127.0.0.1:5555`, `[::1]:5555`; with mutual TLS, the name in the certificate comes before it."""
     where = unquote(context.peer()).removeprefix("ipv4:").removeprefix("ipv6:")
     names = context.auth_context().get("x509_common_name", [])
     return f"{printable(names[0].decode('utf-8', 'replace'))}@{where}" if names else where

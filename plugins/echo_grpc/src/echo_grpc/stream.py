@@ -23,14 +23,14 @@ __all__ = ["GrpcChannel", "Outbox", "in_this_process"]
 
 log = logging.getLogger("echo")
 
-LINGER_SECONDS = 1.0  # for what was sent to be taken by a peer that reads slowly, after shutdown
+LINGER_SECONDS = 1.0  # after shutdown, a peer that reads slowly has so long to take the bytes that were sent
 
 _used_in = 0  # process id; 0: gRPC was not used yet
 _left_to_the_parent: list[object] = []  # in a forked child: destroying gRPC's objects there hangs
 
 
 def in_this_process() -> None:
-    """Note that gRPC runs here. Raises ForkError in a child of a process where it did."""
+    """Note that gRPC runs in this process. Raises ForkError in a child of a process where it ran."""
     global _used_in
     if _used_in not in (0, os.getpid()):
         raise ForkError(
@@ -45,19 +45,19 @@ def in_this_process() -> None:
     _used_in = os.getpid()
 
 
-@cache  # one line, however often it forks
+@cache  # one line, no matter how often the process forks
 def _warn() -> None:
     log.warning(
-        "this process forks, and grpcio starts its threads in the child as well, where they read from the parent's connections and may crash: have"
+        "this process forks, and grpcio starts its threads in the child as well, where they read from the parent's connections and may crash: set"
         " GRPC_ENABLE_FORK_SUPPORT=0 in the environment or import echo_grpc before grpcio; or start processes with multiprocessing's 'spawn' or 'forkserver'"
     )
 
 
 class Outbox:
-    """Messages on their way to gRPC, which iterates over them in a thread of its own.
+    """Messages for gRPC, which iterates over them in a thread of its own.
 
-    Until `feed` they are put, and one waits while one is sent. From then on whoever iterates makes
-    them: a message put by another thread costs waking that thread and being woken by it.
+    Until `feed`, messages are put here, and one waits while another is sent. After `feed`, the thread that iterates
+    makes them itself: a message that another thread puts costs two wake-ups between the threads.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Outbox:
         self._closed = False
         self._produce: Callable[[], Sequence[Buffer] | None] | None = None
         self._lost: Callable[[Exception], None] | None = None
-        self._packed: Iterator[bytes] = iter(())  # what is left of the frame produced last
+        self._packed: Iterator[bytes] = iter(())  # the rest of the frame that was produced last
 
     def put(self, message: bytes) -> None:
         with self._changed:
@@ -78,13 +78,13 @@ class Outbox:
             self._changed.notify_all()
 
     def feed(self, produce: Callable[[], Sequence[Buffer] | None], lost: Callable[[Exception], None]) -> None:
-        """Nothing is put any more: see `Channel.pull`."""
+        """Make messages by `produce` from now on; nothing is put any more. See `Channel.pull`."""
         with self._changed:
             self._produce, self._lost = produce, lost
             self._changed.notify_all()
 
     def close(self) -> None:
-        """No more; what waits is still sent."""
+        """Take no more messages; those that wait are still sent."""
         with self._changed:
             self._closed = True
             # They lead back to the channel: a cycle that is collected in a forked child crashes there.
@@ -92,7 +92,7 @@ class Outbox:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """The call is over, and with it the iteration: whoever would send is told."""
+        """The call has ended, and with it the iteration. Senders get an error."""
         lost = self._lost
         self.close()
         if lost is not None:  # a reader that waits for space would not notice
@@ -125,12 +125,12 @@ class GrpcChannel(Channel):
     """See `echo_core.wire.channel.Channel`.
 
     Args:
-        outbox: what gRPC sends.
-        arriving: what it receives; iterating ends with the stream.
-        peer: who is at the other end, for people.
+        outbox: the messages that gRPC sends.
+        arriving: the messages that it receives; the iteration ends with the stream.
+        peer: the other end, shown to people.
         end: ends the call at once, from any thread; called by `shutdown`.
-        release: frees what belongs to the call; called by `close`.
-        hung_up: what it may mean that the other end closes the connection before a call can begin.
+        release: frees the objects of the call; called by `close`.
+        hung_up: a hint for the case that the other end closes the connection before a call can begin.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class GrpcChannel(Channel):
             for message in pack(buffers):
                 self._outbox.put(message)
         except ConnectionAbortedError:
-            # A call that failed to begin says why; it may be a certificate.
+            # A call that failed to begin gives the reason, for example a certificate.
             if not self._over and isinstance(self._arriving, grpc.RpcError):
                 raise self._ended(self._arriving) from None
             raise
@@ -182,7 +182,7 @@ class GrpcChannel(Channel):
 
     def _ended(self, error: grpc.RpcError) -> OSError:
         reason = _reason(error)
-        # grpcio says no more when the other end refuses our TLS, nor when it speaks TLS and we do not.
+        # grpcio gives no other reason if the other end refuses this end's TLS, or uses TLS and this end does not.
         if self._hung_up and "failed to connect" in str(reason) and "Socket closed" in str(reason):
             return ConnectionResetError(f"{self.peer} hung up before the call began, {self._hung_up}")
         return reason
@@ -203,23 +203,23 @@ class GrpcChannel(Channel):
         if os.getpid() == self._process:
             self._outbox.close()
             self._release()
-            # gRPC's objects go now: left to the garbage collector, they might go in a forked child.
+            # gRPC's objects are freed now. If they were left to the garbage collector, they might be freed in a forked child.
             self._arriving, self._end, self._release = iter(()), _nothing, _nothing
         else:
             _left_to_the_parent.append(self)
 
 
 def _nothing() -> None:
-    """What a closed channel has left to do."""
+    """Do nothing: a closed channel calls this."""
 
 
 def _reason(error: grpc.RpcError) -> OSError:
-    """Why a call ended, as what the channel's users expect."""
+    """Why a call ended, as the exception that the channel's users expect."""
     code = getattr(error, "code", lambda: None)()
     details = getattr(error, "details", lambda: None)() or "the call was cancelled"
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ConnectionRefusedError(f"busy: the learner takes no more clients ({details})")
-    if code is grpc.StatusCode.UNAUTHENTICATED:  # not for good: whoever shows the certificate, a proxy perhaps, may renew it
+    if code is grpc.StatusCode.UNAUTHENTICATED:  # not final: the owner of the certificate, perhaps a proxy, may renew it
         return ConnectionRefusedError(f"the learner refuses the call: {details}")
     if "WRONG_VERSION_NUMBER" in details:
         return SecurityError("the learner answers without TLS: use grpc://, or have it listen at grpcs://")

@@ -60,7 +60,7 @@ class GrpcTransport(ChannelTransport):
     def findings(cls) -> Iterable[Finding]:
         if follows_forks:
             found = f"grpcio {grpc.__version__} with GRPC_ENABLE_FORK_SUPPORT starts its threads in forked children, where they disturb the parent or crash"
-            yield Finding("warning", "gRPC and fork", found, "have GRPC_ENABLE_FORK_SUPPORT=0 in the environment, and start workers by spawn")
+            yield Finding("warning", "gRPC and fork", found, "set GRPC_ENABLE_FORK_SUPPORT=0 in the environment, and start workers by spawn")
         else:
             yield Finding("ok", "gRPC and fork", f"grpcio {grpc.__version__}; connect in the child, never before the fork")
 
@@ -72,9 +72,9 @@ class GrpcTransport(ChannelTransport):
         arguments: list[tuple[str, Any]] = [
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, however many clients
+            ("grpc.use_local_subchannel_pool", 1),  # each client has a connection of its own
             ("grpc.enable_retries", 0),  # Echo knows better what has arrived
-            ("grpc.enable_http_proxy", 0),  # as over TCP: the address is where the learner is
+            ("grpc.enable_http_proxy", 0),  # as over TCP, the address is that of the learner itself
             ("grpc.keepalive_time_ms", int(options.keepalive * 1000)),
             ("grpc.keepalive_timeout_ms", int(options.keepalive * 500)),
             ("grpc.http2.max_pings_without_data", 0),
@@ -83,7 +83,7 @@ class GrpcTransport(ChannelTransport):
         outbox = Outbox()
         try:
             call = channel.stream_stream(METHOD)(outbox)
-            if not call.add_callback(outbox.abandon):  # whoever sends is told when the call ends
+            if not call.add_callback(outbox.abandon):  # senders get an error when the call ends
                 outbox.close()
         except BaseException:
             channel.close()
@@ -96,7 +96,7 @@ class GrpcTransport(ChannelTransport):
 
 
 class GrpcsTransport(GrpcTransport):
-    """The same with TLS: `grpcs://`."""
+    """The same transport with TLS: `grpcs://`."""
 
     scheme = "grpcs"
     _hung_up = "as a learner does that asks workers for certificates: give tls_certificate and tls_key, of its tls_client_authority and not expired"
@@ -107,10 +107,10 @@ class GrpcsTransport(GrpcTransport):
         check_exposure(options.host, options.auth or authority is not None, options.allow_insecure)
         if talkative:
             log.warning(
-                "grpcio was imported before its log was set to errors, so strangers can have it write a line to stderr for each TLS handshake"
+                "grpcio was imported before its log was set to errors, so unauthenticated clients can make it write a line to stderr for each TLS handshake"
                 " that fails; set GRPC_VERBOSITY=ERROR in the environment, or import echo_grpc first"
             )
-        tls.server_context(options, options.host)  # gRPC only logs that a certificate is no use
+        tls.server_context(options, options.host)  # gRPC would only log that a certificate is unusable
         with tls.server_identity(options, options.host) as identity:
             pair = identity.key.read_bytes(), identity.certificate.read_bytes()
         roots = None if authority is None else authority.read_bytes()
@@ -120,7 +120,7 @@ class GrpcsTransport(GrpcTransport):
 
     @classmethod
     def _channel(cls, target: str, arguments: list[tuple[str, Any]], options: Any) -> grpc.Channel:
-        tls.client_context(options)  # gRPC only logs that a certificate is no use, and tries again until the time is over
+        tls.client_context(options)  # gRPC would only log that a certificate is unusable, and try again until the time is over
         key, certificate = tls.client_identity(options)
         credentials = grpc.ssl_channel_credentials(tls.trusted(options) or None, key, certificate)
         if options.tls_server_name:
@@ -136,9 +136,9 @@ class GrpcClient(Client):
         port: its port.
         example: a pytree like the server's: one sample.
         tls: whether the learner listens with TLS (`grpcs://`).
-        **options: as of `echo_core.Client`.
+        **options: the options of `echo_core.Client`.
 
-    Raises: as `echo_core.Client`.
+    Raises: the errors of `echo_core.Client`.
     """
 
     def __init__(self, host: str, port: int, example: Any, *, tls: bool = False, **options: Any) -> None:

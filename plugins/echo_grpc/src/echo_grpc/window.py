@@ -1,4 +1,4 @@
-"""The worker's window, whose full pieces are gRPC messages as they lie: one copy less for each byte."""
+"""The worker's window. Its full pieces are complete gRPC messages in memory, which saves one copy of each byte."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = ["GrpcConnection"]
 
-LARGE_BYTES = 256 << 10  # samples of more share a message of at most ...
-CACHED_BYTES = (2 << 20) + (64 << 10)  # ... so much: it passes through several buffers at either end, of which a core's cache keeps some
+LARGE_BYTES = 256 << 10  # samples larger than this share a message of at most ...
+CACHED_BYTES = (2 << 20) + (64 << 10)  # ... so many bytes: it passes through several buffers at either end, and a core's cache holds some of them
 
 
 class MessageWindow(Window):
     """See `echo_core.wire.channel.window.Window`.
 
-    What the gatherer fills is the `bytes` that gRPC is given, and what is kept until it is acknowledged. Only full pieces are sent so:
-    in others the samples of the second leaf do not follow those of the first, and such a link has time to put them together.
+    The gatherer fills the `bytes` object that gRPC gets, and the window keeps the same object until it is acknowledged. Only full pieces are sent
+    so. In other pieces, the samples of the second leaf do not follow those of the first directly; a link that sends such pieces has time to join them.
     """
 
     gathered_bytes = PIECE_BYTES - HEADER_BYTES

@@ -1,4 +1,4 @@
-"""RDMA for Echo, on UCX. Only the announcement is here: UCX is loaded when the transport is selected."""
+"""RDMA for Echo, on UCX. This module only announces the transport; UCX is loaded when it is selected."""
 
 from __future__ import annotations
 

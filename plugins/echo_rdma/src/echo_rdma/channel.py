@@ -1,4 +1,4 @@
-"""A UCX endpoint as a channel of bytes, and where clients arrive."""
+"""A UCX endpoint as a channel of bytes, and the acceptor of clients."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["RdmaAcceptor", "RdmaChannel", "dial"]
 
 log = logging.getLogger("echo")
 
-LINGER_SECONDS = 1.0  # for what was sent to be taken by a peer that reads slowly, after shutdown
-STOP_SECONDS = 5.0  # for an engine that was replaced to come to its end, when the learner closes
+LINGER_SECONDS = 1.0  # after shutdown, a peer that reads slowly has so long to take the bytes that were sent
+STOP_SECONDS = 5.0  # when the learner closes, an engine that was replaced has so long to end
 
 
 class RdmaChannel(Channel):
@@ -34,8 +34,8 @@ class RdmaChannel(Channel):
 
     Attributes:
         wire: the endpoint.
-        lanes: what carries it; known once something was received.
-        refusal: the learner's: makes the bytes that tell a client why it is turned away.
+        lanes: the lanes that carry it; known after something was received.
+        refusal: at the learner's end: makes the bytes that tell a client why it is turned away.
     """
 
     refusal: Callable[[str], bytes] | None = None
@@ -94,13 +94,13 @@ class RdmaChannel(Channel):
 
 
 def check_family(host: str) -> None:
-    """Raises ConfigError for an address of IPv6: UCX (1.22) mixes it up with those of IPv4 that its lanes have, and writes past their memory."""
+    """Raises ConfigError for an IPv6 address. UCX (1.22) confuses it with the IPv4 addresses of its lanes, and writes past their memory."""
     if ":" in host:
-        raise ConfigError(f"rdma:// and ucx:// go by IPv4, which {host!r} is not: give an IPv4 address (127.0.0.1, 0.0.0.0), or a name that has one")
+        raise ConfigError(f"rdma:// and ucx:// go by IPv4, and {host!r} is not IPv4: give an IPv4 address (127.0.0.1, 0.0.0.0), or a name that has one")
 
 
 def resolve(host: str, port: int) -> str:
-    """`host` as an IPv4 number. OSError if it is unknown."""
+    """`host` as an IPv4 address in numbers. Raises OSError if it is unknown."""
     return str(socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
 
@@ -111,7 +111,7 @@ def engine(options: RdmaListenOptions | RdmaConnectOptions, listens: bool = Fals
 
 
 def dial(address: Address, options: RdmaConnectOptions, timeout: float) -> RdmaChannel:
-    """Begin to reach the learner; the handshake hears how that went."""
+    """Begin to connect to the learner. The handshake reports whether that works."""
     host, port = address.endpoint
     number = resolve(host, port)
     own = engine(options)
@@ -124,19 +124,19 @@ def dial(address: Address, options: RdmaConnectOptions, timeout: float) -> RdmaC
 
 
 class RdmaAcceptor(Acceptor):
-    """See `echo_core.wire.channel.Acceptor`. Raises OSError naming the address when it cannot be taken.
+    """See `echo_core.wire.channel.Acceptor`. Raises OSError, which names the address, if the address cannot be taken.
 
     Attributes:
-        restarts: how often the engine was stuck, and another took its place.
+        restarts: how often the engine was stuck and was replaced.
     """
 
     def __init__(self, options: RdmaListenOptions, scheme: str) -> None:
         self._options = options
         self.restarts = 0
-        self._lock = threading.Lock()  # over which engine it is
+        self._lock = threading.Lock()  # guards the choice of the engine
         self._over = False
-        self._stops: list[threading.Thread] = []  # of former engines
-        self._context = library.context()  # once: an engine that takes another's place has the same settings
+        self._stops: list[threading.Thread] = []  # threads that stop former engines
+        self._context = library.context()  # made once, so that a replacing engine has the same settings
         try:
             number = resolve(options.host, options.port)
         except OSError as error:
@@ -160,7 +160,7 @@ class RdmaAcceptor(Acceptor):
         return RdmaChannel(wire, None, wire.address, self._options.require_rdma)
 
     def _start_anew(self) -> None:
-        """Another engine in the place of one that is stuck, at the same port; clients dial again, as after any loss. OSError: the port is gone."""
+        """Replace a stuck engine by another one at the same port. Clients dial again, as after any loss. Raises OSError if the port is taken."""
         former, host, port = self._engine, self._options.host, self.address.endpoint[1]
         former.deafen()
         fresh = engine(self._options, listens=True, context=self._context)
@@ -177,7 +177,7 @@ class RdmaAcceptor(Acceptor):
             self.address,
         )
         self._stops = [stop for stop in self._stops if stop.is_alive()]
-        # Beside: clients need not wait until all that is left there has come to an end.
+        # On a thread of its own, so that clients need not wait until the old engine has ended.
         stop = threading.Thread(target=former.stop, name="echo-rdma-stop", daemon=True)
         try:
             stop.start()
@@ -191,7 +191,7 @@ class RdmaAcceptor(Acceptor):
             self._engine.deafen()
 
     def close(self) -> None:
-        pass  # the address is free since `shutdown`
+        pass  # `shutdown` has already freed the address
 
     def finish(self) -> None:
         """End every connection, and the thread."""

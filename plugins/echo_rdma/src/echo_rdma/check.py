@@ -1,7 +1,7 @@
-"""What UCX can do on this machine: `python -m echo_rdma.check [ADDRESS]`.
+"""Shows what UCX can do on this machine: `python -m echo_rdma.check [ADDRESS]`.
 
-Says which UCX is found, which cards there are, whether enough memory may be locked; then sends samples from a process of its own to a learner
-at ADDRESS (127.0.0.1, or that of a network card) and says by which lanes and how fast. Exit code 1: that did not work.
+It prints which UCX is found, which cards there are, and whether enough memory may be locked. Then it sends samples from a process of its own to a
+learner at ADDRESS (127.0.0.1, or the address of a network card) and prints the lanes and the speed. Exit code 1 means that this failed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .lanes import is_rdma, why_no_rdma
 __all__ = ["main"]
 
 SECONDS = 2.0
-SAMPLES = {"20 bytes": (1 << 12, 5), "28 KiB": (64, 7 << 10), "1 MiB": (8, 1 << 18)}  # batch size, float32 numbers of a sample
+SAMPLES = {"20 bytes": (1 << 12, 5), "28 KiB": (64, 7 << 10), "1 MiB": (8, 1 << 18)}  # batch size, and number of float32 values in a sample
 
 
 def work(address: str, numbers: int, token: str) -> None:
-    """Send for a while."""
+    """Send samples for a while."""
     example = {"x": np.zeros(numbers, np.float32)}
     with Client(address, example, token=token) as client:
         end = time.monotonic() + SECONDS
@@ -38,7 +38,7 @@ def work(address: str, numbers: int, token: str) -> None:
 
 
 def measure(host: str, name: str, require_rdma: bool) -> tuple[str, str]:
-    """(lanes, speed) of one size of samples."""
+    """(lanes, speed) for one size of samples."""
     batch, numbers = SAMPLES[name]
     example, token = {"x": np.zeros(numbers, np.float32)}, os.urandom(16).hex()
     with Server(example, batch, f"rdma://{host}:0?require_rdma={str(require_rdma).lower()}", token=token, num_buffers=4) as server:
@@ -61,10 +61,10 @@ def measure(host: str, name: str, require_rdma: bool) -> tuple[str, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m echo_rdma.check", description="What UCX can do on this machine.")
-    parser.add_argument("address", nargs="?", default="127.0.0.1", help="of the network card to go through; 127.0.0.1 by default")
-    parser.add_argument("--require-rdma", action="store_true", help="fail where UCX would take TCP or shared memory")
+    parser.add_argument("address", nargs="?", default="127.0.0.1", help="address of the network card to use; 127.0.0.1 by default")
+    parser.add_argument("--require-rdma", action="store_true", help="fail if UCX would take TCP or shared memory")
     given = parser.parse_args(arguments)
-    logging.getLogger("echo").setLevel(logging.ERROR)  # that workers are lost is meant so here, and the rest is printed
+    logging.getLogger("echo").setLevel(logging.ERROR)  # lost workers are intended here, and the rest is printed
     try:
         path, version = library.ucx()
         print(f"UCX        {'.'.join(map(str, version))}, {path}")

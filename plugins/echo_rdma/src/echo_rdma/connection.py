@@ -1,7 +1,7 @@
 """The worker's end: a session of `echo_core.wire.channel` whose samples are sent by the engine, beside the stream.
 
-Acknowledgements come to the engine too. While a caller waits for one, the engine tells it to the uplink's reader by an ACK frame put into
-the stream, which wakes whoever sleeps there.
+Acknowledgements come to the engine too. While a caller waits for one, the engine passes it to the uplink's reader as an ACK frame that it puts
+into the stream. This wakes callers that sleep there.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = ["RdmaConnection"]
 
-SEGMENT_BYTES = 32000  # of the 32 KiB that library.py asks for, headers included
-TCP_BYTES = 64000  # beyond 64 KiB UCX cuts it up
+SEGMENT_BYTES = 32000  # of the 32 KiB, headers included, that library.py asks for
+TCP_BYTES = 64000  # UCX splits messages of more than 64 KiB
 RENDEZVOUS_BYTES = 16 << 20
 SHARED = {"posix", "sysv"}
-SLICE_SECONDS = 0.05  # of a native wait, between looks for Ctrl-C and for the end of the connection
+SLICE_SECONDS = 0.05  # slice of a native wait, between checks for Ctrl-C and for the end of the connection
 
 
 def message_bytes(lanes: tuple[str, ...], sample_bytes: int) -> int:
-    """The most that a message should carry: what these lanes take in one piece. Network cards take any sample, by rendezvous."""
+    """The most bytes of one message: as many as these lanes take in one piece. Network cards take any sample, by rendezvous."""
     names = {lane.partition("/")[0] for lane in lanes}
     if any(map(is_rdma, lanes)):
         return max(RENDEZVOUS_BYTES, sample_bytes)
@@ -45,7 +45,7 @@ def message_bytes(lanes: tuple[str, ...], sample_bytes: int) -> int:
 
 
 def is_near(lanes: tuple[str, ...]) -> bool:
-    """Whether the learner is on this machine, by lanes of memory that both have."""
+    """Whether the learner is on this machine, which is so if the lanes use shared memory."""
     return bool({lane.partition("/")[0] for lane in lanes} & SHARED)
 
 
@@ -99,7 +99,7 @@ class RdmaConnection(ChannelConnection):
         super().__init__(dial, address, spec, options)
         window = self.uplink.window
         window.connect(*map(weakref.WeakMethod, (self.send_waiting, self._send_batch_waiting)))
-        # Bound once: a method in between would cost a third of a small send.
+        # Bound once, because a method in between would cost a third of a small send.
         self.send = window.send  # type: ignore[method-assign]
         self.send_batch = window.send_batch  # type: ignore[method-assign]
 
@@ -107,7 +107,7 @@ class RdmaConnection(ChannelConnection):
         super().send_batch(samples, timeout)
 
     def reserve(self, timeout: float | None = None) -> None:
-        """The native window has no memory to lend: it keeps samples as they are given to it."""
+        """Always None, because the native window has no memory to lend: it keeps samples as they are given to it."""
 
     def flush(self, timeout: float | None = None) -> None:
         self.check()
@@ -120,7 +120,7 @@ class RdmaConnection(ChannelConnection):
                     raise EchoTimeoutError(f"flush() waits for {up.learner()} to read; gave up after {seconds:g} s; {up.advice()}")
 
     def stats(self) -> dict[str, Any]:
-        """Beside what every connection counts: messages (that carried the samples), lanes."""
+        """The counters of every connection, and also: messages (that carried the samples), lanes."""
         stats = super().stats()
         figures = self.uplink.window.figures()
         stats["bytes_sent"] += figures["bytes"]

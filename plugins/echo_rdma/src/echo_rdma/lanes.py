@@ -1,4 +1,4 @@
-"""The lanes that UCX takes between two ends: which they are, whether they are RDMA, and if not, why; told once each, and kept for who asks later."""
+"""The lanes that UCX chooses between two ends: which they are, whether they are RDMA, and if not, why. Each choice is logged once and remembered."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["allowed", "chosen", "is_rdma", "note", "of", "receiver_reads", "told
 
 log = logging.getLogger("echo")
 
-RDMA = ("rc", "dc", "ud")  # how the names of transports on InfiniBand and RoCE begin
+RDMA = ("rc", "dc", "ud")  # the names of UCX transports on InfiniBand and RoCE begin so
 READING = ("rc", "dc", "cma", "xpmem", "knem")  # lanes by which a receiver can read a sender's memory
 READ = library.RELIED_ON["RNDV_SCHEME"]
-NAMES_LANES = (1, 15)  # asking an older one ends the process
+NAMES_LANES = (1, 15)  # an older UCX crashes on this query
 UNNAMED = "lanes it does not name"
 
-chosen: dict[tuple[str, ...], str] = {}  # by this process's connections: what they are, and why
+chosen: dict[tuple[str, ...], str] = {}  # the lanes of this process's connections: their kind, and the reason
 
 
 def is_rdma(lane: str) -> bool:
@@ -25,28 +25,28 @@ def is_rdma(lane: str) -> bool:
 
 
 def allowed() -> tuple[str, ...]:
-    """For UCX that cannot be asked for the lanes of an endpoint: what UCX_TLS leaves it, where that is RDMA and nothing else."""
+    """For a UCX that cannot report the lanes of an endpoint: the transports that UCX_TLS allows, if all of them are RDMA."""
     names = [name for name in os.environ.get("UCX_TLS", "").split(",") if name]
     return tuple(names) if all(map(is_rdma, names)) else ()
 
 
 def of(wire: _ucx.Wire) -> tuple[str, ...]:
-    """What carries a connection from which something was received."""
+    """The lanes that carry a connection. Call it after something was received."""
     if library.ucx()[1] < NAMES_LANES:
         return allowed()
     names = dict.fromkeys(wire.lanes())
-    # The lane of the connection's set-up has no device, and says nothing new beside one of the same transport that has.
+    # The lane of the connection's set-up has no device. It is left out if another lane of the same transport has one.
     return tuple(name for name in names if not (name.endswith("/") and any(other != name and other.startswith(name) for other in names)))
 
 
 def receiver_reads(lanes: tuple[str, ...]) -> bool:
-    """Whether the receiver of a large message reads the sender's memory itself: only then can a sender that stops hold no slot, nor write into
-    one after it was given up. Not when the user has told UCX otherwise."""
+    """Whether the receiver of a large message reads the sender's memory itself. Only then can a stopped sender neither hold a slot nor write into
+    one after it was given up. False if the user has set UCX otherwise."""
     return os.environ.get("UCX_RNDV_SCHEME", READ) == READ and any(lane.startswith(READING) for lane in lanes)
 
 
 def why_no_rdma() -> str:
-    """What on this machine keeps UCX from network cards, as far as can be told without asking the other end."""
+    """Why UCX uses no network card on this machine, as far as can be known without the other end."""
     cards, tls = library.cards(), os.environ.get("UCX_TLS", "")
     if not cards:
         return "this machine has no RDMA device (/sys/class/infiniband is empty)"
@@ -61,7 +61,7 @@ def why_no_rdma() -> str:
 
 
 def note(peer: str, lanes: tuple[str, ...]) -> None:
-    """Once for each choice that UCX makes, say on the log what it is; a warning where it is no RDMA."""
+    """Log each choice of UCX once; as a warning if it is not RDMA."""
     if lanes in chosen:
         return
     rdma = any(map(is_rdma, lanes))
@@ -76,7 +76,7 @@ def note(peer: str, lanes: tuple[str, ...]) -> None:
 
 
 def told() -> str:
-    """Which lanes this process's connections were given, and why they are no RDMA if they are none."""
+    """The lanes of this process's connections and, if they are not RDMA, the reason."""
     if chosen:
         return "; ".join(f"{', '.join(names) or UNNAMED}: {what}" for names, what in chosen.items())
     if library.cards() and not library.is_of_wheel():

@@ -1,4 +1,4 @@
-"""Finds UCX and sets it up: which library, which settings, and what to do when there is none."""
+"""Finds UCX and sets it up: the library, its settings, and the advice if UCX is missing."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ __all__ = ["LIBRARY", "OLDEST", "cards", "context", "is_of_wheel", "memory_lock_
 
 log = logging.getLogger("echo")
 
-LIBRARY = "ECHO_UCX_LIBRARY"  # environment: the libucp to use, and no other
+LIBRARY = "ECHO_UCX_LIBRARY"  # environment variable: use only this libucp
 OLDEST = (1, 13)
-SETS_LISTENERS = (1, 17)  # before, settings of listeners are those of the environment
+SETS_LISTENERS = (1, 17)  # older versions take the settings of listeners from the environment
 ADVICE = (
-    'install UCX: pip install "echo-rdma[wheel]" brings one with shared memory and TCP; for InfiniBand and RoCE take that of your'
+    'install UCX: pip install "echo-rdma[wheel]" brings one with shared memory and TCP; for InfiniBand and RoCE use that of your'
     f" system (apt install libucx0, dnf install ucx ucx-ib, or the vendor's), or name its libucp.so.0 in {LIBRARY}"
 )
 ENOUGH_LOCKED = 1 << 30
 
-# What the transport relies on, unless the user says otherwise by UCX_<name>.
+# The settings that the transport relies on, unless the user sets UCX_<name>.
 RELIED_ON = {
     "MM_ERROR_HANDLING": "y",  # otherwise endpoints that report failures use TCP even within one machine
     "KEEPALIVE_INTERVAL": "1s",  # a peer that was killed is noticed
     "TCP_CM_REUSEADDR": "y",  # an address can be taken again at once
-    # Shared memory of System V: it is gone with the last process that maps it, however that ends, and no two segments have one name. POSIX's
-    # would outlive a process that is killed; or, with links to /proc, be named by process and descriptor, and as both come again, a peer
-    # that was stopped for a while would write what is for a closed connection into the queue of the next.
+    # Use shared memory of System V. It disappears with the last process that maps it, no matter how that ends, and no two segments have the same name.
+    # POSIX shared memory would outlive a process that is killed. With links to /proc it would be named by process and descriptor. Both numbers are used
+    # again, so a peer that was stopped for a while would write messages of a closed connection into the queue of the next one.
     "TLS": "^posix",
-    "POSIX_USE_PROC_LINK": "n",  # for who asks for it by UCX_TLS
-    # In shared memory a message is a segment, and the default ones of 8 KiB make three to four times as many of a large sample.
+    "POSIX_USE_PROC_LINK": "n",  # for users that ask for posix by UCX_TLS
+    # In shared memory a message is one segment. With the default size of 8 KiB, a large sample would need three to four times as many.
     "POSIX_SEG_SIZE": "32768",
     "SYSV_SEG_SIZE": "32768",
     "POSIX_FIFO_SIZE": "256",
     "SYSV_FIFO_SIZE": "256",
-    # Over TCP a message is one write and one read; UCX would cut what is above 8 KiB into pieces of that, and put them together again.
+    # Over TCP a message is one write and one read. By default UCX would split messages above 8 KiB into such pieces and join them again.
     "TCP_TX_SEG_SIZE": "65536",
     "RNDV_SCHEME": "get_zcopy",  # the receiver moves large messages: a sender cannot write after it was given up
 }
 
-# Read as the library is loaded: no handlers for the signals of a crash, which are Python's, and no lines on standard output for what is
-# reported as an exception.
+# UCX reads these while it is loaded. They turn off its handlers for crash signals, which belong to Python, and its lines on standard output for
+# errors that are reported as exceptions.
 QUIET = {"ERROR_SIGNALS": "", "LOG_LEVEL": "fatal", "WARN_UNUSED_ENV_VARS": "n"}
 
 _lock = threading.Lock()
 _loaded: tuple[str, tuple[int, int, int]] | None = None
 _contexts: dict[tuple[tuple[str, str], ...], _ucx.Context] = {}
-_process = 0  # where UCX was set up; 0: nowhere yet
+_process = 0  # id of the process that set UCX up; 0: none yet
 
 
 def ucx() -> tuple[str, tuple[int, int, int]]:
-    """The libucp in use and its version; found and loaded by the first call.
+    """The libucp in use and its version. The first call finds and loads it.
 
-    Raises ConfigError: there is none that can be used, and what to install.
+    Raises ConfigError if there is no usable one; the message says what to install.
     """
     global _loaded
     with _lock:
@@ -86,12 +86,12 @@ def _find() -> tuple[str, tuple[int, int, int]]:
             return path, version
         wrong.append(f"{path} is UCX {'.'.join(map(str, version))}, older than {'.'.join(map(str, OLDEST))}")
     tried = "; ".join(wrong) or "no libucp was found"
-    raise ConfigError(f"rdma:// needs UCX, and there is none that can be used ({tried}). {ADVICE}")
+    raise ConfigError(f"rdma:// needs UCX, and no usable one was found ({tried}). {ADVICE}")
 
 
 def _candidates() -> Iterator[str]:
-    """The one this process has already; else the system's, which knows its network cards, and the wheel's: first the wheel's where there is no
-    card, because a system's may be too old for shared memory. Only one can be tried for good: a second finds the first one's parts."""
+    """The libucp that this process has loaded already; otherwise the system's, which knows the network cards, and the wheel's. Without a card the wheel's
+    comes first, because a system's may be too old for shared memory. Only one can be loaded for good: a second one would find parts of the first."""
     maps = Path("/proc/self/maps").read_text()
     yield from dict.fromkeys(re.findall(r"/\S*libucp\.so\S*", maps))
     system, wheel = "libucp.so.0", _of_wheel()
@@ -107,7 +107,7 @@ def _of_wheel() -> str:
     spec = importlib.util.find_spec("libucx")
     if spec is None or not spec.submodule_search_locations:
         return ""
-    return str(Path(spec.submodule_search_locations[0]) / "lib" / "libucp.so.0")  # finds the others beside it
+    return str(Path(spec.submodule_search_locations[0]) / "lib" / "libucp.so.0")  # it finds the other libraries beside it
 
 
 def cards() -> list[str]:
@@ -121,7 +121,7 @@ def cards() -> list[str]:
 
 @contextmanager
 def _set(wanted: dict[str, str]) -> Iterator[None]:
-    """UCX_* variables for what is read from nowhere else, as far as the user has not set them."""
+    """Set UCX_* variables for settings that UCX reads only from the environment, unless the user has set them."""
     added = {f"UCX_{name}": value for name, value in wanted.items() if f"UCX_{name}" not in os.environ}
     os.environ.update(added)
     try:
@@ -132,18 +132,18 @@ def _set(wanted: dict[str, str]) -> Iterator[None]:
 
 
 def shares_memory(version: tuple[int, ...]) -> bool:
-    """Whether peers may die over the shared memory of this UCX.
+    """Whether the shared memory of this UCX survives the death of peers.
 
-    Before 1.16 endpoints that report failures cannot use it (and 1.15 ends the process now and then); with 1.17 nobody can connect any more
-    after a worker was killed.
+    Before 1.16, endpoints that report failures cannot use it (and 1.15 sometimes ends the process). With 1.17, no peer can connect any more after a
+    worker was killed.
     """
     return version >= (1, 16) and version[:2] != (1, 17)
 
 
 def context() -> _ucx.Context:
-    """UCX with the settings of the environment as it is now. One for each set of settings, shared, kept for good.
+    """UCX with the current settings of the environment. There is one shared object for each set of settings, and it is kept for good.
 
-    Raises ConfigError: no library, or no transport is left by UCX_*. ForkError: in a child of a process that has used UCX.
+    Raises ConfigError if there is no library, or UCX_* variables leave no transport; ForkError in a child of a process that has used UCX.
     """
     global _process
     if _process not in (0, os.getpid()):
@@ -172,8 +172,8 @@ def context() -> _ucx.Context:
 
 @contextmanager
 def settings_of_listeners() -> Iterator[None]:
-    """Around making the engine of a listener: before 1.17 UCX looks for what takes an address again, whose last learner was killed,
-    in the environment and nowhere else."""
+    """A context in which the engine of a listener is made. UCX before 1.17 reads the setting that allows it to take the address of a killed learner
+    only from the environment."""
     if ucx()[1] >= SETS_LISTENERS:
         yield
         return
@@ -187,12 +187,12 @@ def settings_shown() -> str:
 
 
 def memory_lock_advice() -> str:
-    """What to do if this process may lock too little memory for a network card to read and write it; "" if it may lock enough."""
+    """The advice if this process may lock too little memory for a network card to read and write; "" if it may lock enough."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY or soft >= ENOUGH_LOCKED:
         return ""
     return (
-        f"this process may lock {soft >> 10} KiB of memory, which RDMA needs for what a network card reads and writes; raise it:"
+        f"this process may lock {soft >> 10} KiB of memory, and RDMA needs locked memory for all that a network card reads and writes; raise it:"
         " `ulimit -l unlimited`, `* - memlock unlimited` in /etc/security/limits.conf, LimitMEMLOCK=infinity in a systemd unit,"
         " `--ulimit memlock=-1` for docker"
     )

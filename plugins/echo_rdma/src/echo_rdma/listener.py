@@ -1,4 +1,4 @@
-"""The learner's end: a listener of `echo_core.wire.channel` whose clients' samples are taken in by the engine, beside the stream."""
+"""The learner's end: a listener of `echo_core.wire.channel`. The engine takes its clients' samples in, beside the stream."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = ["RdmaListener"]
 
-PAUSE = 0.005  # seconds between looks whether what has arrived is in the store
-FAREWELL_SECONDS = 1.0  # for that, when the learner closes
+PAUSE = 0.005  # seconds between checks whether all samples that have arrived are in the store
+FAREWELL_SECONDS = 1.0  # how long these checks go on when the learner closes
 
 
 class RdmaServed(ServedClient):
-    """One client; a worker's samples are the intake's."""
+    """One client. The intake takes the samples of a worker."""
 
     listener: RdmaListener
-    intake: _ucx.Intake | None = None  # of samples
+    intake: _ucx.Intake | None = None  # takes its samples
     _settled = {"inserted": 0, "duplicates": 0, "bytes": 0, "messages": 0, "direct": 0, "shown": 0}  # replaced, never changed
     _before = 0  # samples of the session from earlier connections
 
@@ -55,7 +55,7 @@ class RdmaServed(ServedClient):
         finally:
             intake.stop()
             figures = intake.figures()
-            with session.lock:  # before the session is let go, and its next connection asks where to go on
+            with session.lock:  # before the session is released and its next connection asks for the resume point
                 session.committed = figures["committed"]
                 session.inserted = self._before + figures["inserted"]
             self.settle()
@@ -64,7 +64,7 @@ class RdmaServed(ServedClient):
         raise ProtocolError("samples do not travel on the stream of rdma://; install the same echo-rdma at both ends")
 
     def settle(self) -> None:
-        """Count what has come since the last time."""
+        """Count the samples that have come since the last call."""
         if self.intake is None:
             return
         with self.listener.settling:
@@ -89,16 +89,16 @@ class RdmaServed(ServedClient):
 
     def stop(self, until: float) -> None:
         intake = self.intake
-        # What waits for space waits in vain: whoever closes the learner takes no more batches.
+        # Samples that wait for space wait in vain, because a program that closes the learner takes no more batches.
         end = min(until, time.monotonic() + FAREWELL_SECONDS)
         while intake is not None and not intake.idle and not intake.figures()["waiting_since"] and time.monotonic() < end:
             time.sleep(PAUSE)
         if intake is not None:
-            intake.stop()  # before the goodbye, behind which the worker hears nothing
+            intake.stop()  # before the goodbye, because the worker reads nothing after that
         super().stop(until)
 
 
-COUNTED = {"inserted": "samples", "bytes": "bytes_received"}  # under other names than the intake's
+COUNTED = {"inserted": "samples", "bytes": "bytes_received"}  # counters that have other names here than in the intake
 
 
 class RdmaListener(ChannelListener):
@@ -114,9 +114,9 @@ class RdmaListener(ChannelListener):
         super().__init__(acceptor, sink, options)
 
     def stats(self) -> dict[str, float | int]:
-        """Beside what every listener counts: messages (that carried the samples), direct (samples received straight into their slots), shown (samples
-        copied there from memory of a worker on this machine), restarts (of UCX, because its queue in shared memory stood still), and
-        for each transport how many clients it carries: "lane_tcp", "lane_rc_mlx5", ..."""
+        """The counters of every listener, and also: messages (that carried the samples); direct (samples received straight into their slots); shown
+        (samples copied there from memory of a worker on this machine); restarts (of UCX, because its queue in shared memory stood still); and
+        for each UCX transport the number of clients that it carries: "lane_tcp", "lane_rc_mlx5", ..."""
         served: list[Any] = self.serving()  # RdmaServed, over RdmaChannel
         for client in served:
             client.settle()

@@ -27,11 +27,11 @@ class RdmaListenOptions(ListenOptions):
     token: str | bytes | None = field(default=None, repr=False)  # None: the server's
     allow_insecure: bool = False  # listen beyond this machine without authentication
     require_rdma: bool = False  # refuse clients that would be reached by TCP or shared memory
-    heartbeat: float = 1.0  # seconds between signs of life
-    lease: float = 10.0  # seconds without any until a worker is given up
+    heartbeat: float = 1.0  # seconds between heartbeats
+    lease: float = 10.0  # seconds without any message until a worker counts as lost
     spin: float = 20e-6  # seconds without work until the thread that serves sleeps
     busy_poll: bool = False  # it never sleeps: takes a core, saves some µs
-    credit_bytes: int = 64 << 20  # of samples that one worker may be ahead of the store
+    credit_bytes: int = 64 << 20  # bytes of samples that one worker may be ahead of the store
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,12 +46,12 @@ class RdmaListenOptions(ListenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class RdmaConnectOptions(ConnectOptions):
-    """What a worker's connection can be told."""
+    """Options of a worker's connection."""
 
     window_bytes: int = 16 << 20
     require_rdma: bool = False  # refuse a learner that would be reached by TCP or shared memory
-    heartbeat: float = 1.0  # seconds between signs of life
-    lease: float = 10.0  # seconds without any until the learner is given up, and dialled again
+    heartbeat: float = 1.0  # seconds between heartbeats
+    lease: float = 10.0  # seconds without any message until the learner counts as lost and is dialled again
     spin: float = 20e-6  # seconds without work until the thread that sends sleeps
     busy_poll: bool = False  # it never sleeps: takes a core, saves some µs
 

@@ -32,7 +32,7 @@ class RdmaTransport(ChannelTransport):
         **options: see `RdmaListenOptions`.
 
     Raises:
-        ConfigError: an option is unknown or unusable; from `listen` and `connect`: there is no UCX, and what to install.
+        ConfigError: an option is unknown or unusable; from `listen` and `connect`: UCX is missing, and the message says what to install.
     """
 
     scheme = "rdma"
@@ -59,8 +59,8 @@ class RdmaTransport(ChannelTransport):
 
     @classmethod
     def findings(cls) -> Iterable[Finding]:
-        """Which UCX is used, its settings, the cards there are, whether enough memory may be locked, and which lanes the connections of
-        this process were given, with the reason where they are no RDMA."""
+        """The UCX in use, its settings, the network cards, whether enough memory may be locked, and the lanes of this process's connections,
+        with the reason if they are not RDMA."""
         try:
             path, version = library.ucx()
         except ConfigError as error:
@@ -74,7 +74,7 @@ class RdmaTransport(ChannelTransport):
         advice = library.memory_lock_advice()
         if not advice:
             yield Finding("ok", "locked memory", "enough may be locked")
-        else:  # without a card nobody misses it
+        else:  # without a card it does not matter
             found, _, fix = advice.partition("; ")
             yield Finding("warning" if cards else "ok", "locked memory", found, fix if cards else "")
 
@@ -84,7 +84,7 @@ class RdmaTransport(ChannelTransport):
 
 
 class UcxTransport(RdmaTransport):
-    """The same under its other name: `ucx://`."""
+    """The same transport under its other name: `ucx://`."""
 
     scheme = "ucx"
 
@@ -96,9 +96,9 @@ class RdmaClient(Client):
         host: the learner's host name or address.
         port: its port.
         example: a pytree like the server's: one sample.
-        **options: as of `echo_core.Client`.
+        **options: the options of `echo_core.Client`.
 
-    Raises: as `echo_core.Client`.
+    Raises: the errors of `echo_core.Client`.
     """
 
     def __init__(self, host: str, port: int, example: Any, **options: Any) -> None:

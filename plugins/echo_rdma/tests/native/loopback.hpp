@@ -1,7 +1,7 @@
-// UCX within one process, without UCX: as much of libucp as the engine calls, between workers that hand each other messages through queues.
+// A replacement of UCX within one process: the part of libucp that the engine calls, between workers that pass messages through queues.
 //
-// Requests complete at once or later, as dice say; messages above `rendezvous` are offered and read when the receiver asks for them; an endpoint
-// whose other end is closed or broken says so to its error handler. Memory that one shares is the other's at the same address.
+// Requests complete at once or later, at random. Messages above `rendezvous` are offered, and read when the receiver asks for them. An endpoint
+// whose other end is closed or broken calls its error handler. Shared memory has the same address at both ends.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ struct Host { // a ucp::Worker
 struct End { // a ucp::Endpoint
     std::shared_ptr<Host> host;
     End *other = nullptr; // under `wires`
-    bool answered = true; // what comes before the listener has made its end waits in `early`
+    bool answered = true; // messages that come before the listener has made its end wait in `early`
     std::vector<std::function<void()>> early;
     std::atomic<bool> broken{false};
     ucp::ErrorCallback error = nullptr;
@@ -51,10 +51,10 @@ struct End { // a ucp::Endpoint
 };
 
 struct Call { // a ucp::ConnRequest
-    std::shared_ptr<End> answer; // the end that the listener is to have
+    std::shared_ptr<End> answer; // the end for the listener
 };
 
-struct Offer { // what a rendezvous is received from
+struct Offer { // the source from which a rendezvous is received
     std::shared_ptr<End> to;
     std::shared_ptr<Host> sender;
     const void *data;
@@ -63,19 +63,19 @@ struct Offer { // what a rendezvous is received from
     void *argument;
 };
 
-inline std::mutex wires; // who is connected to whom; taken before any host's
+inline std::mutex wires; // guards the connections; taken before any host's lock
 inline std::map<int, std::shared_ptr<Host>> ports;
 inline std::map<void *, std::shared_ptr<Host>> hosts;
 inline std::map<void *, std::shared_ptr<End>> ends;
 inline size_t rendezvous = SIZE_MAX;
-inline char request; // all of them: none is ever asked about
+inline char request; // one object stands for all requests, because no request is ever queried
 
 inline std::shared_ptr<Host> host_of(void *worker) {
     std::lock_guard hold(wires);
     return hosts.at(worker);
 }
 
-// Both ends hear of it in their next progress.
+// Both ends notice it in their next progress.
 inline void cut(End *end) {
     for (End *one : {end, end->other})
         if (one != nullptr && !one->broken) {
@@ -87,7 +87,7 @@ inline void cut(End *end) {
         }
 }
 
-// A connection of somebody's breaks, as dice say.
+// A random connection breaks.
 inline void cut_one(std::minstd_rand &dice) {
     std::lock_guard hold(wires);
     if (ends.empty()) return;
@@ -113,7 +113,7 @@ inline void *send(ucp::Endpoint *ep, unsigned, const void *header, size_t header
     bool reply = param->flags & param->SEND_REPLY;
     end->host->dice();
     std::function<void()> deliver = [=, head = std::move(head), body = std::move(body)]() mutable {
-        if (other->broken) { // what was offered goes with its endpoint
+        if (other->broken) { // offers disappear with their endpoint
             if (offer != nullptr) offer->sender->push([=] { offer->done(&request, ucp::ERR_CANCELED, offer->argument), delete offer; });
             return;
         }
@@ -150,7 +150,7 @@ inline void *receive(ucp::Worker *, void *descriptor, void *buffer, size_t count
     offer->to->host->push([=] {
         bool whole;
         {
-            std::lock_guard hold(wires); // a cut comes before or after, not in between
+            std::lock_guard hold(wires); // so that a cut comes before or after this, not in between
             whole = !offer->to->broken;
             const char *at = static_cast<const char *>(offer->data);
             if (whole)
@@ -163,12 +163,12 @@ inline void *receive(ucp::Worker *, void *descriptor, void *buffer, size_t count
     return &request;
 }
 
-// With `wires`.
+// Called with `wires` held.
 inline void drop(const std::shared_ptr<End> &end) {
     end->error = nullptr;
     cut(end.get());
     if (end->other != nullptr) end->other->other = nullptr;
-    for (auto &one : end->early) end->host->push(std::move(one)); // which take back what they offer
+    for (auto &one : end->early) end->host->push(std::move(one)); // messages that are dropped take back their offers
     end->early.clear();
     ends.erase(end.get());
 }

@@ -1,12 +1,12 @@
-// The numbers of samples at a learner's end, and who is given a key, without UCX: every message is handed over by hand, in any order.
+// Tests the numbers of samples at a learner's end, and which learner gets a key, without UCX: the test hands over every message itself, in any order.
 //
 //     g++ -std=c++20 -O1 -g -fsanitize=address,undefined -I echo_core/src/echo_core/include rdma_numbers.cpp -pthread
 //     ./a.out [seconds, default 2]
 //
 // FORBIDDEN, each ends the program:
-//   kept       a worker that says something twice in a connection is not given up
-//   refused    a worker that does not, whose messages overtake each other, is given up
-//   leaked     a descriptor of UCX's that is not given back
+//   kept       a worker that sends a sample twice in a connection is not given up
+//   refused    a worker that sends each sample once is given up because its messages overtake each other
+//   leaked     a descriptor of UCX that is not given back
 //   torn       a sample whose leaves are not those of one sample
 //   twice      a sample that is in two slots
 //   lost       a sample that was committed and is in no batch
@@ -40,7 +40,7 @@ struct Receive {
 };
 static std::vector<Receive> receives;
 static std::minstd_rand dice(7);
-static long offered = 0;     // descriptors that are somebody's
+static long offered = 0;     // descriptors that are in use
 static uint64_t limit = 0;   // of the newest acknowledgement
 static int keys = 0;
 
@@ -79,7 +79,7 @@ static void install() {
     };
 }
 
-// Some receive under way comes to its end.
+// Completes one of the outstanding receives.
 static void complete(ucp::status status) {
     size_t which = dice() % receives.size();
     Receive one = receives[which];
@@ -89,7 +89,7 @@ static void complete(ucp::status status) {
     one.done(&loopback::request, status, one.to.size(), one.argument);
 }
 
-static constexpr uint64_t SIZE = 24; // of a sample: its number three times, in two leaves
+static constexpr uint64_t SIZE = 24; // size of a sample: its number three times, in two leaves
 
 // A learner's store, with one connection of a worker after another.
 struct Learner {
@@ -100,7 +100,7 @@ struct Learner {
     std::shared_ptr<Intake> intake;
     std::set<uint64_t> seen;
 
-    Learner() { engine.stop(); } // its thread is not wanted: we are it
+    Learner() { engine.stop(); } // its thread is not needed, because the test takes its place
     ~Learner() {
         leave();
         ring->close();
@@ -115,7 +115,7 @@ struct Learner {
         intake->turn(*peer);
     }
 
-    // What is wrong with it, or nothing.
+    // Returns an error text, or nothing.
     std::string say(uint64_t first, uint32_t count, bool rendezvous = false) {
         std::vector<char> rows;
         for (uint64_t number = first; number < first + count; number++)
@@ -159,7 +159,7 @@ static void expect(const char *title, const std::string &broken, const char *wor
     if (word == nullptr ? !broken.empty() : broken.find(word) == std::string::npos) forbidden(word ? "kept" : "refused", std::string(title) + ": \"" + broken + "\"");
 }
 
-// 16 samples fill the store; what follows is parked.
+// 16 samples fill the store; later ones are parked.
 static void repeats() {
     for (bool rendezvous : {false, true}) {
         Learner one;
@@ -170,7 +170,7 @@ static void repeats() {
             one.intake->turn(*one.peer);
         }
         expect("parked", one.say(17, 4, rendezvous), nullptr);
-        expect("committed ones", one.say(3, 2, rendezvous), nullptr); // of which nothing is kept
+        expect("committed ones", one.say(3, 2, rendezvous), nullptr); // they are not kept
         expect("parked ones", one.say(17, 4, rendezvous), "again");
         expect("some of them", one.say(19, 4, rendezvous), "again");
         expect("from committed ones on", one.say(10, 8, rendezvous), "again");
@@ -199,12 +199,12 @@ static void repeats() {
     expect("parts of one that is parked", part(17, 0), "again");
 }
 
-// Messages of a worker that says everything once, in an order that is nobody's, over many connections.
+// Messages of a worker that sends each sample once, in random order, over many connections.
 static uint64_t honest(Clock::time_point end) {
     Learner one;
     uint64_t committed = 0, connections = 0;
     while (Clock::now() < end) {
-        // Now and then the worker was told an earlier number than the learner goes on from.
+        // Sometimes the worker gets an earlier resume point than the number from which the learner goes on.
         uint64_t next = committed + 1 - (dice() % 4 == 0 ? std::min<uint64_t>(dice() % 9, committed) : 0);
         one.connect(committed, dice() % 2, (2 + dice() % 40) * SIZE);
         std::deque<std::pair<uint64_t, uint32_t>> wire;
@@ -231,13 +231,13 @@ static uint64_t honest(Clock::time_point end) {
         connections++;
     }
     one.take();
-    for (uint64_t number = 1; number + 16 <= committed; number++) // the last may be in the store
+    for (uint64_t number = 1; number + 16 <= committed; number++) // the last ones may still be in the store
         if (!one.seen.contains(number)) forbidden("lost", std::to_string(number));
     std::printf("  %llu samples over %llu connections\n", (unsigned long long)committed, (unsigned long long)connections);
     return committed;
 }
 
-// A worker whose learner was near, and is not any longer, or the other way round.
+// A worker whose learner was near and is not near any longer, or the other way round.
 static void key() {
     auto window = std::make_shared<Window>(std::vector<uint64_t>{8, 16}, 64, 4096);
     Engine engine(nullptr, Times{});

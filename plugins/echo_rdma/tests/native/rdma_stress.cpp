@@ -9,7 +9,7 @@
 //   twice      a sample that is in two slots
 //   ahead      a learner that has samples which were never sent
 //   lost       a sample that was acknowledged and is in no batch and not in the store
-//   stuck      a scenario that does not come to its end
+//   stuck      a scenario that does not end
 #include <chrono>
 #include <cstdio>
 #include <set>
@@ -36,15 +36,15 @@ struct Scenario {
     uint64_t filler;                                          // bytes of the second leaf
     bool near;                                                // memory is shared
     uint64_t message_bytes;
-    size_t rendezvous;                                        // from how many bytes on
-    int breaks_ms;                                            // between two; 0: none
+    size_t rendezvous;                                        // messages from so many bytes on use rendezvous
+    int breaks_ms;                                            // time between two breaks; 0: no breaks
     uint64_t credit_bytes = 1 << 20;
     uint64_t together = 16 << 10;                             // bytes of one message
 };
 
 static const Times TIMES{.spin = 20'000, .beat = 20'000'000, .silence = 5'000'000'000, .linger = 200'000'000};
 
-// A learner: its store, who reads it, and where workers resume.
+// A learner: its store, the reader of the store, and the resume points of workers.
 class Learner {
   public:
     Learner(const Scenario &scenario, int port)
@@ -58,7 +58,7 @@ class Learner {
         consumer_ = std::thread([this] { consume(); });
     }
 
-    // Every worker has what was acknowledged in `wanted`.
+    // `wanted` holds the acknowledged numbers of every worker.
     void finish(const std::map<uint64_t, uint64_t> &wanted) {
         engine_->deafen();
         accepting_.join();
@@ -102,7 +102,7 @@ class Learner {
             Memory reply = allocate(8);
             memcpy(reply.get(), &session.committed, 8);
             engine_->send(*peer, std::move(reply), 8, true, why);
-            while (peer->inbox.take(why).data) {} // until it is over
+            while (peer->inbox.take(why).data) {} // until the connection has ended
             stop_intake(*engine_, *intake, *peer);
             auto figures = intake->figures();
             session.committed = figures.committed;
@@ -144,7 +144,7 @@ class Learner {
     std::unique_ptr<Engine> engine_;
     std::mutex sessions_lock_;
     std::map<uint64_t, Session> sessions_;
-    std::map<uint64_t, std::set<uint64_t>> seen_; // the consumer's
+    std::map<uint64_t, std::set<uint64_t>> seen_; // used by the consumer
     std::atomic<uint64_t> shown_{0}, direct_{0}, again_{0}, connections_{0};
     std::atomic<bool> over_{false};
     std::deque<std::thread> serving_;

@@ -1,4 +1,4 @@
-"""Shared memory for Echo. Only the announcement is here: what it announces is imported when it is selected."""
+"""Shared memory for Echo. This module only announces the transport; its code is imported when it is selected."""
 
 from __future__ import annotations
 

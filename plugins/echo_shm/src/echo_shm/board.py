@@ -1,12 +1,12 @@
-"""Where a learner leaves its weights for all workers of the machine to read: a few places in a memfd, written in turn (board.hpp).
+"""The memory in which a learner publishes its weights for all workers of the machine: a few places in a memfd, written in turn (board.hpp).
 
-Nobody waits for anybody. A version stays where it is until two more were published; a reader that was slower than that sees that its place was
-written to meanwhile, and begins again with the newest. Which that is stands on the first page, so that a reader that gets little of the
-processor does not run after notices that are old when it reads them.
-The memfd is sealed: those it is handed to can only read it (`Board.sealed`: Linux 5.1).
+No side waits for the other. A version stays in its place until two more were published. A reader that is slower than that sees that its place was
+written meanwhile, and begins again with the newest version. The first page says which version that is, so a reader that gets little processor
+time does not follow notices that are already old when it reads them.
+The memfd is sealed: processes that receive it can only read it (`Board.sealed`: Linux 5.1).
 
-Weights are packed where they will be read, in memory that `Board.memory` gave for them: a copy from elsewhere would take as long again. That memory is
-the learner's own reference to the version too (for those who get it over a socket), so it is written again only when nobody in the learner has it.
+Weights are packed directly into memory from `Board.memory`, where workers read them, because a copy would take as long again. The learner itself refers to
+the same memory (for workers that get weights over a socket), so it is written again only when nothing in the learner refers to it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ._board import PAGE, PLACES, Places
 
 __all__ = ["Board", "Notice", "Reader"]
 
-TRIES = 8  # of a reader, before it asks
-META = 1 << 16  # bytes that are kept for the description of weights to come
+TRIES = 8  # attempts of a reader before it asks the learner
+META = 1 << 16  # bytes reserved for the description of future weights
 F_SEAL_FUTURE_WRITE = 0x0010  # Linux 5.1; Python 3.11 has no name for it
 
 
@@ -35,38 +35,38 @@ def _up(count: int) -> int:
 
 
 class Notice(NamedTuple):
-    """That a version can be read."""
+    """Says that a version can be read."""
 
     version: int
-    generation: int  # of the memfd
+    generation: int  # counts the memfds
 
 
 class Board:
     """The learner's end. One thread at a time may use `memory` and `put`; `newest` may be read by any.
 
-    Raises OSError when the memory is not to be had.
+    Raises OSError if the memory cannot be allocated.
     """
 
     def __init__(self) -> None:
         self.newest: Notice | None = None
         self.fd = -1
-        self.sealed = True  # against writing by those it is handed to
+        self.sealed = True  # whether processes that receive it cannot write to it
         self._generation = 0
-        self._place = 0  # of the newest
+        self._place = 0  # the place of the newest version
         self._memory: np.ndarray | None = None
         self._mapped: mmap.mmap | None = None
         self._places: Places | None = None
-        self._held: list[weakref.ref[np.ndarray] | None] = [None] * PLACES  # what was packed into each
+        self._held: list[weakref.ref[np.ndarray] | None] = [None] * PLACES  # the arrays that were packed into each place
 
     def memory(self, count: int) -> np.ndarray | None:
-        """`count` bytes that the next version may be packed into, contents undefined; None when that must be elsewhere, and copied.
+        """`count` bytes, contents undefined, into which the next version may be packed; None if it must be packed elsewhere and copied.
 
-        Readers leave that place alone from here on, until something else was `put` there.
+        From here on, readers do not read that place until something else was `put` there.
         """
         if self._places is None or _up(count) + META > self._places.capacity or (place := self._unused()) is None:
             return None
         self._places.begin(place)
-        # A view of the mapping and not of an array, so that all that is made of it refers to this one, and it is seen to go.
+        # A view of the mapping and not of an array, so that all arrays made of it refer to this one, and its end can be noticed.
         assert self._mapped is not None  # it has places
         whole: np.ndarray = np.frombuffer(self._mapped, np.uint8, count, self._places.start(place))
         self._held[place] = weakref.ref(whole)
@@ -85,7 +85,7 @@ class Board:
             np.copyto(self._bytes(places.start(place), payload.nbytes), payload)
         self._bytes(places.start(place) + _up(payload.nbytes), len(meta))[:] = meta
         self._place = place
-        self.newest = Notice(weights.version, self._generation)  # first: a reader confirms what it finds, and the learner must know of that
+        self.newest = Notice(weights.version, self._generation)  # first: a reader may confirm this version at once, and the learner must know it then
         places.finish(place, weights.version, weights.digest, payload.nbytes, len(meta))
 
     def _bytes(self, start: int, count: int) -> np.ndarray:
@@ -93,7 +93,7 @@ class Board:
         return self._memory[start : start + count]
 
     def _unused(self) -> int | None:
-        """The place that was written longest ago, of those that nobody here refers to; None if there is none."""
+        """Among the places to which nothing in this process refers, the one that was written longest ago; None if all are in use."""
         for place in ((self._place + 1 + i) % PLACES for i in range(PLACES - 1)):
             held = self._held[place]
             if held is None or held() is None:
@@ -101,7 +101,7 @@ class Board:
         return None
 
     def _place_of(self, payload: np.ndarray) -> int | None:
-        """Which of the places it lies in, as `memory` gave it."""
+        """The place in which `payload` lies, if its memory came from `memory`."""
         if self._memory is None or self._places is None:
             return None
         at = payload.ctypes.data - self._memory.ctypes.data
@@ -112,7 +112,7 @@ class Board:
         try:
             size = PAGE + PLACES * _up(capacity)
             os.ftruncate(fd, size)
-            os.posix_fallocate(fd, 0, size)  # a full machine is an error here, not a SIGBUS in a reader
+            os.posix_fallocate(fd, 0, size)  # so a lack of memory is an error here, and not a SIGBUS in a reader
             mapped = mmap.mmap(fd, size)
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
             try:
@@ -139,17 +139,17 @@ class Board:
 class Reader:
     """A worker's end, over the descriptor of one generation, which can be closed afterwards.
 
-    Raises OSError when it cannot be mapped, ValueError when it is no board.
+    Raises OSError if it cannot be mapped, ValueError if it is not a board.
     """
 
     def __init__(self, fd: int) -> None:
         self._places = Places(mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ))
 
     def copy(self, least: int) -> tuple[int, bytes, np.ndarray, int] | None:
-        """The newest version, its description, payload and digest; None when versions come faster than they can be copied here, or when
-        version `least`, which the learner has said is there, is not.
+        """The newest version, its description, payload and digest. None if versions come faster than they can be copied here, or if
+        version `least`, which the learner has announced, is not there.
 
-        Raises ProtocolError when they would reach past the memory.
+        Raises ProtocolError if they would reach past the memory.
         """
         for _ in range(TRIES):
             found = self._places.look()

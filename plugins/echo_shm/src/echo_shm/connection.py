@@ -1,4 +1,4 @@
-"""The worker's end of shared memory: what its calls do that `Direct` cannot do at once."""
+"""The worker's end of shared memory: the part of its calls that `Direct` cannot do at once."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class ShmConnection(ChannelConnection):
     """See `echo_core.wire.transport.Connection`. Connects when it is made.
 
     A sample is acknowledged as soon as `send` has put it into the learner's store, or the learner has copied it out of the lane.
-    While the store is full or the learner gone, samples are kept in this process, as many as the window holds.
+    While the store is full or the learner is gone, this process keeps as many samples as the window holds.
 
     Raises:
         EchoTimeoutError: the learner could not be reached in time, with the last reason.
-        SpecError, SecurityError, HandshakeRefused, ProtocolError: it said no; naming the leaf.
-        EchoError: its memory cannot be mapped, and why.
+        SpecError, SecurityError, HandshakeRefused, ProtocolError: the learner refused; a SpecError names the leaf.
+        EchoError: the learner's memory cannot be mapped; the message says why.
     """
 
     uplink_type = ShmUplink
@@ -52,7 +52,7 @@ class ShmConnection(ChannelConnection):
         except BaseException:
             self.close(0)
             raise
-        # Bound once: a method in between would cost a third of a small send.
+        # Bound once, because a method in between would cost a third of a small send.
         self.send = up.direct.send  # type: ignore[method-assign]
         self.send_batch = up.direct.send_batch  # type: ignore[method-assign]
 
@@ -71,20 +71,20 @@ class ShmConnection(ChannelConnection):
             self.take(1, self.spec.flattener.tobytes(sample), timeout)
 
     def _send_batch(self, samples: Any, timeout: float | None) -> None:
-        self.check()  # first of all: in a forked child whatever has a lock would wait for a thread that is not there
+        self.check()  # comes first: in a forked child, every lock might wait for a thread that does not exist there
         if not self._direct.ready and self.uplink.catch_up():
             self._direct.send_batch(samples, timeout)
         else:
             super().send_batch(samples, timeout)
 
     def _rest(self, count: int, data: bytes) -> None:
-        """What is left of a batch that was begun: taken without regard to the window's bounds."""
+        """Take the rest of a batch that was begun, regardless of the window's bounds."""
         self.check()
         with self.uplink.gate.lock:
             self.uplink.add(count, data)
 
     def reserve(self, timeout: float | None = None) -> Reserved | None:
-        """A slot in the learner's store, to be filled in place; see `Reserved`. None: the learner does not share its store with this worker.
+        """A slot in the learner's store, to be filled in place; see `Reserved`. None if the learner does not share its store with this worker.
 
         Raises:
             EchoTimeoutError: the store stayed full. ConnectionClosedError, ClosedError: the learner or this connection is gone.
@@ -103,14 +103,14 @@ class ShmConnection(ChannelConnection):
                 if left <= 0:
                     what = "back a slot that was given up" if given_up else "samples out of its full store"
                     raise EchoTimeoutError(f"reserve() waits for {up.learner()} to take {what}; gave up after {seconds:g} s; {up.advice()}")
-                if not self._direct.ready or given_up:  # samples that were taken over before come first
+                if not self._direct.ready or given_up:  # earlier samples come first
                     up.gate.changed.wait(min(left, PUMP_SECONDS))
                     continue
             self._direct.wait_space(min(left, PUMP_SECONDS))
         return slot
 
     def stats(self) -> dict[str, Any]:
-        """Beside what every connection counts: direct_samples (put by send() itself), revoked, mode."""
+        """The counters of every connection, and also: direct_samples (put by send() itself), revoked, mode."""
         stats = super().stats()
         direct, up = self._direct, self.uplink
         put = direct.samples - direct.pumped

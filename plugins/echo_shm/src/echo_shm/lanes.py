@@ -1,4 +1,4 @@
-"""The learner's end of lanes: memory that it shares with one worker alone, and the thread that copies from it (lane.hpp)."""
+"""The learner's end of lanes: memory that it shares with only one worker, and the thread that copies from it (lane.hpp)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Lane"]
 
-LOOK_UP_SECONDS = 0.1  # while waiting for the copier
-LEAST_ROWS, MOST_ROWS = 2, 16384  # of a lane; more would only fall out of the caches
+LOOK_UP_SECONDS = 0.1  # one slice of a wait for the copier
+LEAST_ROWS, MOST_ROWS = 2, 16384  # rows of a lane; more would only drop out of the caches
 
 
 class Lane:
-    """One worker's lane. Made with its memory reserved; `start` it, and `finish` it before its session is another connection's.
+    """One worker's lane. Its memory is reserved when it is made. `start` it, and `finish` it before its session goes to another connection.
 
     Attributes:
-        fd: what the worker maps; closed by `handed_over`.
-        rows: samples that it holds.
-        broken: the worker wrote what cannot be.
-        counted: its samples are counted by the listener as those of the past.
+        fd: the memory that the worker maps; `handed_over` closes it.
+        rows: number of samples that it holds.
+        broken: whether the worker wrote an impossible number.
+        counted: whether the listener has added its samples to those of past connections.
 
-    Raises OSError or MemoryError when the memory is not to be had.
+    Raises OSError or MemoryError if the memory cannot be allocated.
     """
 
     def __init__(self, sink: Sink, most_bytes: int, most_rows: int) -> None:
@@ -40,7 +40,7 @@ class Lane:
         try:
             size = lane_bytes(spec, self.rows)
             os.ftruncate(self.fd, size)
-            os.posix_fallocate(self.fd, 0, size)  # a full machine is an error here, not a SIGBUS later
+            os.posix_fallocate(self.fd, 0, size)  # so a lack of memory is an error here, and not a SIGBUS later
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self._copier = Copier(self.fd, spec, self.rows, sink.native)
         except BaseException:
@@ -49,7 +49,7 @@ class Lane:
         self._ended = threading.Event()
 
     def start(self, over: Callable[[bool], None]) -> None:
-        """Copy from now on. `over(broken)` is called when that ends by itself: the store is closed, or the worker broke its lane."""
+        """Copy from now on. If the copying ends by itself, `over(broken)` is called: the store is closed, or the worker broke its lane."""
         threading.Thread(target=self._run, args=(over,), name="echo-copier", daemon=True).start()
 
     def _run(self, over: Callable[[bool], None]) -> None:
@@ -65,12 +65,12 @@ class Lane:
             self.fd = -1
 
     def finish(self, timeout: float) -> bool:
-        """Copy what is whole by now, as far as there is space, and end. Whether it has ended within `timeout` seconds."""
+        """Copy all samples that are whole by now, as far as there is space, and end. Returns whether it has ended within `timeout` seconds."""
         self._copier.finish()
         return self._ended.wait(timeout)
 
     def catch_up(self, over: Callable[[], bool]) -> None:
-        """Wait until what is whole by now is committed, or `over()`."""
+        """Wait until all samples that are whole by now are committed, or `over()` is true."""
         while not self._copier.catch_up(LOOK_UP_SECONDS) and not self._ended.is_set() and not over():
             pass
 
@@ -80,13 +80,13 @@ class Lane:
 
     @property
     def samples(self) -> int:
-        """How many are committed."""
+        """How many samples are committed."""
         copied: int = self._copier.copied
         return copied
 
     @property
     def waiting(self) -> float:
-        """For how many seconds it has been waiting for space; 0.0 if it is not."""
+        """How many seconds it has been waiting for space; 0.0 if it is not waiting."""
         seconds: float = self._copier.waiting
         return seconds
 

@@ -1,6 +1,6 @@
-"""The learner's end of shared memory: a channel listener that hands its store to workers, and a thread that looks after them.
+"""The learner's end of shared memory: a channel listener that hands its store to workers, and a thread that watches the workers.
 
-A worker that is to see nothing of the store gets a lane of its own instead (lanes.py).
+A worker that must not see the store gets a lane of its own instead (lanes.py).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["ShmListener"]
 
 log = logging.getLogger("echo")
 
-LOOK_SECONDS = 0.25  # between two looks at the claims of workers
-DEATH_SECONDS = 0.005  # the same while somebody has left and its process may be about to go
+LOOK_SECONDS = 0.25  # between two checks of the workers' claims
+DEATH_SECONDS = 0.005  # the same while a worker has left and its process may be about to end
 
 
 class ShmListener(ChannelListener, ShmHost):
@@ -43,9 +43,9 @@ class ShmListener(ChannelListener, ShmHost):
     served = ShmServed
 
     def __init__(self, acceptor: UnixAcceptor, sink: Sink, options: ShmListenOptions) -> None:
-        #: None: the store is not a stream's, or workers are not to see it; then their samples come over the socket.
+        #: None if the store is not that of a stream, or workers must not see it. Then their samples come over the socket.
         self.shared = sink.shared(options.claim_timeout) if options.mode == "direct" else None
-        self.lanes: dict[Session, Lane] = {}  # those that are copied from
+        self.lanes: dict[Session, Lane] = {}  # the lanes from which samples are copied
         self.board = Board()
         self.publishing = threading.Lock()  # held while the board changes
         self._sample_bytes = sink.spec.sample_bytes
@@ -75,10 +75,10 @@ class ShmListener(ChannelListener, ShmHost):
                 if self.board.newest is None or self.board.newest.version < weights.version:
                     self.board.put(weights)
             except OSError as error:
-                self.board.close()  # then they travel over the sockets
+                self.board.close()  # weights then travel over the sockets
                 log.warning("%s has no shared memory for %d bytes of weights: %s", "echo_shm", weights.nbytes, error)
 
-    # ------------------------------------------------------------------------- what clients ask
+    # ---------------------------------------------------------------------- requests of clients
 
     def admit(self, pid: int, wanted: int, session: Session, name: str) -> Writer | None:
         shared = self.shared
@@ -141,7 +141,7 @@ class ShmListener(ChannelListener, ShmHost):
                 if self._ending and not any(w.gone_since and time.monotonic() - w.gone_since < 1.0 for w in writers):
                     break
             self._look(shared, writers)
-        for writer in writers:  # the store is closing: what they still hold is nobody's
+        for writer in writers:  # the store is closing, so slots that they still hold do not matter
             writer.forget()
 
     def _look(self, shared: SharedStore, writers: list[Writer]) -> None:
@@ -149,7 +149,7 @@ class ShmListener(ChannelListener, ShmHost):
             if writer.gone_since and (writer.left() or writer.dead()):
                 self._reap(writer)
             elif not writer.gone_since and writer.dead():
-                self._hang_up(writer)  # a child of it has the socket still open
+                self._hang_up(writer)  # a child of the dead worker may still have the socket open
         moved, stuck = shared.tick()
         self._reaped["moved"] += moved
         if moved:
@@ -177,7 +177,7 @@ class ShmListener(ChannelListener, ShmHost):
     # ---------------------------------------------------------------------- the listener's face
 
     def stats(self) -> dict[str, float | int]:
-        """Beside what every listener counts: direct_workers, private_workers, killed_workers, revoked_claims, moved_batches."""
+        """The counters of every listener, and also: direct_workers, private_workers, killed_workers, revoked_claims, moved_batches."""
         counts = super().stats()
         with self._watch:
             reaped, writers, lanes = dict(self._reaped), list(self._writers), list(self.lanes.values())
@@ -201,6 +201,6 @@ class ShmListener(ChannelListener, ShmHost):
             keeper.join()
         with self._watch:
             self._writers.clear()
-            self.shared = None  # it keeps the store's memory
+            self.shared = None  # it would keep the store's memory
         with self.publishing:
             self.board.close()

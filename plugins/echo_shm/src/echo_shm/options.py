@@ -14,10 +14,10 @@ __all__ = ["ShmConnectOptions", "ShmListenOptions"]
 class ShmListenOptions(ListenOptions):
     """Options of `ShmTransport`."""
 
-    path: str = ""  # a name, or the absolute path of a socket; "" draws a name
-    mode: Literal["direct", "private"] = "direct"  # "private": workers see nothing of the learner's store, each has a lane of its own
-    lane_bytes: int = 4 << 20  # memory of a lane, from which the learner copies; two samples at least
-    claim_timeout: float = 2.0  # seconds a worker may hold a slot before it delays no batch any more
+    path: str = ""  # a name, or the absolute path of a socket; "" chooses a random name
+    mode: Literal["direct", "private"] = "direct"  # "private": workers do not see the learner's store; each has a lane of its own
+    lane_bytes: int = 4 << 20  # memory of a lane, from which the learner copies; at least two samples
+    claim_timeout: float = 2.0  # seconds that a worker may hold a slot; after that it delays no batch any more
     spare_buffers: int = 2  # batches that can be moved away from stopped workers at the same time
     huge_pages: bool = False  # pages of 2 MiB, reserved beforehand (vm.nr_hugepages)
     other_users: bool = False  # let in processes of other users, too; they still need the token
@@ -36,12 +36,12 @@ class ShmListenOptions(ListenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ShmConnectOptions(ConnectOptions):
-    """What a shared-memory connection can be told, beside what every connection can."""
+    """Options of a shared-memory connection, beside those of every connection."""
 
     mode: Literal["direct", "private"] = "direct"  # "private": do not map the learner's store
     reservations: int = 4  # slots that `reserve()` may hold at the same time
-    patience: float = 0.02  # seconds that `send` itself waits for space before it leaves that to a thread
-    uid: int = -1  # user that the learner runs as; -1: this process's own, or root
+    patience: float = 0.02  # seconds that `send` itself waits for space before a thread takes over the wait
+    uid: int = -1  # the user that runs the learner; -1: this process's user, or root
 
     def __post_init__(self) -> None:
         super().__post_init__()

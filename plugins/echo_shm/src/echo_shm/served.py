@@ -1,4 +1,4 @@
-"""One worker at the learner's end: it is given the store, or a lane of its own (lanes.py), and told where new weights lie."""
+"""One worker at the learner's end: it gets the store, or a lane of its own (lanes.py), and notices that say where new weights lie."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ __all__ = ["ShmHost", "ShmServed"]
 
 log = logging.getLogger("echo")
 
-LANE_BROKEN = "it wrote to its lane what cannot be: a count of samples beyond what the lane holds"
-FINISH_SECONDS = 0.25  # of one wait for space; as many as it takes until what lies in a lane is copied
+LANE_BROKEN = "it wrote an impossible count of samples to its lane: more than the lane holds"
+FINISH_SECONDS = 0.25  # one wait for space; it is repeated until all samples in a lane are copied
 
 
 class ShmHost(Host):
-    """What a served worker needs of the listener that serves it, beside what every served client does.
+    """The part of the listener that a served worker needs, beside the part that every served client needs.
 
     Attributes:
-        shared: the store that workers map; None if they are not to see it.
-        lanes: the lanes that samples are copied from now, by session.
-        board: where the weights lie. `publishing` is held while it changes.
+        shared: the store that workers map; None if they must not see it.
+        lanes: the lanes from which samples are copied now, by session.
+        board: the memory of the weights. `publishing` is held while it changes.
     """
 
     address: Address
@@ -67,18 +67,18 @@ class ShmHost(Host):
 
     @abstractmethod
     def left(self, writer: Writer) -> None:
-        """The connection of this worker has ended; the worker may be alive, and in the middle of a sample."""
+        """The connection of this worker has ended. The worker may still be alive and in the middle of a sample."""
 
 
 class ShmServed(ServedClient):
-    """One worker. Beside what every channel's client does, it may ask for the store, or for a lane."""
+    """One worker. It is served like every client of a channel, but it may also ask for the store or for a lane."""
 
     listener: ShmHost
     writer: Writer | None = None
     lane: Lane | None = None
-    _generation = 0  # of the board it has
-    _answered = False  # it has been told where its samples go
-    _counted = 0  # samples put directly, when the state was last looked at
+    _generation = 0  # generation of the board that it has
+    _answered = False  # whether the worker knows where its samples go
+    _counted = 0  # number of samples put directly when the state was last read
     _counted_at = 0.0
 
     def ended(self) -> None:
@@ -93,7 +93,7 @@ class ShmServed(ServedClient):
                 raise ProtocolError(LANE_BROKEN)
 
     def _end_lane(self, lane: Lane) -> bool:
-        """Copy what is whole, as far as there is space. Whether the worker broke its lane."""
+        """Copy all whole samples, as far as there is space. Returns whether the worker broke its lane."""
         while not lane.finish(timeout=FINISH_SECONDS):
             pass
         with self.session.lock:
@@ -108,14 +108,14 @@ class ShmServed(ServedClient):
         super().evict(timeout)
 
     def stop(self, until: float) -> None:
-        if self.lane is not None:  # first of all, so that the worker hears what was committed
+        if self.lane is not None:  # comes first, so that the worker learns which samples were committed
             self.lane.finish(timeout=max(0.0, until - time.monotonic()))
         super().stop(until)
 
     def answer_request(self, number: int, payload: Buffer) -> None:
         super().answer_request(number, payload)
         with self.gate.lock:
-            # Descriptors are taken in the order in which they were given: that of the board must not overtake the answer to `shm/attach`.
+            # Descriptors are taken in the order in which they were given, so the board's must not overtake the answer to `shm/attach`.
             self._answered = self.writer is not None or self.lane is not None
 
     def on_request(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
@@ -141,11 +141,11 @@ class ShmServed(ServedClient):
         rows: Any = body.get("rows")
         sane = type(wanted) is int and 1 <= wanted <= 65 and type(rows) is int and rows >= 1
         if not sane or self.writer is not None or self.lane is not None:
-            raise ProtocolError(f"{wanted!r} records and {rows!r} rows cannot be had")
+            raise ProtocolError(f"it asked for {wanted!r} records and {rows!r} rows, which is not possible")
         channel: UnixChannel = self.channel  # type: ignore[assignment]
         former = self.listener.lanes.get(self.session)
         if former is not None and not former.ended:
-            # Two copiers would insert samples twice; it comes again.
+            # Two copiers would insert samples twice, so this connection ends; the worker comes again.
             assert self.link is not None
             self.link.fail(ConnectionClosedError("its former connection still copies samples"))
             return {}
@@ -163,14 +163,14 @@ class ShmServed(ServedClient):
             lane = Lane(self.sink, self.listener.options.lane_bytes, rows)
             self._begin(lane, channel)
         except (OSError, MemoryError, RuntimeError) as error:  # RuntimeError: no more threads
-            # Its text: a handler that keeps records would keep the error's frames, and with them the lane.
+            # Logged as text: a handler that keeps records would otherwise keep the error's frames, and with them the lane.
             log.warning("worker %s gets no lane of %s, its samples come over the socket: %s", self.peer.name, self.listener.address, str(error))
             return {"mode": "socket"}
         self.lane = self.listener.lanes[self.session] = lane
         return {"mode": "private", "rows": lane.rows}
 
     def _begin(self, lane: Lane, channel: UnixChannel) -> None:
-        """Copy from it, and hand it over. Nobody knows of a lane before that is done: one without a copier would be waited for in vain."""
+        """Start the copier and hand the lane over. The lane is published only after that, because others would wait in vain for one without a copier."""
         try:
             lane.start(self._lane_over)
             channel.give(lane.fd)
@@ -181,12 +181,12 @@ class ShmServed(ServedClient):
             lane.handed_over()
 
     def _lane_over(self, broken: bool) -> None:
-        """The copier's last call: there will be no more of it."""
+        """The copier's last call: it has ended."""
         assert self.link is not None
         self.link.fail(ProtocolError(LANE_BROKEN) if broken else ConnectionClosedError("the store is closed"))
 
     def offer_weights(self, held: int) -> WeightsOffer | None:
-        """Where the newest version lies, for a worker that can read it there; with the memory itself, if the worker has not got that yet."""
+        """The notice that says where the newest version lies, for a worker that can read it there; with the memory, if the worker does not have it yet."""
         notice = self.listener.board.newest
         reads = self._answered and (self.writer is not None or self.listener.board.sealed)
         if not reads or notice is None or notice.version <= held:
@@ -204,7 +204,7 @@ class ShmServed(ServedClient):
         return WeightsOffer(notice.version, iter(frames))
 
     def fits(self, sent: int, version: int) -> bool:
-        """A worker that reads the board takes what is newest by then, if that is newer than what it was told of."""
+        """Whether `version` is a valid receipt. A worker that reads the board takes the newest version, which may be newer than the announced one."""
         newest = self.listener.board.newest
         return version == sent or (newest is not None and sent < version <= newest.version)
 

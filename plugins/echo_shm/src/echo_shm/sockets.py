@@ -1,7 +1,7 @@
-"""Unix sockets that carry descriptors: what learner and workers meet over.
+"""Unix sockets that carry descriptors: the connections between learner and workers.
 
-A name is an abstract address, which goes with its socket, whatever happens to its process. A path is a file: a learner that was killed
-leaves it, and the next one to listen there removes it.
+A name is an abstract address, which disappears with its socket, no matter how its process ends. A path is a file: a learner that was killed
+leaves it behind, and the next learner that listens there removes it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = ["UnixAcceptor", "UnixChannel", "dial"]
 
 log = logging.getLogger("echo")
 
-MOST_BUFFERS = 512  # of one sendmsg; the kernel takes 1024
+MOST_BUFFERS = 512  # buffers of one sendmsg; the kernel takes 1024
 FD_BYTES = array.array("i").itemsize
-MOST_FDS = 4  # that travel together
+MOST_FDS = 4  # descriptors that travel together
 MOST_PATH = 107  # bytes of an address in sockaddr_un
 
 
 class UnixChannel(Channel):
-    """See `echo_core.wire.channel.Channel`. Descriptors come with the bytes: `give` and `fds`.
+    """See `echo_core.wire.channel.Channel`. Descriptors travel with the bytes: see `give` and `fds`.
 
     Args:
         takes_descriptors: whether the other end may send any; otherwise the kernel drops them.
@@ -45,14 +45,14 @@ class UnixChannel(Channel):
     def __init__(self, sock: socket.socket, takes_descriptors: bool) -> None:
         self.pid, self.uid, _ = credentials(sock)
         self.peer = f"pid {self.pid}" if self.pid else f"uid {self.uid}"
-        self.fds: deque[int] = deque()  # received; whoever takes one closes it
+        self.fds: deque[int] = deque()  # received descriptors; the code that takes one closes it
         self._sock = sock
         self._space = socket.CMSG_SPACE(FD_BYTES * MOST_FDS) if takes_descriptors else 0
         self._giving: deque[int] = deque()
         _channels.add(self)
 
     def give(self, fd: int) -> None:
-        """Have a copy of `fd` travel with the next bytes."""
+        """Send a copy of `fd` with the next bytes."""
         self._giving.append(os.dup(fd))
 
     def send(self, buffers: Sequence[Buffer]) -> None:
@@ -95,7 +95,7 @@ class UnixChannel(Channel):
 
 
 def credentials(sock: socket.socket) -> tuple[int, int, int]:
-    """(pid, uid, gid) of the other end, as the kernel knows them; pid 0 when it lies in a foreign pid namespace."""
+    """(pid, uid, gid) of the other end, as the kernel knows them; pid is 0 if the process is in a foreign pid namespace."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, uid, gid = struct.unpack("iii", data)
     return pid, uid, gid
@@ -104,7 +104,7 @@ def credentials(sock: socket.socket) -> tuple[int, int, int]:
 def place(path: str, uid: int) -> str:
     """The socket address of a name or an absolute path.
 
-    Raises ValueError when it is too long for one.
+    Raises ValueError if it is too long for a socket address.
     """
     found = path if path.startswith("/") else f"\0echo-shm-{uid}-{path}"
     if len(os.fsencode(found)) > MOST_PATH:
@@ -113,9 +113,9 @@ def place(path: str, uid: int) -> str:
 
 
 def dial(address: Address, options: Any, timeout: float) -> UnixChannel:
-    """Reach the learner at `address`; OSError if nobody listens there now.
+    """Reach the learner at `address`. Raises OSError if no process listens there now.
 
-    Raises SecurityError when whoever listens there is another user's.
+    Raises SecurityError if the process that listens there belongs to another user.
     """
     uid = os.geteuid() if options.uid < 0 else options.uid
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -138,7 +138,7 @@ def dial(address: Address, options: Any, timeout: float) -> UnixChannel:
 
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """Alone among the learners that take or free an address in `folder`; needs no file of its own."""
+    """Hold a lock against other learners that take or free an address in `folder`. The lock needs no file of its own."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -150,7 +150,7 @@ def _locked(folder: str) -> Iterator[None]:
 class UnixAcceptor(Acceptor):
     """Listens at a name or a path.
 
-    Raises OSError naming the address when another learner has it, or its folder cannot be written.
+    Raises OSError, which names the address, if another learner has it or its folder cannot be written.
     """
 
     def __init__(self, path: str, other_users: bool) -> None:
@@ -173,7 +173,7 @@ class UnixAcceptor(Acceptor):
         _acceptors.add(self)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: this is the parent's, and so is its place in the file system."""
+        """Let go in a forked child: the socket belongs to the parent, and so does its place in the file system."""
         self._inode = 0
         self._sock.close()
 
@@ -189,7 +189,7 @@ class UnixAcceptor(Acceptor):
 
     @staticmethod
     def _remove_stale(where: str) -> None:
-        """Take away the socket of a learner that was killed."""
+        """Remove the socket of a learner that was killed."""
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.stat(where).st_mode):
                 raise OSError(errno.EEXIST, "it is a file of something else")
@@ -232,10 +232,10 @@ _channels: weakref.WeakSet[UnixChannel] = weakref.WeakSet()  # accepted and dial
 
 
 def _leave_all_to_parent() -> None:
-    """A name is taken, and a connection stands, for as long as any copy of its socket is open; and a learner's data loaders may outlive it.
+    """Close the child's copies of all sockets. A name is in use and a connection stands as long as any copy is open, and data loaders may outlive a learner.
 
-    Its workers would go on putting samples into a store that nobody reads, and never return to the learner that is started after it. In
-    the same way a worker that was killed would stay a peer. The parent's copies are not disturbed by closing ours.
+    The learner's workers would then go on to put samples into a store that nobody reads, and would never reach the learner that is started next.
+    In the same way, a worker that was killed would stay a peer. The close does not disturb the parent's copies.
     """
     for acceptor in list(_acceptors):
         acceptor.leave_to_parent()

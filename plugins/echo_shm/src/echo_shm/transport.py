@@ -26,8 +26,8 @@ class ShmTransport(Transport):
     """A learner's end in shared memory.
 
     Args:
-        path: a name (`shm://name`, reachable from this network namespace, leaves nothing behind), or the
-            absolute path of a socket (`shm:///run/echo/a.sock`, for containers that share the folder).
+        path: a name (`shm://name`: reachable from this network namespace, leaves nothing behind), or the
+            absolute path of a socket (`shm:///run/echo/a.sock`: for containers that share the folder).
         mode: "direct", or "private" for workers that are not trusted with the learner's memory.
         **options: see `ShmListenOptions`.
 
@@ -60,11 +60,11 @@ class ShmClient(Client):
     """A worker's connection through shared memory: `ShmClient("name", example)`.
 
     Args:
-        path: as the `ShmTransport`'s.
+        path: the path of the `ShmTransport`.
         example: a pytree like the server's: one sample.
-        **options: as of `echo_core.Client`.
+        **options: the options of `echo_core.Client`.
 
-    Raises: as `echo_core.Client`.
+    Raises: the errors of `echo_core.Client`.
     """
 
     def __init__(self, path: str, example: Any, **options: Any) -> None:

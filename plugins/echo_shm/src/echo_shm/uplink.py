@@ -1,10 +1,10 @@
-"""A worker's session by shared memory, and the thread that puts what had to wait.
+"""A worker's session over shared memory, and the thread that puts samples that had to wait (the pump).
 
-Everything but samples and weights travels over the unix socket, by `echo_core.wire.channel`: handshake, requests, goodbye, reconnecting.
-Samples are put into the learner's store, or into the worker's lane, by `Direct`. What it cannot put at once goes to the session's window,
-from which the pump puts it as soon as there is space, in order; to a learner that shares no memory the window is sent over the socket.
+Everything except samples and weights travels over the unix socket, by `echo_core.wire.channel`: handshake, requests, goodbye, reconnecting.
+`Direct` puts samples into the learner's store or into the worker's lane. Samples that it cannot put at once go to the session's window, from
+which the pump puts them in order, as soon as there is space. If the learner shares no memory, the window is sent over the socket.
 
-What lies in a lane is the learner's as far as the window is concerned; when the connection is lost, the next one takes back what was
+For the window, samples in a lane already belong to the learner. If the connection is lost, the next one takes back the samples that were
 not copied.
 """
 
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 __all__ = ["WEIGHTS", "ShmUplink"]
 
-ATTACH = 1 << 60  # number of the request that asks for the store; those of callers count from 1
-SAID = ATTACH + 1  # of requests whose answer does not matter
-WEIGHTS = ATTACH + 2  # of the learner's notices of weights
-CATCH_UP_SECONDS = 0.05  # that a call waits for samples taken over before it, while they are going out
-GOING_SECONDS = 0.01  # since one of them went, for as long as they count as going out
-PUMP_SECONDS = 0.05  # a wait of the pump that an ending link must be able to cut short
+ATTACH = 1 << 60  # number of the request that asks for the store; requests of callers count from 1
+SAID = ATTACH + 1  # number of requests whose answer does not matter
+WEIGHTS = ATTACH + 2  # number of the learner's notices of weights
+CATCH_UP_SECONDS = 0.05  # how long a call waits for earlier samples while they are going out
+GOING_SECONDS = 0.01  # samples count as going out if one went within the last so many seconds
+PUMP_SECONDS = 0.05  # slice of a wait of the pump, which must end early when the link ends
 
 
 class ShmUplink(Uplink):
     """A session whose samples are put into the learner's memory while it shares that.
 
     Attributes:
-        settled: whether the learner has said how samples get to it; under `gate.lock`.
-        attached: its store or a lane is mapped here.
-        mode: "direct": the store; "private": a lane; "socket": nothing.
+        settled: whether the learner has said how samples get to it; guarded by `gate.lock`.
+        attached: whether its store or a lane is mapped here.
+        mode: what is mapped: "direct" for the store, "private" for a lane, "socket" for nothing.
     """
 
     direct: Direct
@@ -65,10 +65,10 @@ class ShmUplink(Uplink):
         self._put = DirectSamples(self.direct)
         self._board: Reader | None = None
         self._pumping = False
-        self._pumped_at = 0.0  # when the last one was put by the pump, of time.monotonic()
+        self._pumped_at = 0.0  # time.monotonic() at which the pump put the last sample
         self._pump_thread: threading.Thread | None = None
         self._drop_thread: threading.Thread | None = None
-        # An observer puts no samples, and is not given the memory for them.
+        # An observer puts no samples, and does not get the memory for them.
         self._asks = {"records": 1 + options.reservations, "mode": options.mode} if options.role == "worker" else None
         super().__init__(dial, address, spec, options)
 
@@ -87,7 +87,7 @@ class ShmUplink(Uplink):
             self._weights_put(link, payload)
         else:
             super().on_control(link, header, payload)
-            if header.seq == SAID:  # a record that was given up may be idle now, for which `reserve` waits
+            if header.seq == SAID:  # a record that was given up may be idle now, and `reserve` may wait for it
                 with self.gate.lock:
                     self.gate.changed.notify_all()
 
@@ -105,7 +105,7 @@ class ShmUplink(Uplink):
         if mode != "socket" and not handed:
             raise ProtocolError("the learner offered its memory and did not hand it over; install the same echo-shm at both ends")
         with self.gate.lock:
-            # Its former copier has ended, or it would not have answered: what it has not copied by now is for this connection.
+            # The former copier has ended, because otherwise the learner would not have answered. So this connection takes the samples that are not copied.
             count, data = self.direct.take_back()
             if count:
                 self.window.put_first(count, data)
@@ -162,7 +162,7 @@ class ShmUplink(Uplink):
         self._board = None
         with self.gate.lock:
             self.attached = self.settled = False
-            # What it has put counts as acknowledged before the learner is told how much that is.
+            # The samples that the pump has put must count as acknowledged before this end tells the learner their number.
             self.gate.changed.wait_for(lambda: not self._pumping)
 
     def forget(self) -> None:
@@ -172,13 +172,13 @@ class ShmUplink(Uplink):
     # ------------------------------------------------------------------------------ reservations
 
     def give_up(self, record: int, mapping: Mapping) -> None:
-        """Have the learner take back what `record` holds, unless `mapping` is gone: with another the number is another reservation's."""
+        """Ask the learner to take back the slot of `record`, unless `mapping` is gone: in another mapping the number belongs to another reservation."""
         with self.gate.lock:
             if self.link is not None and self.direct.mapping is mapping:
                 self.link.post(frame(Kind.CONTROL, pack_request("shm/give_up", {"record": record}), seq=SAID))
 
     def watch_dropped(self) -> None:
-        """From now on what the garbage collector finds to be given up is told to the learner."""
+        """From now on, tell the learner about reservations that were dropped and found by the garbage collector."""
         with self.gate.lock:
             if self._drop_thread is None:
                 thread = threading.Thread(target=self._give_up_dropped, name="echo-dropped", daemon=True)
@@ -188,9 +188,9 @@ class ShmUplink(Uplink):
     def _give_up_dropped(self) -> None:
         while (dropped := self.direct.dropped.get()) is not None:
             self.give_up(*dropped)
-            del dropped  # which keeps the learner's memory mapped
+            del dropped  # it would keep the learner's memory mapped
 
-    # ------------------------------------------------------------------ samples in a lane; `gate.lock` held
+    # ------------------------------------------------- samples in a lane; called with `gate.lock` held
 
     def under_way(self) -> int:
         return super().under_way() + self._put.under_way()
@@ -204,26 +204,26 @@ class ShmUplink(Uplink):
             self.check()
 
     def has_room(self, count: int) -> bool:
-        """In the window, which what is in the lane counts against."""
+        """Whether the window has room for `count` more samples. Samples in the lane count too."""
         return self.window.has_room(count, self._put.under_way())
 
     # ----------------------------------------------------------------- samples that have to wait
 
     def add(self, count: int, data: bytes) -> None:
-        """Before the caller can send the next sample, which must not get past these: from now on samples go by the window."""
+        """Put samples into the window. From now on all samples go through it, so that the caller's next sample cannot overtake these."""
         self.direct.open(False)
         self.start_pump()
         super().add(count, data)
 
     def open_if_idle(self) -> None:
-        """Let callers put samples themselves when none is waiting. `gate.lock` held."""
+        """Let callers put samples themselves if none is waiting. Called with `gate.lock` held."""
         self.direct.open(self.attached and self.window.acknowledged == self.window.taken and not self.closing)
 
     def catch_up(self) -> bool:
-        """Whether a call may put its samples itself again, after what was taken over before.
+        """Whether a call may put its samples itself again, after all earlier samples.
 
-        By way of the window a sample costs many times more. Who sends without a break would fill it again and again, and never get out of
-        it once the store was full for a moment: so he waits for it to empty, but only while it does.
+        A sample that goes through the window costs many times more. After the store was full for a moment, a caller that sends without a break would
+        refill the window again and again and never get out of it. So it waits for the window to become empty, but only while samples go out.
         """
         with self.gate.lock:
             end = time.monotonic() + CATCH_UP_SECONDS
@@ -240,10 +240,10 @@ class ShmUplink(Uplink):
         return super().work()
 
     def start_pump(self) -> None:
-        """`gate.lock` held."""
+        """Start the pump unless it runs. Called with `gate.lock` held."""
         if self._pump_thread is None and self.attached:
             thread = threading.Thread(target=self._pump, name="echo-pump", daemon=True)
-            thread.start()  # which fails at a limit of threads: then the next call tries again
+            thread.start()  # fails at a limit of threads; then the next call tries again
             self._pump_thread = thread
 
     def _pump(self) -> None:
@@ -254,10 +254,10 @@ class ShmUplink(Uplink):
             self.end(EchoError(f"connection to {self.address} failed: {error!r}"))
 
     def _pump_some(self) -> bool:
-        """Put one frame's worth of entries; False when the connection is over."""
+        """Put the entries of about one frame. False if the connection has ended."""
         window, lock = self.window, self.gate.lock
         with lock:
-            # What was sent over the socket before comes first.
+            # Samples that were sent over the socket before come first.
             while not self.over.is_set() and not (self.attached and window.has_unsent and not window.under_way):
                 self.gate.work.wait()
             if self.over.is_set():
@@ -270,7 +270,7 @@ class ShmUplink(Uplink):
                 while row < entry.count:
                     put = self.direct.pump(entry.payload(), entry.count, row, PUMP_SECONDS)
                     if put is None or self.over.is_set():
-                        return True  # lost; they are put again when there is a store again
+                        return True  # the store is lost; the samples are put when there is one again
                     if put:
                         row += put
                         with lock:

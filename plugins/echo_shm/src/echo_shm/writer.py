@@ -1,4 +1,4 @@
-"""A worker that writes to the learner's store, and how the learner knows that it is gone."""
+"""A worker that writes to the learner's store, and how the learner notices its end."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ __all__ = ["Writer"]
 
 
 class Writer:
-    """A worker that has the store mapped, from then until nothing of it can write there any more.
+    """A worker that has mapped the store. This object lives until neither the worker nor a child of it can write there any more.
 
-    Two things tell when its process has ended. A pidfd is not to be had of a process in a foreign pid namespace, nor of one that has died by now, nor
-    where a filter forbids it. The `lifeline`, a pipe whose other end stays open for as long as the store is mapped there, may be held by a child of it.
+    Two signs show when its process has ended, and each has a gap. No pidfd can be opened for a process in a foreign pid namespace, for one that is dead
+    already, or where a filter forbids it. The `lifeline` is a pipe whose other end stays open while the store is mapped there; a child may hold it too.
     """
 
     def __init__(self, shared: SharedStore, records: list[int], pid: int, session: Session, name: str) -> None:
         self.records, self.session, self.name = records, session, name
-        self.gone_since = 0.0  # its connection ended, at this time.monotonic()
+        self.gone_since = 0.0  # time.monotonic() at which its connection ended
         self._shared = shared
         ours, self.lifeline = os.pipe()
         self._ends, self._watched = select.poll(), [ours]
-        self._ends.register(ours, 0)  # hung up, whatever is written to it
+        self._ends.register(ours, 0)  # reports only a hang-up, not bytes that are written to it
         with suppress(OSError):
             if pid > 0:
                 self._watched.append(os.pidfd_open(pid))
                 self._ends.register(self._watched[-1], select.POLLIN)
 
     def handed_over(self) -> None:
-        """The other end of the lifeline is the worker's now, or lost with what was on its way to it."""
+        """The other end of the lifeline belongs to the worker now, or is lost together with the message that carried it."""
         os.close(self.lifeline)
 
     @property
@@ -49,11 +49,11 @@ class Writer:
         return self._shared.waiting(self.records[0])
 
     def dead(self) -> bool:
-        """Its process has ended, or never got the store: it writes nothing, whatever it was doing."""
+        """Whether its process has ended or never got the store. Then it writes nothing any more, even if it was in the middle of a sample."""
         return bool(self._ends.poll(0))
 
     def left(self) -> bool:
-        """It has said that it makes no more changes."""
+        """Whether it has said that it makes no more changes."""
         return all(map(self._shared.left, self.records))
 
     def reap(self) -> None:

@@ -1,9 +1,9 @@
-// A learner that writes versions without a break, and readers that copy them without a break, and look at every word they have got.
+// A learner writes versions without a break; readers copy them without a break and check every word of their copy.
 //
 //   board_stress [seconds per scenario]
 //
-// Forbidden: a version whose bytes are not those of one version; one older than a reader has been told of, or has had; numbers that no learner
-// writes; nothing that can be read, though the learner was killed while it wrote.
+// Forbidden: a version whose bytes are not those of one version; a version older than one that was announced to the reader or that it had before;
+// numbers that no learner writes; no readable version after the learner was killed while it wrote.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -32,9 +32,9 @@ static double now() {
     _exit(1);
 }
 
-using Told = std::atomic<uint64_t>;  // the version that readers have been told of
+using Told = std::atomic<uint64_t>;  // the version that was announced to readers
 
-static uint64_t size_of(uint64_t version, uint64_t most) { return most / 64 * 64 - version % 5 * 64; }  // they differ a little
+static uint64_t size_of(uint64_t version, uint64_t most) { return most / 64 * 64 - version % 5 * 64; }  // sizes differ a little
 
 static void learner(char *memory, uint64_t length, uint64_t most, Told *told, double end) {
     Board board(memory, length);
@@ -46,14 +46,14 @@ static void learner(char *memory, uint64_t length, uint64_t most, Told *told, do
         const uint32_t place = uint32_t((newest + 1) % kPlaces);
         board.begin(place);
         char *to = memory + board.start(place);
-        copy_out(to, reinterpret_cast<const char *>(source.data()), size);  // as weights are packed: past the caches, where they are large
+        copy_out(to, reinterpret_cast<const char *>(source.data()), size);  // as weights are packed: large ones past the caches
         std::memcpy(to + Board::up(size), &version, sizeof version);
         board.finish(place, {version, ~version, size, sizeof version});
         told->store(version);
     }
 }
 
-// Returns how many versions were read: `wanted`, or as many as there was time for.
+// Returns how many versions were read: `wanted`, or fewer if the time is over.
 static uint64_t reader(char *memory, uint64_t length, uint64_t most, const Told *told, double end, uint64_t wanted) {
     const Board board(memory, length);
     char *payload = static_cast<char *>(aligned_alloc(64, (most + 63) / 64 * 64));
@@ -95,7 +95,7 @@ static void free_running(uint64_t most, double seconds, char *memory, uint64_t l
     if (read.load() == 0) forbidden("nobody could read");
 }
 
-// Learners that are killed at any moment. Each one's successor goes on in the same memory, so that there is much to be killed in.
+// Learners that are killed at any moment. Each successor goes on in the same memory, so there are many moments for a kill.
 static void killed(uint64_t most, double seconds, char *memory, uint64_t length, Told *told) {
     uint64_t kills = 0, begun = 0;
     for (const double end = now() + seconds; now() < end; ++kills) {

@@ -1,11 +1,11 @@
-// Claims of lane.hpp as a program: workers that put samples one by one and in runs, threads that wait until theirs are copied, learners
-// that catch up, end in the middle, and meet a worker that writes what cannot be. Run plain, under ThreadSanitizer and under
+// Tests the claims of lane.hpp: workers put samples one by one and in runs, threads wait until their samples are copied, and learners
+// catch up, end in the middle, and meet a worker that writes impossible numbers. Run it plain, under ThreadSanitizer and under
 // AddressSanitizer. Each FORBIDDEN outcome names the claim it breaks.
 //
 //   lane_stress [seconds per scenario]
 //
-// Two things are not as between processes. Both ends of a lane have it at one address, because ThreadSanitizer follows addresses, not
-// memory. And no long sleep ends by itself: a wake-up that is lost would otherwise cost a quarter of a second that nobody sees.
+// Two things differ from real processes. Both ends map a lane at the same address, because ThreadSanitizer follows addresses and not
+// memory. And no long sleep ends by itself: otherwise a lost wake-up would only cost a quarter of a second, and the test would not notice it.
 #include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -81,12 +81,12 @@ namespace {
 struct Scenario {
     const char *name;
     unsigned lanes;
-    uint64_t rows;           // of a lane
+    uint64_t rows;           // rows of a lane
     uint64_t batch, buffers; // of the store
-    unsigned run;            // samples a worker puts at once, at most
-    unsigned pause_in;       // after one put in so many a worker says nothing until all it sent is copied, and the learner sleeps; 0: never
-    bool flushed;            // another thread of the worker waits for what it sent
-    bool caught_up;          // a thread of the learner's catches up with the lane
+    unsigned run;            // most samples that a worker puts at once
+    unsigned pause_in;       // after one put in so many, a worker pauses until all its samples are copied and the learner sleeps; 0: never
+    bool flushed;            // another thread of the worker waits for its samples
+    bool caught_up;          // a thread of the learner catches up with the lane
     bool cut;                // the lane ends while its worker sends, and the store is full: the rest is still in the lane
 };
 
@@ -154,7 +154,7 @@ private:
             }
             number += n;
             if (scenario.pause_in && random % scenario.pause_in == 0) {
-                if (random & 4) {  // without a word: the bell it rang at the last put is all that the learner has
+                if (random & 4) {  // without a call: the learner only has the wake-up of the last put
                     while (writer.under_way()) std::this_thread::yield();
                 } else if (!writer.wait_copied(number, kAges)) {
                     forbidden("what is whole is copied");
@@ -184,7 +184,7 @@ private:
     std::vector<std::thread> threads_;
 };
 
-// The learner's view of the store: every sample whole, and each once.
+// Checks the learner's store: every sample must be whole and come once.
 class Taker {
 public:
     Taker(echo::Ring *ring, const Scenario &s) : ring_(ring), scenario_(s), seen(s.lanes), counts(s.lanes) {
@@ -275,7 +275,7 @@ void play(const Scenario &s, double seconds) {
     ring->release();
 }
 
-// A worker may write any number of samples into its lane: one that cannot be ends the lane, and nothing is copied for it.
+// A worker may write any number into `written` of its lane. An impossible one ends the lane, and nothing is copied for it.
 void lie() {
     const Scenario s = {"lies", 1, 8, 4, 2, 1, 1, false, false, false};
     for (const uint64_t lie : {s.rows + 1, uint64_t(1) << 40, UINT64_MAX, UINT64_MAX - s.rows}) {

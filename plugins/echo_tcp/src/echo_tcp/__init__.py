@@ -1,4 +1,4 @@
-"""TCP for Echo. Only the announcement is here: what it announces is imported when it is selected."""
+"""TCP for Echo. This module only announces the transports; their code is imported when one is selected."""
 
 from __future__ import annotations
 

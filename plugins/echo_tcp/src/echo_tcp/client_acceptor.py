@@ -1,4 +1,4 @@
-"""Where clients come in: accepting them from listening sockets while there is room, and turning them away when descriptors run out."""
+"""Accepts clients from listening sockets while there is room, and turns them away when descriptors run out."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from .sockets import free, left_at_fork, name_of, unpaced
 
 __all__ = ["ClientAcceptor"]
 
-PAUSE = 0.25  # seconds without accepting when nothing else helps
-REFUSALS_AT_ONCE = 16  # between such pauses
-ACCEPTS_AT_ONCE = 64  # then the handshakes under way are looked after
+PAUSE = 0.25  # seconds without accepting, if nothing else helps
+REFUSALS_AT_ONCE = 16  # between two such pauses
+ACCEPTS_AT_ONCE = 64  # after so many, the handshakes that have begun are served
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 OUT_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 
 
 class ClientAcceptor:
-    """The listening sockets of one control plane, in whose thread everything here is called. It is open when made.
+    """The listening sockets of one control plane. Only the control plane's thread calls it. It accepts clients from the beginning.
 
     Args:
-        listening: sockets that do not block; freed by `close`.
-        selector: calls what is registered with it, with the events.
-        complaints: where trouble goes.
-        crowded: None when one more client can come in, else the time (`time.monotonic()`) at which to ask again.
-        let_in: is given a client's socket first.
-        welcome: is given it then, and what to call it.
-        turn_away: what to tell a client for whom there is no descriptor; b"" says nothing.
+        listening: sockets that do not block; `close` frees them.
+        selector: calls the registered functions with the events.
+        complaints: logs errors.
+        crowded: returns None if one more client can come in, otherwise the time (`time.monotonic()`) at which to ask again.
+        let_in: is called first with a client's socket.
+        welcome: is called then with the socket and a name for it.
+        turn_away: returns the answer to a client for which there is no descriptor; b"" for no answer.
 
     Attributes:
         is_open: whether clients are accepted.
-        opens_at: `time.monotonic()` at which they are again, while they are not.
+        opens_at: while they are not, the `time.monotonic()` from which they are accepted again.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ClientAcceptor:
         if self._reserve is not None:
             os.close(self._reserve)
             self._reserve = None
-        # Who gave them holds this: the circle would keep the descriptors of a closed learner until Python looks for circles.
+        # The owner of these functions holds this object. The reference cycle would keep a closed learner's descriptors until the garbage collector runs.
         del self._crowded, self._let_in, self._welcome, self._turn_away
 
     def _accept(self, listening: socket.socket) -> None:
@@ -108,7 +108,7 @@ class ClientAcceptor:
 
     def _cannot_accept(self, listening: socket.socket, error: OSError) -> None:
         if error.errno not in OUT_OF_DESCRIPTORS + OUT_OF_MEMORY:
-            # An error of the connection that was about to be accepted (see accept(2)): the next.
+            # The error belongs to the connection that was about to be accepted (see accept(2)), so go on with the next one.
             self._complaints.warn("a client could not be accepted: %s", str(error))
             return
         self._complaints.warn(
@@ -121,10 +121,10 @@ class ClientAcceptor:
         self._pause(time.monotonic() + PAUSE)
 
     def _refuse(self, listening: socket.socket) -> None:
-        """Accept with the descriptor kept for this, one client after another, to say why not.
+        """Accept one client after another with a descriptor that is reserved for this, and tell them why they are refused.
 
-        Left in the queue they would wait for an answer, in front of those who come when there are
-        descriptors again, and this thread would be told of them again and again.
+        If they were left in the queue, they would wait for an answer in front of clients that come when there
+        are descriptors again, and the selector would report them to this thread again and again.
         """
         assert self._reserve is not None
         os.close(self._reserve)
@@ -133,14 +133,14 @@ class ClientAcceptor:
             for _ in range(REFUSALS_AT_ONCE):
                 sock, _ = listening.accept()
                 self._let_in(sock)
-                with sock, suppress(OSError):  # it may have given up
+                with sock, suppress(OSError):  # the client may have given up
                     if reason := self._turn_away():
                         sock.setblocking(False)
                         sock.send(reason)
-                        # What it said already: closing over it would take the answer back.
+                        # Read its first bytes: a close with unread bytes would reset the connection, and the answer would be lost.
                         sock.recv(65536)
         except OSError:
-            pass  # nobody is left, or somebody else took the descriptor
+            pass  # no client is left, or another thread took the descriptor
         self._reserve = _spare_descriptor()
 
 

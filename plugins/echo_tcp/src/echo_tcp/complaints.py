@@ -1,4 +1,4 @@
-"""What a listener logs of strangers: seldom, so that they cannot fill the disk."""
+"""A listener's log lines about unauthenticated clients. They are limited in rate, so that such clients cannot fill the disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _log = logging.getLogger("echo")
 
 
 class Seldom:
-    """Logs the same complaint at most once in a few seconds, and how many were left out."""
+    """Logs the same complaint at most once in a few seconds, and says how many were left out."""
 
     INTERVAL = 5.0  # seconds
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[float, int]] = {}  # by text: when, and left out since
+        self._last: dict[str, tuple[float, int]] = {}  # by text: when it was logged, and how many were left out since
 
     def warn(self, text: str, *values: Any) -> None:
         now = time.monotonic()

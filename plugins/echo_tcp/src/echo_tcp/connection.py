@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = ["TcpConnection"]
 
-ABANDONED_SECONDS = 1.0  # for delivering what a connection still has that nobody closed
+ABANDONED_SECONDS = 1.0  # time to deliver the remaining samples of a connection that was dropped without close()
 
 
 class TcpConnection(Connection):
     """See `echo_core.wire.transport.Connection`. Connects when it is made.
 
-    An idle link sends each sample at once; a busy one gathers samples while others are on their
-    way. What is not acknowledged is kept, and sent again when the link was lost and is back; a
-    learner that does not return within `options.timeout` ends the connection.
+    An idle link sends each sample at once; a busy link gathers samples while others are in flight.
+    Unacknowledged samples are kept, and sent again when a lost link is back. If the learner does
+    not return within `options.timeout`, the connection ends.
 
     Raises:
         EchoTimeoutError: the learner could not be reached in time, with the last reason.
-        SpecError, SecurityError, HandshakeRefused, ProtocolError: it said no; naming the leaf.
+        SpecError, SecurityError, HandshakeRefused, ProtocolError: the learner refused; a SpecError names the leaf.
     """
 
     def __init__(self, address: Address, spec: Spec, options: TcpConnectOptions) -> None:
@@ -65,7 +65,7 @@ class TcpConnection(Connection):
         except BaseException:
             self._end(0.0)
             raise
-        # Bound once: a method in between would cost a third of a small send.
+        # Bound once, because a method in between would cost a third of a small send.
         if options.role == "worker":
             self.send = worker.send  # type: ignore[method-assign]
             self.send_batch = worker.send_batch  # type: ignore[method-assign]
@@ -106,12 +106,12 @@ class TcpConnection(Connection):
         return self._worker.request(op, body, blob, timeout)
 
     def stats(self) -> dict[str, Any]:
-        """Beside what every connection counts: bytes_received, frames_sent, window_bytes_used,
-        blocked_seconds, weights_received, ack_rtt_p50_ns and ack_rtt_p99_ns (from handing a
+        """The counters of every connection, and also: bytes_received, frames_sent, window_bytes_used,
+        blocked_seconds, weights_received, ack_rtt_p50_ns and ack_rtt_p99_ns (time from handing a
         frame to the network until its acknowledgement)."""
         stats: dict[str, Any] = self._worker.stats()
         if self.options.role != "worker":
-            stats.update(samples=0, acknowledged=0)  # a learner counts as if it had all there are
+            stats.update(samples=0, acknowledged=0)  # its numbers are not counts: see NO_SAMPLES in control.py
         return stats
 
     def close(self, timeout: float | None = None) -> None:
@@ -133,7 +133,7 @@ class TcpConnection(Connection):
         if worker is None or worker.is_closed:
             return
         self._end(ABANDONED_SECONDS)
-        warnings.warn(  # last, as it raises where warnings are errors
+        warnings.warn(  # comes last, because it raises where warnings are errors
             f"unclosed connection to {self.address}; call close(), or use it in a with statement",
             ResourceWarning,
             source=self,
@@ -145,7 +145,7 @@ _open: weakref.WeakSet[TcpConnection] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
-    with ExitStack() as every:  # whatever one of them raises
+    with ExitStack() as every:  # all are closed, even if one of them raises
         for connection in list(_open):
             every.callback(connection.__del__)
 

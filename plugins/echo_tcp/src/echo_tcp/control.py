@@ -1,8 +1,8 @@
 """The control plane of a listener: one thread that accepts (see client_acceptor.py), authenticates, and reports.
 
-It holds every connection until its handshake is done, then hands the socket to the native loops
-and hears of it again only through their events. All handshakes run side by side, each bounded in
-bytes and time, so that strangers can neither stop it nor fill its memory.
+It holds every connection until its handshake is done, then hands the socket to the native loops,
+and later only receives their events. All handshakes run side by side, and each is bounded in
+bytes and time, so that unauthenticated clients can neither stop the thread nor fill its memory.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = ["Control"]
 
 _log = logging.getLogger("echo")
 
-NO_SAMPLES = MAX_NUMBER  # the base of clients that send none
-CROWDED_SECONDS = 2.0  # in a crowd a handshake may be thrown out after so long
+NO_SAMPLES = MAX_NUMBER  # the base of clients that send no samples
+CROWDED_SECONDS = 2.0  # when many clients come at once, a handshake may be ended after so long
 
 
 class Control:
@@ -84,7 +84,7 @@ class Control:
         self._thread = threading.Thread(target=self._run, name="echo-tcp-control", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------------- from other threads
+    # -------------------------------------------------------------- called by other threads
 
     def peers(self) -> dict[tuple[str, int], Peer]:
         """The clients connected now, by their tables and native keys."""
@@ -92,7 +92,7 @@ class Control:
             return dict(self._peers)
 
     def stop_accepting(self, timeout: float) -> None:
-        """Free the address; clients in their handshake are told that the learner is closing."""
+        """Free the address, and tell clients in their handshake that the learner is closing."""
         self._closing = True
         self._ring()
         if threading.current_thread() is self._thread:
@@ -101,7 +101,7 @@ class Control:
             self._unlistened.wait(timeout)
 
     def stop(self, timeout: float) -> None:
-        """Report what has happened until now, and end."""
+        """Report all events until now, and end."""
         self._over = True
         self._ring()
         if threading.current_thread() is not self._thread:
@@ -154,7 +154,7 @@ class Control:
     # --------------------------------------------------------------------------- before the handshake
 
     def _crowded(self) -> float | None:
-        """None when one more handshake can be under way, in place of one that lingers if need be; else when that may be."""
+        """None if one more handshake can begin, if need be in place of a slow one; otherwise the time at which to ask again."""
         if len(self._pending) < self._options.max_pending:
             return None
         oldest = next(iter(self._pending.values()))
@@ -162,14 +162,14 @@ class Control:
         return throw_out_at if throw_out_at > time.monotonic() else None
 
     def _make_room(self) -> None:
-        """For one more handshake: only now that somebody is there who needs it is the oldest thrown out."""
+        """Make room for one more handshake. The oldest is ended only now, when another client needs its place."""
         while len(self._pending) >= self._options.max_pending:
             oldest = next(iter(self._pending.values()))
             self._complain_of(oldest, EchoError("it kept others waiting in its handshake"))
             self._drop(oldest)
 
     def _turn_away(self) -> bytes:
-        """What a client is told for which there is no descriptor."""
+        """The answer to a client for which there is no descriptor."""
         self.counts["refused"] += 1
         if self._greeting:
             return b""
@@ -191,14 +191,15 @@ class Control:
             self._go_on(pending, 0)
 
     def _full(self) -> str | None:
-        """Why no more clients are taken. Only those count whose handshake is done: strangers who stay in theirs must not keep workers out."""
+        """Why no more clients are taken; None if they are. Only clients whose handshake is done count, so that unauthenticated clients cannot keep
+        workers out by staying in their handshake."""
         if len(self._peers) < self._options.max_connections:
             return None
         return f"this learner serves {self._options.max_connections} clients already; raise max_connections"
 
     def _go_on(self, pending: Pending, events: int) -> None:
         if pending.sock not in self._pending:
-            return  # thrown out for somebody else of whom the same look at the sockets told
+            return  # it was ended for another client, which the same call of select reported
         try:
             done = pending.go_on(events & selectors.EVENT_READ != 0)
         except EchoError as error:
@@ -208,7 +209,7 @@ class Control:
                 return
             done = False
         except OSError:
-            self._drop(pending)  # it hung up, which is no news: port scanners do nothing else
+            self._drop(pending)  # it hung up; that is not logged, because every port scanner does it
             return
         if not done:
             self._selector.modify(
@@ -216,7 +217,7 @@ class Control:
             )
         elif pending.hanging_up:
             self._drop(pending)
-        elif (full := self._full()) is not None:  # others were quicker; it comes again, and is told
+        elif (full := self._full()) is not None:  # others were quicker; it will come again and then get the reason
             self._complain_of(pending, EchoError(full))
             self._drop(pending)
         else:
@@ -236,15 +237,15 @@ class Control:
             connected_at=time.time(),
             state_since=time.monotonic(),
         )
-        # The first table's loops serve those who name none, too.
+        # The loops of the first table also serve clients that name no table.
         table = "" if hello["table"] == next(iter(self._sink.tables), "") else hello["table"]
         if table not in self._natives:
             native = self._natives.add(table)
             self._selector.register(native.fileno(), selectors.EVENT_READ, partial(self._report, table))
         client, base = bytes.fromhex(hello["client"]), hello["base"]
         if peer.role != "worker":
-            # To the loops every number it could give a sample is one they have already. Its session
-            # must not be that of a worker, whose id it may have heard.
+            # With this base, the loops already have every sample number that the client could send. Its session
+            # must differ from that of any worker, whose id it may know.
             client = hashlib.sha256(b"no worker" + client).digest()[:16]
             base = NO_SAMPLES
         with self._lock:
@@ -269,7 +270,7 @@ class Control:
 
     def _complain_of(self, pending: Pending, error: EchoError) -> None:
         self.counts["protocol_errors" if isinstance(error, ProtocolError) else "refused"] += 1
-        # As text: a log that keeps its records would keep the traceback, and all that hangs on it.
+        # Logged as text: a log that keeps its records would otherwise keep the traceback and all objects that it refers to.
         self._complaints.warn("turned %s away: %s", pending.address, str(error))
 
     # --------------------------------------------------------------------------------- events
@@ -293,7 +294,7 @@ class Control:
                     self._sink.receipt(peer, number, digest)
                 elif kind == CONTROL:
                     self._answer(native, key, peer, number, text)
-            except Exception:  # of a hook, most likely: the next event is somebody else's
+            except Exception:  # most likely from a hook; the next event belongs to another client
                 _log.exception("tcp: while reporting on worker %s", peer.name)
 
     def _lost(self, table: str, key: int, peer: Peer, reason: str, broken: bool) -> None:

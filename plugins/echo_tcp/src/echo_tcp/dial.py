@@ -1,7 +1,7 @@
 """One attempt to reach a learner: connect, set the socket up, shake hands.
 
-Pure Python, because it happens once per link. What comes out is a file descriptor that the native
-engine takes over, and what the learner said about itself.
+It is pure Python, because it happens once per link. The result is a file descriptor, which the native
+engine takes over, and the learner's description of itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .sockets import left_at_fork, unpaced
 
 __all__ = ["KEEPALIVE", "Link", "connect", "dial_echo2", "receive_exactly"]
 
-# A peer that vanished while the link is idle is noticed after 5 + 3 * 5 seconds. While it is busy
-# the engine watches for that itself: see worker/link.hpp.
+# A peer that vanishes while the link is idle is noticed after 5 + 3 * 5 seconds. While the link is
+# busy, the engine itself checks for that: see worker/link.hpp.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
@@ -32,9 +32,9 @@ class Link:
     """A connected socket after its handshake.
 
     Attributes:
-        socket: blocking mode does not matter any more, and the engine takes it over.
+        socket: its blocking mode does not matter any more; the engine takes it over.
         rest: bytes that were read beyond the handshake.
-        incarnation: which life of the learner this is; "" with the original protocol.
+        incarnation: identifies the run of the learner, which changes with a restart; "" with the original protocol.
     """
 
     socket: socket.socket
@@ -51,9 +51,9 @@ def dial_echo2(
 ) -> Link:
     """Connect and run `handshake`, in at most `seconds`.
 
-    `dialling` is given the socket as soon as there is one: shutting it down ends the attempt.
-    Raises what the handshake raises; EchoTimeoutError, ConnectionClosedError and OSError when
-    another attempt may succeed.
+    `dialling` gets the socket as soon as it exists; a shutdown of it ends the attempt.
+    Raises the errors of the handshake; EchoTimeoutError, ConnectionClosedError and OSError mean
+    that another attempt may succeed.
     """
     end = time.monotonic() + seconds
     sock = connect(address, send_buffer, seconds)

@@ -35,7 +35,7 @@ MAX_NDIM = 32
 # ------------------------------------------------------------------------------------ the learner's end
 
 def greeting(spec: Spec) -> bytes:
-    """What the learner says first. SpecError if `spec` cannot be said in the original format."""
+    """The learner's first bytes. Raises SpecError if the original format cannot express `spec`."""
     if spec.sample_bytes == 0:
         raise SpecError(
             "the original protocol cannot carry samples of no bytes: nothing would say that one"

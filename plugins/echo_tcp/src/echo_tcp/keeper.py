@@ -1,7 +1,7 @@
-"""Keeps a worker connected: dials at first, again when the link is lost, and checks weights.
+"""Keeps a worker connected: dials first, dials again when the link is lost, and checks weights.
 
-A daemon thread per connection, asleep in the native engine almost always. It refers to the engine
-but never to the `TcpConnection`, so that one forgotten without `close()` can still be collected.
+Each connection has one daemon thread, which almost always sleeps in the native engine. It refers to the engine
+but never to the `TcpConnection`, so a connection that is dropped without `close()` can still be collected.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ __all__ = ["Keeper"]
 
 log = logging.getLogger("echo")
 
-ATTEMPT_SECONDS = 10.0  # for one attempt, so that a learner that hangs is left for a better one
+ATTEMPT_SECONDS = 10.0  # for one attempt, so that a worker does not wait for a learner that hangs while its successor is ready
 BACKOFF = (0.05, 1.6, 1.0)  # seconds between attempts: first, factor, longest
-ASLEEP = 86400.0  # seconds; nothing but an event needs the thread
+ASLEEP = 86400.0  # seconds; the thread has work only when an event comes
 
 
 class Keeper:
@@ -56,13 +56,13 @@ class Keeper:
         self._client_id = options.client_id or secrets.token_hex(16)
         self._incarnation = ""
         self._over = threading.Event()
-        self._dialling: socket.socket | None = None  # to be shut down when it is over
+        self._dialling: socket.socket | None = None  # is shut down if the connection ends
         self._thread = threading.Thread(target=self._run, name="echo-keeper", daemon=True)
 
     def start(self) -> None:
-        """Connect on the calling thread, then keep connected on one of its own.
+        """Connect on the calling thread, then stay connected on a thread of its own.
 
-        Raises EchoTimeoutError with the last reason, and at once what no further attempt mends.
+        Raises EchoTimeoutError with the last reason, and at once every error that another attempt cannot cure.
         """
         start = time.monotonic()
         seconds = self._options.timeout
@@ -77,16 +77,16 @@ class Keeper:
         self._worker.wait_linked(max(0.0, start + seconds - time.monotonic()))
 
     def stop(self) -> None:
-        """Called when the engine is closed: end an attempt that is under way."""
+        """Called when the engine is closed: ends an attempt that has begun."""
         self._over.set()
         dialling = self._dialling
         if dialling is not None:
             try:
                 dialling.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it has come to its end by itself
+                pass  # the attempt has ended by itself
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(1.0)  # longer only inside a name lookup
+            self._thread.join(1.0)  # only a name lookup takes longer
 
     def _run(self) -> None:
         try:
@@ -106,7 +106,7 @@ class Keeper:
         worker, address, seconds = self._worker, self._address, self._options.timeout
         why = worker.why()
         if not self._options.reconnect or self._options.protocol == "echo1":
-            worker.fail(why)  # the original protocol cannot say where to go on
+            worker.fail(why)  # the original protocol has no resume point
             return
         log.warning("worker %r lost %s: %s", worker.name, address, why)
         try:
@@ -121,7 +121,7 @@ class Keeper:
         log.info("worker %r is connected to the %s at %s", worker.name, again, address)
 
     def _attach(self, link: Link) -> bool:
-        """Hand a link to the engine; whether the learner has been restarted meanwhile."""
+        """Hand a link to the engine. Returns whether the learner has been restarted meanwhile."""
         restarted = self._incarnation not in ("", link.incarnation)
         self._incarnation = link.incarnation
         self._dialling = None
@@ -137,9 +137,9 @@ class Keeper:
     def _dial_until(
         self, start: float, seconds: float, pause: Callable[[float], bool]
     ) -> Link | Exception:
-        """Attempts with pauses between them: a link, or the reason why there was none in time.
+        """Dial until an attempt succeeds, with pauses in between. Returns a link, or the reason why there was none in time.
 
-        The end of the time cuts the last attempt short. If that is why it failed, the reason is that of the attempt before it, in which the
+        The end of the time cuts the last attempt short. If it failed for that, the reason of the attempt before it is returned, in which the
         learner may have said why it refuses.
         """
         wait, factor, longest = BACKOFF
@@ -154,14 +154,14 @@ class Keeper:
                 cut_short = left < ATTEMPT_SECONDS and isinstance(error, TimeoutError)
                 reason = reason if reason and cut_short else error
             except EchoError:
-                raise  # another spec, token or protocol: the next attempt would end the same
+                raise  # the spec, token or protocol differs, so the next attempt would fail in the same way
             except OSError as error:
                 cut_short = left < ATTEMPT_SECONDS and isinstance(error, TimeoutError)
                 reason = reason if reason and cut_short else error
             finally:
                 self._dialling = None
             left = start + seconds - time.monotonic()
-            # Many workers lose one learner at once; they should not all return at once.
+            # Many workers lose the same learner at the same time; they should not all return at the same time.
             if left <= 0 or pause(min(wait * random.uniform(0.7, 1.3), left)):
                 return reason
             wait = min(wait * factor, longest)

@@ -1,4 +1,4 @@
-"""The learner's end: sockets, the control thread and the native loops, put together."""
+"""The learner's end, which puts sockets, the control thread and the native loops together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["TcpListener"]
 
 STREAMING_SECONDS = 1.0  # how long after its last byte a worker still counts as streaming
-HALF_SECONDS = 0.1  # how long a message may lie half arrived before it is worth telling
+HALF_SECONDS = 0.1  # a message that is incomplete for so long is reported
 CLOSE_SECONDS = 5.0  # default of close()
 
 
@@ -81,10 +81,10 @@ class TcpListener(Listener):
         return list(peers.values())
 
     def stats(self) -> dict[str, float | int]:
-        """The contract's counters, and: `held_off_total` attempts to connect that waited outside, `waiting_for_space` connections that do now, `parked_total`
-        how often one had to, `evicted_total` large frames taken out of their slots because their
-        sender stalled, `staged_bytes` held for frames outside the store, `frames`,
-        `frames_direct` of them read straight into slots, `acks`, `weights_sent`, `rounds`."""
+        """The contract's counters, and also: `held_off_total` (attempts to connect that waited outside); `waiting_for_space` (connections that
+        wait now); `parked_total` (how often one had to wait); `evicted_total` (large frames taken out of their slots because their
+        sender stalled); `staged_bytes` (held for frames outside the store); `frames`;
+        `frames_direct` (frames read straight into slots); `acks`; `weights_sent`; `rounds`."""
         each = [native.totals() for native in list(self._natives.values())]
         totals = {name: sum(one[name] for one in each) for name in each[0]}
         counts = self._control.counts
@@ -111,14 +111,14 @@ class TcpListener(Listener):
 
     def close(self, timeout: float | None = None) -> None:
         if os.getpid() != self._process:
-            return  # a forked child has neither the threads nor a right to say goodbye
+            return  # a forked child does not have the threads and must not say goodbye
         with self._close_lock:
             if self._closed:
                 return
             self._closed = True
             until = time.monotonic() + (CLOSE_SECONDS if timeout is None else timeout)
-            # The thread answers within moments unless a hook is stuck; the loops are given what is
-            # left of the time for farewells.
+            # The thread answers within moments unless a hook is stuck. The loops get the rest of the
+            # time for farewells.
             self._rate_limit.close()
             self._control.stop_accepting(max(1.0, until - time.monotonic()))
             for native in self._natives.values():

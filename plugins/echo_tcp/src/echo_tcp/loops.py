@@ -1,4 +1,4 @@
-"""The native loops of a listener, by what clients call their tables in the handshake."""
+"""The native loops of a listener, by the table names that clients give in the handshake."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["Loops"]
 
 
 class Loops(dict[str, NativeLearner]):
-    """Loops for each table, so that a full one never delays those who write into another; more of them as clients name more.
+    """Loops for each table, so that a full table never delays clients that write into another. Loops are added when clients name further tables.
 
-    Refers neither to the listener nor to its control thread, which both hold it: a closed listener is freed at once.
+    It refers neither to the listener nor to its control thread, which both hold it, so a closed listener is freed at once.
     """
 
     def __init__(self, make: Callable[[str], NativeLearner], names: Iterable[str]) -> None:
         super().__init__()
         self._make = make
-        self._lock = threading.Lock()  # versions reach every one of them in order
+        self._lock = threading.Lock()  # so that versions reach all loops in order
         self._weights: PackedWeights | None = None
         for name in names:
             self.add(name)
 
     def add(self, name: str) -> NativeLearner:
-        """Loops for a name that is not among them yet."""
+        """Make the loops for a name that has none yet."""
         native = self._make(name)
         with self._lock:
             self[name] = native

@@ -18,13 +18,13 @@ class TcpListenOptions(ListenOptions):
 
     host: str = "127.0.0.1"  # an address or name of this machine; "::" is every interface, IPv4 too
     port: int = 50051  # 0: any free one
-    num_threads: int = 1  # that read; one is enough for several GB/s
+    num_threads: int = 1  # threads that read; one is enough for several GB/s
     protocol: Literal["echo2", "echo1"] = "echo2"  # "echo1": the original wire format
     token: str | bytes | None = field(default=None, repr=False)  # None: the server's
     allow_insecure: bool = False  # listen beyond this machine without authentication
-    max_connection_rate: float = CONNECTION_RATE  # new connections a second; of more, further ones wait outside. 0: any number
+    max_connection_rate: float = CONNECTION_RATE  # new connections a second; further ones wait outside. 0: any number
     receive_buffer: int = 0  # bytes in the kernel for each connection; 0: it grows as needed
-    staging_bytes: int = 256 << 20  # of each thread, for large frames that find no slots
+    staging_bytes: int = 256 << 20  # memory of each thread for large frames that find no slots
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -54,16 +54,16 @@ class TcpListenOptions(ListenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TcpConnectOptions(ConnectOptions):
-    """What a TCP connection can be told, beside what every connection can."""
+    """Options of a TCP connection, beside those of every connection."""
 
-    # Kept until acknowledged: the most that is ever on its way. Among several workers on the learner's machine three frames are.
+    # Most bytes that are kept until acknowledged, and so in flight. With several workers on the learner's machine, only three frames are in flight.
     window_bytes: int = 2 << 20
     send_buffer: int = 0  # bytes in the kernel; 0: it grows as needed
-    # Of samples gathered into one frame on a busy link. Fewer, larger frames are fewer system calls and wake-ups;
-    # beyond this they leave the second-level cache between being gathered and being sent.
+    # Most bytes of samples gathered into one frame on a busy link. Larger frames need fewer system calls and wake-ups;
+    # still larger ones would leave the second-level cache between gathering and sending.
     max_coalesced_bytes: int = 384 << 10
-    silence: float = 20.0  # seconds without a word from a learner that owes TCP an answer
-    protocol: str = "echo2"  # "echo1": to a server of the original Echo, without reconnecting
+    silence: float = 20.0  # after so many seconds a learner that owes a TCP acknowledgement counts as lost
+    protocol: str = "echo2"  # "echo1": for a server of the original Echo; does not reconnect
 
     def __post_init__(self) -> None:
         if self.protocol not in ("echo2", "echo1"):
@@ -90,7 +90,7 @@ class TcpsListenOptions(tls.TlsListenOptions):
     port: int = 50051  # 0: any free one
     token: str | bytes | None = field(default=None, repr=False)  # None: the server's
     allow_insecure: bool = False  # listen beyond this machine without authentication
-    max_connection_rate: float = 100.0  # new connections a second; of more, further ones wait outside. 0: any number
+    max_connection_rate: float = 100.0  # new connections a second; further ones wait outside. 0: any number
     receive_buffer: int = 0  # bytes in the kernel for each connection; 0: it grows as needed
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class TcpsListenOptions(tls.TlsListenOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TcpsConnectOptions(tls.TlsConnectOptions):
-    """What a TCP connection with TLS can be told."""
+    """Options of a TCP connection with TLS."""
 
     window_bytes: int = 8 << 20
     max_coalesced_bytes: int = 512 << 10

@@ -50,10 +50,10 @@ class Pending:
         return waits | (selectors.EVENT_WRITE if self.unsent else 0)
 
     def go_on(self, readable: bool) -> bool:
-        """Read, answer; True when the handshake is done, or the refused client is gone.
+        """Read and answer. True if the handshake is done, or the refused client is gone.
 
-        Raises EchoError when the client is to be turned away, and `hanging_up` is set if it can
-        be told why; OSError when it is gone.
+        Raises EchoError if the client has to be turned away, and sets `hanging_up` if the reason can be
+        sent to it; OSError if it is gone.
         """
         if readable:
             try:
@@ -69,7 +69,7 @@ class Pending:
         self._send()
         if self.hanging_up:
             if not self.unsent:
-                # Closing with bytes of it unread would reset the connection, and the reason be lost.
+                # A close with unread bytes would reset the connection, and the reason would be lost.
                 self.sock.shutdown(socket.SHUT_WR)
             return False
         return self.handshake.done
@@ -94,7 +94,7 @@ class Pending:
             del self.unsent[:sent]
 
     def refuse(self, code: str, text: str) -> None:
-        """Turn the client away; `go_on` tells it."""
+        """Turn the client away; `go_on` sends the reason."""
         if not self.hanging_up:
             self._hang_up(self.handshake.refuse(code, text))
 

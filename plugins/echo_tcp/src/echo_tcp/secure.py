@@ -1,4 +1,4 @@
-"""TCP with TLS, for `echo_core.wire.channel`: sockets and handshakes of the ssl module, records by `_tls` where it reaches them."""
+"""TCP with TLS, for `echo_core.wire.channel`: sockets and handshakes by the ssl module, and records by `_tls` if it can reach libssl."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 
 __all__ = ["TlsAcceptor", "TlsChannel", "dial_tls"]
 
-PIECE_BYTES = 64 << 10  # encrypted or decrypted at a time, so that the other thread never waits long for the lock
-BACKLOG = 256  # a TLS handshake costs even a stranger's learner a ms: no more of a flood wait already when the door is shut
-LOOKS, TRICKLE_SECONDS = 8, 0.2  # a handshake comes in fewer pieces; who sends it byte by byte is looked at so seldom from then on
+PIECE_BYTES = 64 << 10  # bytes encrypted or decrypted at a time, so that the other thread never waits long for the lock
+BACKLOG = 256  # a TLS handshake costs the learner a ms even for unauthenticated clients, so only so many wait when accepting stops
+LOOKS, TRICKLE_SECONDS = 8, 0.2  # a handshake comes in fewer pieces; a client that sends more is then read only every so many seconds
 
 T = TypeVar("T")
 
 
 class TlsChannel(Channel):
-    """A TLS socket that two threads may use: OpenSSL's state is under a lock, waiting is not.
+    """A TLS socket that two threads may use: a lock guards OpenSSL's state, and no thread holds it while it waits.
 
-    Once hands are shaken `records` do all, if the libssl of this Python can be reached; the ssl module else, which is slower.
+    After the handshake, `records` do all the work if the libssl of this Python can be reached; otherwise the ssl module does, which is slower.
 
-    The TLS handshake is part of the first call, so that nobody who accepts connections waits for it, or is disturbed when it fails.
+    The TLS handshake is part of the first call, so a thread that accepts connections neither waits for it nor is disturbed when it fails.
 
     Args:
-        sock: does not block. Closed with this.
-        peer: for people.
-        context: with which a learner's end is made of a plain `sock`; None: it is one of the ssl module already.
-        records: of such a one.
+        sock: a socket that does not block. It is closed with this object.
+        peer: the other end, shown to people.
+        context: makes a learner's end of a plain `sock`; None if `sock` is already a socket of the ssl module.
+        records: the records of such a socket.
     """
 
     def __init__(self, sock: socket.socket, peer: str, context: ssl.SSLContext | None = None, records: Records | None = None) -> None:
         self.peer = peer
         self._context = context
         self._records = records
-        self._raw = sock  # what owns the descriptor
+        self._raw = sock  # the object that owns the descriptor
         if context is None:
             assert isinstance(sock, ssl.SSLSocket)
             self._sock = sock
@@ -83,7 +83,7 @@ class TlsChannel(Channel):
             for start in range(0, len(view), PIECE_BYTES):
                 piece = view[start : start + PIECE_BYTES]
                 while piece:
-                    # Until it is taken whole OpenSSL must be given the same piece again.
+                    # OpenSSL must be given the same piece again until it has taken all of it.
                     piece = piece[self._patiently(partial(self._sock.send, piece)) :]
 
     def recv_into(self, buffer: memoryview) -> int:
@@ -98,7 +98,7 @@ class TlsChannel(Channel):
             raise _explained(error) from None
 
     def shake_hands(self) -> None:
-        """The TLS handshake, unless it is done. Raises SecurityError or OSError."""
+        """Make the TLS handshake, unless it is done already. Raises SecurityError or OSError."""
         if self._shaken:
             return
         with self._shaking:
@@ -129,7 +129,7 @@ class TlsChannel(Channel):
             raise ConnectionAbortedError("the connection is closed")
 
     def _patiently(self, attempt: Callable[[], T], looks: float = math.inf) -> T:
-        """Try as often as it takes; in a hurry for the first `looks` times."""
+        """Try as often as needed; after the first `looks` times, with pauses."""
         while True:
             with self._lock:
                 self._alive()
@@ -162,14 +162,14 @@ class TlsChannel(Channel):
 
 
 def _wrapped(context: ssl.SSLContext, plain: socket.socket, **options: Any) -> tuple[ssl.SSLSocket, Records | None]:
-    """`plain` as a socket of the ssl module, before the handshake, and its records. OSError, with nothing left open, if its other end has reset it already."""
+    """Make `plain` a socket of the ssl module, before the handshake; return it and its records. If the other end has reset it, close it and raise OSError."""
     try:
         sock, records = Records.of(partial(context.wrap_socket, plain, do_handshake_on_connect=False, **options))
         left_at_fork(sock)
         return sock, records
     except BaseException as error:
         plain.close()
-        # The ssl module has taken the descriptor out of it by then, and does not close what it was going to return.
+        # The ssl module has already taken the descriptor out of `plain`, and does not close the socket that it was going to return.
         for frame, _ in traceback.walk_tb(error.__traceback__):
             half = frame.f_locals.get("self")
             if isinstance(half, ssl.SSLSocket):
@@ -188,7 +188,7 @@ def _explained(error: ssl.SSLError) -> OSError:
 
 
 def dial_tls(address: Address, context: ssl.SSLContext, server_name: str, timeout: float) -> TlsChannel:
-    """Reach the learner, TLS handshake included. Raises OSError, SecurityError."""
+    """Reach the learner and make the TLS handshake. Raises OSError, SecurityError."""
     host, port = address.endpoint
     plain = socket.create_connection((host, port), timeout=timeout)
     left_at_fork(plain)
@@ -234,7 +234,7 @@ class TlsAcceptor(Acceptor):
                     plain, address = listening.accept()
                 except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                     continue
-                # Errors from here on are this client's. An OSError of accept() is ours, and makes the listener pause.
+                # Errors from here on concern only this client. An OSError of accept() concerns the learner, and makes the listener pause.
                 left_at_fork(plain)
                 plain.setblocking(False)
                 self._rate_limit.let_in(plain)

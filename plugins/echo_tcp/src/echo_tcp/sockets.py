@@ -1,4 +1,4 @@
-"""Listening sockets: which addresses a host name stands for, and how their connections behave."""
+"""Listening sockets: the addresses of a host name, and the socket options of their connections."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from echo_core.wire.network.listening import cannot_listen
 __all__ = ["free", "left_at_fork", "listen_on", "name_of", "unpaced"]
 
 BACKLOG = 1024
-# A worker whose machine died without a word is noticed after 5 + 3 x 5 seconds of silence, and
-# after 20 when something was under way to it. Connections inherit all of this from the listener.
+# If a worker's machine dies without a message, that is noticed after 5 + 3 x 5 seconds of silence, or
+# after 20 if bytes were in flight to it. Connections inherit these options from the listener.
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -24,7 +24,7 @@ KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000),
 )
-# Weights in the kernel that are not under way yet delay the acknowledgements behind them.
+# Weights that lie unsent in the kernel delay the acknowledgements behind them.
 UNSENT_BYTES = 512 << 10
 
 
@@ -34,7 +34,7 @@ def listen_on(host: str, port: int, receive_buffer: int, backlog: int = BACKLOG)
     Args:
         host: a name or an IP literal; "::" takes IPv4 as well.
         port: 0 picks a free one.
-        receive_buffer: bytes the kernel keeps for each connection; 0 leaves it to the kernel.
+        receive_buffer: bytes that the kernel keeps for each connection; 0 leaves the size to the kernel.
         backlog: connections that may wait to be accepted.
 
     Returns:
@@ -53,7 +53,7 @@ def listen_on(host: str, port: int, receive_buffer: int, backlog: int = BACKLOG)
         try:
             return _listen_on_all(places, port, receive_buffer, backlog)
         except OSError as error:
-            # With port 0 the first address picks the port; another may have it taken.
+            # With port 0 the first address picks the port, which may be in use at another address.
             if port == 0 and error.errno == errno.EADDRINUSE and attempt < 15:
                 continue
             raise cannot_listen(host, port, error) from error
@@ -61,9 +61,9 @@ def listen_on(host: str, port: int, receive_buffer: int, backlog: int = BACKLOG)
 
 
 def left_at_fork(sock: socket.socket) -> None:
-    """Have forked children close their copy of `sock`. Those that native code has taken over it closes there itself.
+    """Make forked children close their copy of `sock`. Sockets that native code has taken over are closed there by native code.
 
-    A connection, and a port, goes with the last copy. Children that outlive a process that was killed would keep all it had.
+    A connection or port is freed with its last copy. Children that outlive a killed process would keep all its connections and ports.
     """
     _ours.add(sock)
 
@@ -72,7 +72,7 @@ _ours: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """In the child: no lock is taken, no selector touched (its epoll is the parent's), and close() says nothing to the other end."""
+    """Runs in the child. It takes no lock and touches no selector (the epoll belongs to the parent), and close() sends nothing to the other end."""
     for sock in list(_ours):
         sock.close()
     _ours.clear()
@@ -84,7 +84,7 @@ os.register_at_fork(after_in_child=_close_all)
 def free(sockets: list[socket.socket]) -> None:
     """Close listening sockets so that their address can be taken again, even if a child forked by other means still holds copies of them.
 
-    Left listening there, the port would take clients whom nobody ever answers.
+    If such a copy went on listening, the port would take clients that never get an answer.
     """
     for sock in sockets:
         with contextlib.suppress(OSError):
@@ -93,8 +93,8 @@ def free(sockets: list[socket.socket]) -> None:
 
 
 def unpaced(sock: socket.socket) -> None:
-    """Between two ends on one machine there is nothing to congest, but a machine whose default is BBR paces them all the
-    same: a timer for every segment, and a third of the throughput. Reno has no timers and is always there."""
+    """Use Reno for a connection within one machine. There is no congestion there, but a machine whose default is BBR paces the connection all the
+    same, with a timer for every segment and a third of the throughput. Reno has no timers and is always available."""
     with contextlib.suppress(OSError):
         if sock.getsockname()[0] == sock.getpeername()[0]:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
@@ -103,7 +103,7 @@ def unpaced(sock: socket.socket) -> None:
 def name_of(address: Any) -> str:
     """A socket address for people: `127.0.0.1:5555`, `[::1]:5555`."""
     host, port = address[:2]
-    host = host.removeprefix("::ffff:")  # an IPv4 client of a socket that takes both
+    host = host.removeprefix("::ffff:")  # an IPv4 client of a socket that takes IPv4 and IPv6
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -144,7 +144,7 @@ def _listen(family: int, address: Any, receive_buffer: int, backlog: int) -> soc
             sock.setsockopt(level, option, value)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         if receive_buffer:
-            # Before listen(): the window scale of a connection is settled when it is made.
+            # Set before listen(), because the window scale of a connection is fixed when it is made.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         sock.bind(address)
         sock.listen(backlog)

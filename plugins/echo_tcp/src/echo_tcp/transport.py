@@ -31,13 +31,13 @@ class TcpTransport(Transport):
     """A learner's end on TCP.
 
     Args:
-        port: where to listen; 0 picks a free port (`server.port` says which).
+        port: the port to listen at; 0 picks a free port (`server.port` says which).
         num_threads: threads that read from workers.
-        host: loopback by default: other machines cannot connect unless they are meant to.
+        host: loopback by default, so other machines cannot connect unless you allow it.
         protocol: "echo2", or "echo1" for workers of the original Echo.
-        token: the secret of clients, if not the server's own.
-        auth: False serves anybody who can connect.
-        allow_insecure: listen beyond this machine although anybody may connect.
+        token: the secret of clients, if it differs from the server's.
+        auth: False serves every client that can connect.
+        allow_insecure: listen beyond this machine although every client may connect.
         **options: see `TcpListenOptions`.
 
     Raises:
@@ -70,7 +70,7 @@ class TcpTransport(Transport):
 
 
 class TcpsTransport(ChannelTransport):
-    """TCP with TLS 1.3: `tcps://`. Frames are read and written by Python threads, records natively; see docs/security.md for what it costs.
+    """TCP with TLS 1.3: `tcps://`. Python threads read and write frames, and native code the records; docs/security.md says what TLS costs.
 
     Args:
         **options: see `TcpsListenOptions`.
@@ -109,18 +109,18 @@ def _without_path(address: Address) -> None:
 
 
 class TcpClient(Client):
-    """A worker's connection over TCP, made as in the original Echo.
+    """A worker's connection over TCP, with the constructor of the original Echo.
 
     Args:
         host: the learner's host name or address.
         port: its port.
         example: a pytree like the server's: one sample.
-        max_inflight_msgs: samples under way and not acknowledged before `send()` waits; None
+        max_inflight_msgs: the number of unacknowledged samples at which `send()` waits; None
             leaves it to the transport.
         tls: whether the learner listens with TLS (`tcps://`).
-        **options: as of `echo_core.Client`.
+        **options: the options of `echo_core.Client`.
 
-    Raises: as `echo_core.Client`.
+    Raises: the errors of `echo_core.Client`.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-// What a learner may send to a worker, found by coverage: a libFuzzer target over the worker's parser.
+// A libFuzzer target for the worker's parser: tries all kinds of bytes that a learner may send, guided by coverage.
 //
 //   clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined plugins/echo_tcp/tests/native/incoming_fuzz.cpp -o incoming_fuzz -pthread
 //   ./incoming_fuzz -max_len=4096 corpus
 //
-// FORBIDDEN: a crash; an answer that depends on how the bytes were cut into reads.
+// FORBIDDEN: a crash; a result that depends on how the bytes were split into reads.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -18,7 +18,7 @@ struct Seen {
     std::string wrong;
     std::uint64_t ack = 0;
     std::size_t messages = 0, byes = 0;
-    // What came before the mistake may have been handed over or not: the connection ends.
+    // Messages before the mistake may have been handed over or not, because the connection ends.
     bool operator==(const Seen &other) const {
         return wrong == other.wrong && (!wrong.empty() || (ack == other.ack && messages == other.messages && byes == other.byes));
     }

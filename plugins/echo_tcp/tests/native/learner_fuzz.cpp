@@ -1,10 +1,10 @@
-// What strangers may send to a learner after the handshake, found by coverage: a libFuzzer target over the real loop and the real store.
+// A libFuzzer target for the real loop and the real store: tries all kinds of bytes after the handshake, guided by coverage.
 //
 //   clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -I echo_core/src/echo_core/include \
 //       plugins/echo_tcp/tests/native/learner_fuzz.cpp -o learner_fuzz -pthread && ./learner_fuzz -max_len=4096 corpus
 //
-// The first byte of an input says how its bytes are cut into writes; the rest is written to a fresh connection. FORBIDDEN: a crash, a
-// sample in the store that no frame of the input carries whole, a connection that does not end when its input has.
+// The first byte of an input says how its bytes are split into writes; the rest is written to a fresh connection. FORBIDDEN: a crash; a
+// sample in the store that no frame of the input contains as a whole; a connection that does not end when its input has ended.
 #include <poll.h>
 #include <sys/socket.h>
 

@@ -7,10 +7,10 @@
 // resume; a consumer reads every batch. FORBIDDEN, each ends the program:
 //   torn       a sample whose bytes are not those of one sample that was sent
 //   twice      a sample that is in two slots
-//   lost       a sample that was acknowledged and is in none
+//   lost       a sample that was acknowledged and is in no slot
 //   ahead      an acknowledgement of samples that were never sent
-//   mixed      weights whose chunks are not one version from its first byte to its last
-//   stuck      a scenario that does not come to its end
+//   mixed      weights whose chunks do not form one whole version
+//   stuck      a scenario that does not end
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -33,9 +33,9 @@ using Clock = std::chrono::steady_clock;
     std::_Exit(1);
 }
 
-// A sample: leaf 0 its worker and number, leaf 1 bytes that follow from them, leaf 2 the number again.
+// A sample: leaf 0 holds its worker and number, leaf 1 bytes that are computed from them, and leaf 2 the number again.
 struct Shape {
-    std::uint64_t filler;  // bytes of leaf 1
+    std::uint64_t filler;  // number of bytes of leaf 1
     std::uint64_t bytes() const { return 16 + filler + 8; }
 };
 
@@ -60,11 +60,11 @@ public:
           learner(new Learner(echo::capi_table(), reinterpret_cast<echo_store *>(door_), threads, staging)) {
         consumer_ = std::thread([this] { consume(); });
     }
-    // Everything that was acknowledged must have been seen when the workers are done.
+    // When the workers are done, every acknowledged sample must have been seen.
     void finish(const std::vector<std::uint64_t> &acknowledged) {
         learner->stop(clock_ns() + 2'000'000'000);
         const auto until = Clock::now() + std::chrono::seconds(5);
-        // The last batch is not full: its samples are committed but never taken.
+        // The last batch is not full, so its samples are committed but never taken.
         std::uint64_t total = 0, wanted = 0;
         while (Clock::now() < until) {
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -93,7 +93,7 @@ private:
 
 public:
     std::unique_ptr<Learner> learner;
-    std::atomic<bool> pause{false};  // the consumer takes nothing
+    std::atomic<bool> pause{false};  // while true, the consumer takes nothing
 
 private:
     void consume() {
@@ -129,8 +129,8 @@ private:
 
 struct Habits {
     std::uint32_t most_per_frame = 8;
-    int hang_up_one_in = 0;   // pieces
-    int stall_one_in = 0;     // pieces
+    int hang_up_one_in = 0;   // hangs up after one piece in so many
+    int stall_one_in = 0;     // stalls after one piece in so many
     std::size_t most_per_piece = 100'000;
     bool subscribe = false;
     bool again = false;       // send some acknowledged samples again when resuming
@@ -150,7 +150,7 @@ public:
             if (out_at_ == out_.size()) next_frame();
             if (!talk(true)) connect();
         }
-        // The rest: what was sent whole is acknowledged, or the connection is told to end.
+        // At the end, all samples that were sent as a whole are acknowledged, or the learner says goodbye.
         const auto patience = Clock::now() + std::chrono::seconds(20);
         while (acked_ < next_ - 1 || out_at_ < out_.size()) {
             if (Clock::now() > patience) forbidden("stuck", "worker " + std::to_string(id_) + " waits for acknowledgements");
@@ -212,7 +212,7 @@ private:
         }
     }
 
-    // Waits for the socket a little, reads and writes. False: hung up.
+    // Waits a little for the socket, reads and writes. False if the connection has ended.
     bool talk(bool writing) {
         pollfd p{fd_, short(POLLIN | (writing ? POLLOUT : 0)), 0};
         poll(&p, 1, 20);
@@ -251,14 +251,14 @@ private:
             } else if (h.kind == std::uint8_t(Kind::weights)) {
                 weights(h, payload);
             } else if (h.kind == std::uint8_t(Kind::bye)) {
-                // Only a breach of the protocol says goodbye while the learner runs.
+                // While the learner runs, only a breach of the protocol leads to a goodbye.
                 forbidden("stuck", std::string(payload, h.length));
             }
         }
         in_.erase(0, at);
     }
 
-    // A version is its number in every byte; meta is one byte, too.
+    // Every byte of a version is its number; meta has one byte, which is the number too.
     void weights(const FrameHeader &h, const char *payload) {
         if ((h.flags & flag_first_chunk) != (weights_at_ == 0 ? flag_first_chunk : 0)) forbidden("mixed", "first chunk");
         for (std::uint64_t i = 0; i < h.length; ++i) {
@@ -273,7 +273,7 @@ private:
         const FrameHeader receipt = make_header(Kind::receipt, h.seq, 8);
         std::string frame(reinterpret_cast<const char *>(&receipt), sizeof receipt);
         frame.append(8, '\0');
-        // Between two frames: behind what is on its way.
+        // Between two frames, behind the bytes that are being sent.
         if (out_at_ == out_.size()) {
             out_ = frame;
             out_at_ = 0;
@@ -303,7 +303,7 @@ static std::vector<std::uint64_t> run_workers(World &world, int count, Habits ha
     return acknowledged;
 }
 
-// Python's part: take events and look at the figures meanwhile.
+// The part of Python: takes events and reads the figures meanwhile.
 class Onlooker {
 public:
     explicit Onlooker(Learner &learner) : thread_([this, &learner] {
@@ -365,7 +365,7 @@ static void weights_meanwhile(double seconds) {
     world.finish(acknowledged);
 }
 
-// The learner is closed under full load; what was acknowledged until then counts.
+// The learner is closed under full load. All samples that were acknowledged until then must have come.
 static void closing(double seconds) {
     std::printf("closing under load\n");
     const auto until = Clock::now() + std::chrono::milliseconds(int(seconds * 1000));

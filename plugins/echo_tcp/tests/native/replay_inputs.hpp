@@ -1,4 +1,4 @@
-// A fuzz target without a fuzzer: with ECHO_FUZZ_MAIN it runs the inputs in the files named. To be included at a target's end.
+// Runs a fuzz target without a fuzzer: with ECHO_FUZZ_MAIN, it runs the inputs in the named files. Include it at the end of a target.
 #pragma once
 
 #ifdef ECHO_FUZZ_MAIN
@@ -17,6 +17,6 @@ int main(int argc, char **argv) {
     }
     std::printf("%d inputs\n", argc - 1);
     std::fflush(stdout);
-    std::_Exit(0);  // the rig's threads go on
+    std::_Exit(0);  // without joining the threads of the test rig
 }
 #endif

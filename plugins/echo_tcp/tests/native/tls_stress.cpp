@@ -1,13 +1,13 @@
-// TlsSession's two threads and its lock, for sanitizers, which cannot see into libssl.
+// Tests TlsSession's two threads and its lock under sanitizers, which cannot see into libssl.
 //
 //   g++ -std=c++20 -O1 -g -fsanitize=thread tls_stress.cpp -pthread
 //   ./a.out [seconds, default 3]
 //
-// In libssl's place stands a cipher whose state any call touches without a lock of its own, as libssl's does: two calls at
-// once are a race that ThreadSanitizer reports, and make the bytes wrong. It takes and gives as little or as much as it
-// likes, and asks to be called again. Forbidden outcomes, each checked:
-//   TORN    bytes received that are not those sent
-//   LOST    fewer of them than were flushed before the end
+// A cipher replaces libssl. Every call touches its state without a lock, as in libssl. Two calls at the same time
+// are a race that ThreadSanitizer reports, and they make the bytes wrong. The cipher takes and gives any number of
+// bytes, and may ask to be called again. Forbidden outcomes, each checked:
+//   TORN    received bytes that differ from the sent ones
+//   LOST    fewer received bytes than were flushed before the end
 //   LATE    a call into the cipher after end() has returned
 //   HANG    a call that does not return within a minute
 #include <fcntl.h>
@@ -26,11 +26,11 @@
 
 using namespace echo_tcp;
 
-// One end: what it has encrypted and not yet written, and what of the other's it will encrypt with next.
+// One end: its encrypted bytes that are not yet written, and the state of its keystreams.
 struct ssl_st {
     int fd = -1;
     std::minstd_rand random{1};
-    unsigned char sent = 0, received = 0;  // the keystreams: each byte differs from its plain text by how many there were before
+    unsigned char sent = 0, received = 0;  // the keystreams: each byte differs from its plain text by the number of bytes before it
     std::vector<char> out;
     std::size_t written = 0;
     int error = 0;
@@ -168,7 +168,7 @@ std::uint64_t receive_all(End& end, unsigned seed) {
     }
 }
 
-// `hasty`: one end is shut down in the middle of it all; else both have sent what they had, and then end.
+// `hasty`: one end is shut down in the middle of the traffic; otherwise both ends first send all their bytes.
 void connection(unsigned seed, bool hasty) {
     int fds[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM, 0, fds) != 0) std::abort();
@@ -212,5 +212,5 @@ int main(int argc, char** argv) {
     }
     std::printf("tls: %u connections\n", rounds.load());
     std::fflush(stdout);
-    std::_Exit(0);  // the watch goes on
+    std::_Exit(0);  // without joining the watchdog thread
 }

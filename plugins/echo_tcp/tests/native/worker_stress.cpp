@@ -1,4 +1,4 @@
-// The worker's engine against a learner that drops the line all the time, for sanitizers.
+// Tests the worker's engine against a learner that breaks the connection all the time, under sanitizers.
 //
 //   g++ -std=c++20 -O1 -g -fsanitize=thread worker_stress.cpp -pthread
 //   ./a.out [seconds for each size of sample, default 3]
@@ -8,10 +8,10 @@
 // hangs up at random points, often in the middle of a frame. Forbidden outcomes, each checked:
 //   TORN       a sample whose leaves do not belong together
 //   TWICE      a sample of a thread that was committed before
-//   LOST       a sample of a thread skipped, or fewer committed than were taken over
+//   LOST       a skipped sample of a thread, or fewer committed samples than were taken over
 //   EARLY      wait() returned before everything was committed
 //   WEIGHTS    a version whose bytes are not its own
-//   STRAY      bytes written to a descriptor after stop(), when it may be another file's
+//   STRAY      bytes written to a descriptor after stop(), when it may belong to another file
 //   HANG       a call that does not return within a minute
 #include <sys/socket.h>
 
@@ -35,7 +35,7 @@ constexpr std::int64_t slice = 100'000'000, forever = 60'000'000'000;
     std::_Exit(1);
 }
 
-// Tries again until it is done; a minute is for ever.
+// Tries again until it succeeds; a minute counts as a hang.
 template <class Call>
 Status until(Call call) {
     std::uint64_t start = worker::now_ns();
@@ -75,7 +75,7 @@ public:
 
     // Serves until the worker hangs up or the line "breaks".
     void serve() {
-        // Bytes until the line breaks: sometimes none, often some frames and a half.
+        // The number of bytes until the line breaks: sometimes 0, often some frames and a half.
         std::uint64_t budget = random_() % (200 * learner_.sample_bytes() + 50000);
         {
             std::lock_guard lock(learner_.mutex);
@@ -101,7 +101,7 @@ private:
         if (header.length) std::memcpy(bytes.data() + sizeof header, payload, header.length);
         for (std::size_t at = 0; at < bytes.size();) {
             ssize_t n = ::send(fd_, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
-            if (n <= 0) return;  // it shows at the next recv
+            if (n <= 0) return;  // the next recv reports the error
             at += static_cast<std::size_t>(n);
         }
     }
@@ -175,7 +175,7 @@ private:
     std::vector<std::byte> stream_;
 };
 
-// Dials again whenever the link is lost, and takes weights: what the Python helper thread does.
+// Dials again whenever the link is lost, and takes weights, as the Python helper thread does.
 void keep_connected(Engine& engine, Learner& learner) {
     unsigned seed = 0;
     std::vector<std::thread> links;
@@ -293,7 +293,7 @@ void round(std::size_t fill, double seconds, std::uint64_t window) {
     std::printf("  %llu samples\n", static_cast<unsigned long long>(learner.committed));
 }
 
-// stop() while others are in the middle of a send: when it returns, nobody uses the socket's descriptor any more.
+// Calls stop() while other threads are in the middle of a send. When it returns, no thread may use the socket's descriptor any more.
 void stopped_in_the_middle(double seconds) {
     std::printf("stopped in the middle\n");
     const std::uint64_t end = worker::now_ns() + static_cast<std::uint64_t>(seconds * 1e9);
@@ -325,7 +325,7 @@ void stopped_in_the_middle(double seconds) {
         }
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
         engine.stop();
-        int others[2];  // gets the number that is free now
+        int others[2];  // one of them gets the number that is free now
         if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, others) != 0) std::abort();
         pollfd strays[2] = {{others[0], POLLIN, 0}, {others[1], POLLIN, 0}};
         for (std::thread& thread : threads) thread.join();
