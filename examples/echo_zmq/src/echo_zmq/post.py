@@ -142,7 +142,7 @@ class LearnersPost(Post):
         except zmq.ZMQError:
             self.free()
             raise
-        self.endpoint = self.sock.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()
+        self.endpoint = self.sock.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def free(self) -> None:
         if self.endpoint:
