@@ -8,7 +8,8 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import ConnectionClosedError, ProtocolError, SecurityError
-from echo_core.wire.channel.served import STREAMING_SECONDS, Host, ServedClient
+from echo_core.wire.channel.host import Host
+from echo_core.wire.channel.served import STREAMING_SECONDS, ServedClient
 from echo_core.wire.channel.subscription import WeightsOffer
 from echo_core.wire.protocol import Kind, frame, pack_request
 
@@ -37,7 +38,7 @@ LANE_BROKEN = "it wrote an impossible count of samples to its lane: more than th
 FINISH_SECONDS = 0.25  # one wait for space; it is repeated until all samples in a lane are copied
 
 
-class ShmHost(Host):
+class ShmHost(Host[Any]):
     """The part of the listener that a served worker needs, beside the part that every served client needs.
 
     Attributes:

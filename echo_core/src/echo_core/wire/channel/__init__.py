@@ -12,6 +12,7 @@
 | acknowledgement.py | when an acknowledgement becomes due, at either end                   |
 | listener.py        | the learner's end: accept, publish, count, close                     |
 | served.py          | one client of a listener                                             |
+| host.py            | what a served client needs of its listener                           |
 | subscription.py    | which version of the weights a client has, and is being sent         |
 | sessions.py        | what a learner remembers of its clients between their connections    |
 | fair_lock.py       | whose turn it is to put samples into the store                       |

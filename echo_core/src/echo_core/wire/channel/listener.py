@@ -17,7 +17,8 @@ from ..scatter import Inserter
 from ..transport import Listener
 from .channel import Acceptor
 from .fair_lock import FairLock
-from .served import Host, Intake, ServedClient
+from .host import Host, Intake
+from .served import ServedClient
 from .sessions import Sessions
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ CROWDED_SECONDS = 2.0  # in a crowd a handshake may be thrown out after so long
 COMPLAINT_PAUSE = 1.0  # seconds between two log lines about strangers
 
 
-class ChannelListener(Listener, Host):
+class ChannelListener(Listener, Host[ServedClient]):
     """See `echo_core.wire.transport.Listener`; made by `ChannelTransport.listen`.
 
     A transport may extend it: with another class of clients (`served`), more counters, and its own `publish`, `weights_memory`, `peers`,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ...base.errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError
 from ..handshake import ServerHandshake
@@ -17,18 +16,12 @@ from ..protocol import REPLY, TO_LEARNER, U64, Blob, Buffer, Header, Kind, frame
 from .acknowledgement import AcknowledgementsOwed
 from .calls import answer
 from .channel import Channel
+from .host import Host
 from .link import LOG_AFTER, Gate, Link, Work, deadline, run_handshake, wait_until
-from .sessions import Session, Sessions
+from .sessions import Session
 from .subscription import Subscription, WeightsOffer
 
-if TYPE_CHECKING:
-    from ...base.transport_options import ListenOptions
-    from ..scatter import Inserter
-    from ..sink import Sink
-    from ..weights import PackedWeights
-    from .fair_lock import FairLock
-
-__all__ = ["Host", "Intake", "ServedClient"]
+__all__ = ["ServedClient"]
 
 log = logging.getLogger("echo")
 
@@ -39,62 +32,6 @@ TELL_SECONDS = 0.01  # of waiting for space, until what is stored is acknowledge
 FAREWELL_SECONDS = 1.0  # for a client to read the learner's goodbye and hang up
 TURN_ROWS = 256  # samples of one client before it is another's turn
 STREAMING_SECONDS = 1.0  # how long after its last byte a client still counts as streaming
-
-
-class Intake(NamedTuple):
-    """One table, or the stream: clients that wait for its space take turns, and delay nobody at another table."""
-
-    turn: FairLock
-    inserter: Inserter
-
-
-class Host:
-    """What a served client needs of the listener that serves it. Every method may be called from any thread, without a client's lock.
-
-    Attributes:
-        sink: of the server.
-        options: what the listener was told.
-        sessions: what it remembers of its clients.
-        newest: the newest weights; replaced, never changed.
-    """
-
-    sink: Sink
-    options: ListenOptions
-    sessions: Sessions
-    newest: PackedWeights | None
-
-    @property
-    @abstractmethod
-    def tokens(self) -> Sequence[bytes]:
-        """Tokens that let a client in now."""
-
-    @abstractmethod
-    def cannot_serve(self) -> tuple[str, str] | None:
-        """Code and text of a refusal, if no more clients can be taken."""
-
-    @abstractmethod
-    def take_place(self, client: ServedClient) -> bool:
-        """Its handshake went well. False: others were quicker to take the last place."""
-
-    @abstractmethod
-    def decided(self, client: ServedClient) -> None:
-        """Its handshake is over, well or not."""
-
-    @abstractmethod
-    def turned_away(self, address: str, error: Exception) -> None:
-        """Its handshake failed: counted and logged."""
-
-    @abstractmethod
-    def intake(self, sink: Sink) -> Intake:
-        """Where the samples of `sink`'s clients go in."""
-
-    @abstractmethod
-    def gone(self, client: ServedClient) -> None:
-        """Its thread ends."""
-
-    @abstractmethod
-    def count(self, name: str, n: int = 1) -> None:
-        """Add to one of the listener's counters, which `ChannelListener.counters` names."""
 
 
 class ServedClient:
@@ -119,7 +56,7 @@ class ServedClient:
         finished: set when its thread ends.
     """
 
-    def __init__(self, listener: Host, channel: Channel) -> None:
+    def __init__(self, listener: Host[ServedClient], channel: Channel) -> None:
         self.listener = listener
         self.channel = channel
         self.peer = Peer(id="", name="", address=channel.peer)
