@@ -196,7 +196,7 @@ def test_all_is_well_if_each_test_has_run_somewhere(small: Callable[..., subproc
     done = small("passed")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^=+ 3 passed, 1 skipped in [\d.]+s \(0:00:\d\d\) =+$", done.stdout.splitlines()[-1]), done.stdout
-    assert "python3.99 is not here; these environments are left out: py399-two" in done.stdout
+    assert "python3.99 is not installed; these environments are left out: py399-two" in done.stdout
     assert "FAILURES" not in done.stdout
 
 

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import echo_core
 from echo_core.testing import stress
 
 SOURCE = Path(__file__).resolve().parent / "native" / "lane_stress.cpp"
-CORE = ["-I", str(Path(echo_core.__file__).parent)]  # internal headers of core
 
 pytestmark = stress.needs_compiler
 
@@ -18,13 +16,13 @@ pytestmark = stress.needs_compiler
 @pytest.mark.timeout(900)
 @stress.FLAGS
 def test_no_forbidden_outcome(flags: list[str], tmp_path: Path) -> None:
-    stress.clean(stress.play(SOURCE, tmp_path, *flags, *CORE, arguments=[stress.seconds(0.5)]))
+    stress.clean(stress.play(SOURCE, tmp_path, *flags, arguments=[stress.seconds(0.5)]))
 
 
 @pytest.mark.timeout(300)
 def test_the_sanitizer_sees_a_barrier_that_is_missing(tmp_path: Path) -> None:
     # On x86, every assertion of the program holds even if samples are announced before they are written.
     relaxed = "-DECHO_WRITTEN_ORDER=std::memory_order_relaxed"
-    done = stress.play(SOURCE, tmp_path, *stress.TSAN, *CORE, relaxed, arguments=["0.1"])
+    done = stress.play(SOURCE, tmp_path, *stress.TSAN, relaxed, arguments=["0.1"])
     assert "data race" in done.stderr
     assert done.returncode != 0

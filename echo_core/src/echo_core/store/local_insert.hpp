@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "store/wait/event_count.hpp"
-#include "include/echo_capi.h"
-#include "spec/sample_labels.hpp"
+#include "wait/event_count.hpp"
+#include "../include/echo_capi.h"
+#include "../spec/sample_labels.hpp"
 
 namespace echo {
 

@@ -1,7 +1,7 @@
 // The function table of echo_capi.h, implemented over Door. Only this file and door.hpp know what an echo_store is.
 #pragma once
 
-#include "store/door/door.hpp"
+#include "door.hpp"
 
 namespace echo {
 

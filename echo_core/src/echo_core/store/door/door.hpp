@@ -7,8 +7,8 @@
 #include <atomic>
 #include <cstdint>
 
-#include "store/histogram.hpp"
-#include "include/echo_capi.h"
+#include "../histogram.hpp"
+#include "../../include/echo_capi.h"
 
 namespace echo {
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "store/replay/rows/generations.hpp"
+#include "rows/generations.hpp"
 
 namespace echo::replay {
 

@@ -25,25 +25,25 @@
 #include <stdexcept>
 #include <vector>
 
-#include "store/wait/space_eventfds.hpp"
-#include "store/wait/event_count.hpp"
-#include "store/histogram.hpp"
-#include "include/echo_capi.h"
-#include "include/echo_sampler.h"
-#include "spec/sample_labels.hpp"
-#include "store/replay/rows/arrival_order.hpp"
-#include "store/replay/rows/batch_buffers.hpp"
-#include "store/replay/change_log.hpp"
-#include "store/replay/importance_weights.hpp"
-#include "store/replay/rows/staging_rows.hpp"
-#include "store/replay/rows/follower.hpp"
-#include "store/replay/rows/generations.hpp"
-#include "store/replay/labelled/label_leaf.hpp"
-#include "store/replay/rate_limiter.hpp"
-#include "store/replay/unacknowledged.hpp"
-#include "store/replay/policy_versions.hpp"
-#include "store/replay/rows/checkpoint_copies.hpp"
-#include "store/replay/rows/rows.hpp"
+#include "../wait/space_eventfds.hpp"
+#include "../wait/event_count.hpp"
+#include "../histogram.hpp"
+#include "../../include/echo_capi.h"
+#include "../../include/echo_sampler.h"
+#include "../../spec/sample_labels.hpp"
+#include "rows/arrival_order.hpp"
+#include "rows/batch_buffers.hpp"
+#include "change_log.hpp"
+#include "importance_weights.hpp"
+#include "rows/staging_rows.hpp"
+#include "rows/follower.hpp"
+#include "rows/generations.hpp"
+#include "labelled/label_leaf.hpp"
+#include "rate_limiter.hpp"
+#include "unacknowledged.hpp"
+#include "policy_versions.hpp"
+#include "rows/checkpoint_copies.hpp"
+#include "rows/rows.hpp"
 
 // The test-suite builds once without the second look at the generations, to prove that its stress program would find torn rows.
 #ifndef ECHO_VERIFY_GENERATIONS
@@ -390,7 +390,7 @@ private:
 
 }  // namespace echo::replay
 
-#include "store/replay/table_checkpoints.hpp"
-#include "store/replay/table_draws.hpp"
-#include "store/replay/table_keys.hpp"
-#include "store/replay/table_writers.hpp"
+#include "table_checkpoints.hpp"
+#include "table_draws.hpp"
+#include "table_keys.hpp"
+#include "table_writers.hpp"

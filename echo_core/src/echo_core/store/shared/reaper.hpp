@@ -4,7 +4,7 @@
 #include <array>
 #include <mutex>
 
-#include "store/stream/ring.hpp"
+#include "../stream/ring.hpp"
 
 namespace echo {
 

@@ -10,7 +10,7 @@
 //   nobody else uses the buffer.
 #pragma once
 
-#include "store/stream/area.hpp"
+#include "../stream/area.hpp"
 
 namespace echo {
 

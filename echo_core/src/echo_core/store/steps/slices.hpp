@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "store/steps/item_cutter.hpp"
+#include "item_cutter.hpp"
 
 namespace echo::replay {
 

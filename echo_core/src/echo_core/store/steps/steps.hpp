@@ -19,10 +19,10 @@
 #include <utility>
 #include <vector>
 
-#include "store/steps/item_cutter.hpp"
-#include "store/steps/slices.hpp"
-#include "store/replay/table.hpp"
-#include "store/steps/window_gather.hpp"
+#include "item_cutter.hpp"
+#include "slices.hpp"
+#include "../replay/table.hpp"
+#include "window_gather.hpp"
 
 namespace echo::replay {
 
@@ -409,5 +409,5 @@ inline void Steps::insert_items() {
 
 }  // namespace echo::replay
 
-#include "store/steps/steps_image.hpp"
-#include "store/steps/steps_slices.hpp"
+#include "steps_image.hpp"
+#include "steps_slices.hpp"

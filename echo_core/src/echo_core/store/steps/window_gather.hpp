@@ -7,9 +7,9 @@
 #include <cstring>
 #include <vector>
 
-#include "store/replay/rows/batch_buffers.hpp"
-#include "store/steps/item_cutter.hpp"
-#include "store/replay/rows/rows.hpp"
+#include "../replay/rows/batch_buffers.hpp"
+#include "item_cutter.hpp"
+#include "../replay/rows/rows.hpp"
 
 namespace echo::replay {
 

@@ -16,9 +16,9 @@
 #include <stdexcept>
 #include <vector>
 
-#include "store/wait/event_count.hpp"
-#include "include/echo_capi.h"
-#include "base/memory/page_lock.hpp"
+#include "../wait/event_count.hpp"
+#include "../../include/echo_capi.h"
+#include "../../base/memory/page_lock.hpp"
 
 namespace echo {
 

@@ -9,7 +9,7 @@
 
 #include <atomic>
 
-#include "store/wait/event_count.hpp"
+#include "../wait/event_count.hpp"
 
 namespace echo {
 

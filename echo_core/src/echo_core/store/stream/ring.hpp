@@ -17,10 +17,10 @@
 #include <mutex>
 #include <vector>
 
-#include "store/wait/space_eventfds.hpp"
-#include "store/stream/area.hpp"
-#include "store/stream/gil_handoff.hpp"
-#include "store/histogram.hpp"
+#include "../wait/space_eventfds.hpp"
+#include "area.hpp"
+#include "gil_handoff.hpp"
+#include "../histogram.hpp"
 
 // The test-suite builds once with a relaxed order here, to prove that ThreadSanitizer would report the mistake.
 #ifndef ECHO_COMMIT_ORDER

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "store/replay/rows/rows.hpp"
-#include "store/stream/ring.hpp"
+#include "../replay/rows/rows.hpp"
+#include "ring.hpp"
 
 // The test-suite pauses here, so that a learner takes the batch and writes to it before it is copied.
 #ifndef ECHO_TAP_PAUSE

@@ -1,8 +1,8 @@
 // The view of a table for labelled connections: it has one leaf more, which holds what the worker says about each sample (label_leaf.hpp).
 #pragma once
 
-#include "store/door/door.hpp"
-#include "store/replay/table.hpp"
+#include "../../door/door.hpp"
+#include "../table.hpp"
 
 namespace echo::replay {
 

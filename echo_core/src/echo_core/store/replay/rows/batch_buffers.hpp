@@ -10,8 +10,8 @@
 #include <new>
 #include <vector>
 
-#include "base/memory/page_lock.hpp"
-#include "store/replay/rows/rows.hpp"
+#include "../../../base/memory/page_lock.hpp"
+#include "rows.hpp"
 
 namespace echo::replay {
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "store/replay/rows/rows.hpp"
+#include "rows.hpp"
 
 namespace echo::replay {
 

@@ -3,7 +3,7 @@
 
 #include <numpy/random/bitgen.h>
 
-#include "store/replay/rows/batch_buffers.hpp"
+#include "batch_buffers.hpp"
 
 namespace echo::replay {
 

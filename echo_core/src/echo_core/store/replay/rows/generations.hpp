@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "include/echo_pages.h"
+#include "../../../include/echo_pages.h"
 
 namespace echo::replay {
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "include/echo_capi.h"
-#include "store/replay/rows/rows.hpp"
+#include "../../../include/echo_capi.h"
+#include "rows.hpp"
 
 namespace echo::replay {
 
