@@ -26,7 +26,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "include/echo_capi.h"
+#include "echo_capi.h"
 
 // The test suite also builds this file with a relaxed order here, to prove that ThreadSanitizer would see the mistake.
 #ifndef ECHO_WRITTEN_ORDER
