@@ -147,8 +147,7 @@ def test_the_samples_of_each_of_many_workers_stay_in_order() -> None:
 
 
 def test_equal_workers_of_a_full_store_get_equal_shares() -> None:
-    """Each has far more under way than the store holds, in frames larger than the store. Of several turns: one takes as long as the consumer
-    happens to keep up, up to TURN_ROWS samples."""
+    """Each has far more under way than the store holds, in frames larger than the store. A turn is TURN_ROWS samples, however the consumer keeps up."""
     each = 16 * TURN_ROWS
     with serve(batch_size=4, num_buffers=2) as server:
         connections = [connect(name=f"w{maker}") for maker in range(3)]

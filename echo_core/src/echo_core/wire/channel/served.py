@@ -253,18 +253,24 @@ class ServedClient:
                 self.gate.changed.notify_all()
 
     def _store(self, link: Link, payload: Buffer, row: int, count: int) -> None:
-        """Commit the frame's samples from number `row` (from 0) on."""
+        """Commit the frame's samples from number `row` (from 0) on, in turns of `TURN_ROWS`.
+
+        A turn ends after so many samples, not when the store is full: otherwise its length would depend on how the learner keeps up, and
+        of equal workers one could have several times the samples of another.
+        """
         turn, inserter = self._intake
 
         def some(timeout: float) -> int:
             if timeout:
                 inserter.wait_space(timeout)
-            return self._commit(payload, row, min(count - row, TURN_ROWS), count)
+            return self._commit(payload, row, end - row, count)
 
         while row < count:
+            end = min(row + TURN_ROWS, count)
             self._patiently(link, turn.acquire)
             try:
-                row += self._patiently(link, some)
+                while row < end:
+                    row += self._patiently(link, some)
             finally:
                 turn.release()
 
