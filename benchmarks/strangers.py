@@ -75,7 +75,7 @@ def expired_certificates(address: Any) -> NoReturn:
 
 
 def replays(address: Any) -> NoReturn:
-    """What a worker said that was let in, said again byte for byte."""
+    """Replay, byte for byte, the handshake of a worker that was let in."""
     from echo_core.base.errors import EchoError
     from echo_core.spec.spec import Spec
     from echo_core.wire.handshake import ClientHandshake

@@ -23,7 +23,7 @@ class Wait:
         self._logged = False
 
     def look(self, caller: str, reason: str) -> float:
-        """What was waited for is not there yet, for this `reason`: how many seconds are left.
+        """Return how many seconds are left; the caller still waits, for this `reason`.
 
         Raises:
             EchoTimeoutError: none are left.

@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from contextlib import suppress
 
 import zmq
@@ -18,7 +19,7 @@ AT_ONCE = 256  # messages received before others are sent
 LOST = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
-class Post(threading.Thread):
+class Post(threading.Thread, ABC):
     """Sends and receives for all channels of one socket.
 
     Attributes:
@@ -80,15 +81,15 @@ class Post(threading.Thread):
         self.free()
 
     def look(self) -> None:
-        """For what else there is to do in this thread."""
+        """Do what else this thread has to do; nothing by default."""
 
+    @abstractmethod
     def arrived(self, frames: list[zmq.Frame]) -> None:
-        """A message."""
-        raise NotImplementedError
+        """Take one message that has arrived."""
 
+    @abstractmethod
     def send(self, identity: bytes, message: bytes) -> None:
-        """Never waits."""
-        raise NotImplementedError
+        """Send a message to one peer. It never waits."""
 
 
 class WorkersPost(Post):

@@ -1,14 +1,14 @@
-"""A limit for the rate of new connections: those beyond it wait in the kernel, and cost those who are served nothing.
+"""A limit for the rate of new connections: those beyond it wait in the kernel, and cost the connected workers nothing.
 
-To accept a connection, read what it says and drop it takes a learner 75 µs over TCP and 150 in grpcio: one stranger who does nothing but
-connect takes a core. So new connections are counted, in a token bucket, and while there are too many the listening sockets drop what begins
-another one. TCP tries again by itself, a second later and so on: a worker comes in a little later, who connects in a loop is stopped.
-Connections that stand notice nothing.
+Accepting a connection, reading from it and dropping it costs a learner 75 µs over TCP and 150 µs in grpcio, so that one client which does
+nothing but connect takes a core. New connections are therefore counted in a token bucket. While there are too many, the listening sockets
+drop the packets that begin another one. TCP tries again by itself, a second later and so on: a worker is connected a little later, and a
+client that connects in a loop is stopped. Established connections notice nothing.
 
-The valve is the smallest TTL (`IP_MINTTL`, RFC 5082) that a listening socket takes. Every process may set it, where a filter of packets
-needs a privilege on Linux 6.18. Packets are sent with a TTL of 64 or 128; who sends with 255 from the learner's own network is not kept out.
-A connection inherits it: one whose handshake is under way when the sockets are shut would never be heard. `let_in` opens its ears; where a library
-accepts, it is made anew once the handshake's time is over.
+The limit acts through the smallest TTL (`IP_MINTTL`, RFC 5082) that a listening socket accepts. Every process may set it, whereas a packet
+filter needs a privilege on Linux 6.18. Packets are sent with a TTL of 64 or 128; a client that sends with 255 from the learner's own network
+is not kept out. An accepted connection inherits the setting: if its handshake is under way when the sockets are shut, its packets would be
+dropped too. `let_in` takes the setting back; where a library accepts, the connection is made anew once the time of the handshake is over.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class ConnectionRateLimit:
             self._counters = -1
 
     def _watch(self, count: int, dropped: int) -> None:
-        """Whatever happens, the sockets are open at the end, and while anything is logged: who reads the log may keep us waiting."""
+        """Keep the limit until stopped. The sockets are always open at the end, and while a line is logged, because a reader of the log may block it."""
         crowd, at = Crowd(self._rate, not self._told), time.monotonic()
         pause: float | None = None
         failed: Exception | None = None
