@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from local_net import Consumer, connect, net, serve
 
+from echo_core.base import waiting as base_waiting
 from echo_core.base.errors import ClosedError, EchoTimeoutError, ForkError, SecurityError
 from echo_core.testing.processes import forked, returns, until
 from echo_core.testing.samples import Tally, sample
-from echo_core.wire.channel import link as link_module
 from echo_core.wire.channel.connection import ChannelConnection
 from echo_core.wire.gather import Row
 
@@ -142,7 +142,7 @@ def test_who_may_not_write_cannot_reserve() -> None:
 
 def test_room_that_the_garbage_collector_gives_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """It can wake nobody."""
-    monkeypatch.setattr(link_module, "LOG_AFTER", 3600.0)  # when a sleeper would look by itself
+    monkeypatch.setattr(base_waiting, "LOG_AFTER", 3600.0)  # when a sleeper would look by itself
     with serve(batch_size=1, num_buffers=16) as server, connect(max_inflight_msgs=1) as connection:
         held = [reserved(connection, 9, 9)]
         looks: list[int] = []

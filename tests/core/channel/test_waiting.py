@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 from local_net import SPEC, Consumer, connect, raw, serve
 
+from echo_core.base import waiting as base_waiting
 from echo_core.base.errors import ClosedError, ConfigError, EchoTimeoutError, ForkError
 from echo_core.testing.processes import forked, returns, until
 from echo_core.testing.samples import Tally, sample, stacked
-from echo_core.wire.channel import link as link_module
-from echo_core.wire.channel import served as served_module
 from echo_core.wire.channel.connection import ChannelConnection
 from echo_core.wire.channel.link import wait_until
 from echo_core.wire.protocol import Kind, frame, pack_header
@@ -60,8 +59,7 @@ def test_a_full_store_holds_the_worker_back_and_says_so() -> None:
 
 
 def test_waiting_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "LOG_AFTER", 0.05)
-    monkeypatch.setattr(served_module, "LOG_AFTER", 0.05)
+    monkeypatch.setattr(base_waiting, "LOG_AFTER", 0.05)
     with serve(batch_size=2, num_buffers=2) as server, connect(max_inflight_msgs=2) as connection:
         taken = fill(connection)
         until(lambda: "worker w waits for space" in caplog.text, "the learner says so too")

@@ -1,9 +1,14 @@
-"""How long a blocking call waits: its time, one line in the log, and the error that says who waits for whom."""
+"""How long a blocking call waits: its time, one line in the log, and the error that says who waits for whom.
+
+`store/wait/patience.pyx` does the same for waits of the store, which hold no GIL, with the same `LOG_AFTER`.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections.abc import Callable
 
 from .errors import EchoTimeoutError
 
@@ -22,16 +27,18 @@ class Wait:
         self._began = time.monotonic()
         self._logged = False
 
-    def look(self, caller: str, reason: str) -> float:
-        """Return how many seconds are left; the caller still waits, for this `reason`.
+    def look(self, expired: Callable[[], str], so_far: Callable[[float], str]) -> float:
+        """Return after how many seconds at most the caller has to look again: at the end of the wait, or when it is logged.
+
+        `so_far(seconds)` is the line for the log, and `expired()` the text of the error: each says who waits for what.
 
         Raises:
-            EchoTimeoutError: none are left.
+            EchoTimeoutError: the time is over.
         """
         waited = time.monotonic() - self._began
         if waited >= self.timeout:
-            raise EchoTimeoutError(f"{caller} waited {self.timeout:g} s: {reason}")
+            raise EchoTimeoutError(expired())
         if waited >= LOG_AFTER and not self._logged:
             self._logged = True
-            _log.warning("%s has waited %.0f s: %s", caller, waited, reason)
-        return self.timeout - waited
+            _log.warning("%s", so_far(waited))
+        return min(self.timeout, math.inf if self._logged else LOG_AFTER) - waited

@@ -329,7 +329,10 @@ class RemoteTable:
             reason = answer[0].get("wait")
             if reason is None:
                 return answer
-            left = wait.look(f"{op}()", reason)
+            left = wait.look(
+                partial("{}() waited {:g} s: {}".format, op, wait.timeout, reason),
+                lambda waited, reason=reason: f"{op}() has waited {waited:.0f} s: {reason}",
+            )
             time.sleep(min(pause, left))
             pause = min(pause * 2, POLL[1])
 

@@ -146,9 +146,8 @@ cdef class Worker:
 
 cdef class Patience:
     cdef Worker worker
-    cdef double start
+    cdef object wait
     cdef double seconds
-    cdef bint logged
     cdef str what
     cdef int64_t next_slice(self) except -1
 

@@ -6,9 +6,6 @@ into exceptions, and looks for Ctrl-C while the engine waits. `echo_tcp.keeper` 
 handshake. Every wait of the engine runs without the GIL. A send of a small sample keeps the GIL,
 because to release it and take it again would cost more than the copy.
 """
-import logging
-import time
-
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals
@@ -20,19 +17,14 @@ from echo_core.store.door.capi cimport echo_batch_pointers, echo_leaf_pointers
 from echo_core.base.errors import (
     ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ForkError, ProtocolError,
 )
+from echo_core.base.waiting import Wait
 from echo_core.wire.weights import unpack, verify
 from echo_core.wire.protocol import pack_request, parse_reply
-
-cdef double monotonic():
-    return time.monotonic()
-
-log = logging.getLogger("echo")
 
 cdef enum:
     FEW = 64  # the addresses of so many leaves fit on the stack
 
 cdef double SLICE = 0.1       # seconds a wait may take before it looks for Ctrl-C
-cdef double LOG_AFTER = 5.0   # seconds after which a wait writes a line to the log
 cdef double FAREWELL = 1.0    # seconds for the learner to hang up after our goodbye
 
 LINK_LOST = 1
@@ -443,19 +435,18 @@ cdef class Patience:
     def __cinit__(self, Worker worker, timeout, str what):
         self.worker, self.what = worker, what
         self.seconds = worker.timeout if timeout is None else timeout
-        self.start = monotonic()
+        self.wait = Wait(self.seconds)
 
     cdef int64_t next_slice(self) except -1:
         PyErr_CheckSignals()
-        cdef double waited = monotonic() - self.start
-        if not waited < self.seconds:
-            raise EchoTimeoutError(
-                f"{self.worker.situation(self.what)}; gave up after {self.seconds:g} s; {self.worker.advice()}"
-            )
-        if waited >= LOG_AFTER and not self.logged:
-            self.logged = True
-            log.warning("%s (for %.0f s so far)", self.worker.situation(self.what), waited)
-        return <int64_t>(min(SLICE, self.seconds - waited) * 1e9) + 1
+        cdef double left = self.wait.look(self.expired, self.so_far)
+        return <int64_t>(min(SLICE, left) * 1e9) + 1
+
+    def expired(self):
+        return f"{self.worker.situation(self.what)}; gave up after {self.seconds:g} s; {self.worker.advice()}"
+
+    def so_far(self, waited):
+        return f"{self.worker.situation(self.what)} (for {waited:.0f} s so far)"
 
 
 include "_answers.pxi"

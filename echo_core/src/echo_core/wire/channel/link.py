@@ -7,7 +7,6 @@ the other to read would wait for ever.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -19,15 +18,13 @@ from typing import Protocol
 import numpy as np
 
 from ...base.errors import ConnectionClosedError, EchoError, EchoTimeoutError
+from ...base.waiting import Wait
 from ..handshake import ClientHandshake, ServerHandshake
 from ..protocol import HEADER_BYTES, Buffer, Header, Kind, frame, parse_header
 from .channel import Channel
 
 __all__ = ["Gate", "Link", "Waitable", "Work", "deadline", "run_handshake", "wait_until"]
 
-log = logging.getLogger("echo")
-
-LOG_AFTER = 5.0  # seconds of waiting before it is logged
 BUFFER_BYTES = 64 << 10
 NOTHING = 0  # the number of work that has none
 PROBE_AFTER = 15.0  # seconds without writing before a PING shows whether the peer is still there
@@ -57,16 +54,13 @@ def wait_until(
 
     Raises EchoTimeoutError after `timeout` seconds (math.inf: never); logs once after a few.
     """
-    start = time.monotonic()
-    logged = False
+    wait = Wait(timeout)
     while not ready():
-        waited = time.monotonic() - start
-        if waited >= timeout:
-            raise EchoTimeoutError(f"{waiting()}; gave up after {timeout:g} s; {advice()}")
-        if not logged and waited >= LOG_AFTER:
-            logged = True
-            log.warning("%s (for %.0f s so far)", waiting(), waited)
-        until = min(min(timeout, math.inf if logged else LOG_AFTER) - waited, nap())
+        until = wait.look(
+            lambda: f"{waiting()}; gave up after {timeout:g} s; {advice()}",
+            lambda waited: f"{waiting()} (for {waited:.0f} s so far)",
+        )
+        until = min(until, nap())
         condition.wait(None if until == math.inf else min(until, threading.TIMEOUT_MAX))
 
 

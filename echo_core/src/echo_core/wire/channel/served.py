@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from ...base.errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError
+from ...base.waiting import Wait
 from ..handshake import ServerHandshake
 from ..peer import Peer
 from ..protocol import REPLY, TO_LEARNER, U64, Blob, Buffer, Header, Kind, frame, weights_frames
@@ -17,7 +19,7 @@ from .acknowledgement import AcknowledgementsOwed
 from .calls import answer
 from .channel import Channel
 from .host import Host
-from .link import LOG_AFTER, Gate, Link, Work, deadline, run_handshake, wait_until
+from .link import Gate, Link, Work, deadline, run_handshake, wait_until
 from .sessions import Session
 from .subscription import Subscription, WeightsOffer
 
@@ -291,7 +293,7 @@ class ServedClient:
         if got := attempt(0):
             return got
         self.waiting_since = time.monotonic()
-        told = logged = False
+        told, wait = False, Wait(math.inf)
         try:
             while not (got := attempt(LOOK_UP_SECONDS if told else TELL_SECONDS)):
                 if link.error is not None:
@@ -303,14 +305,7 @@ class ServedClient:
                     with self.gate.lock:
                         self._owed.store_is_full()
                         self.gate.work.notify_all()
-                waited = time.monotonic() - self.waiting_since
-                if not logged and waited >= LOG_AFTER:
-                    logged = True
-                    log.warning(
-                        "worker %s waits for space: the learner has taken no batch for %.0f s",
-                        self.peer.name,
-                        waited,
-                    )
+                wait.look(str, lambda waited: f"worker {self.peer.name} waits for space: the learner has taken no batch for {waited:.0f} s")
             return got
         finally:
             self.waiting_since = 0.0

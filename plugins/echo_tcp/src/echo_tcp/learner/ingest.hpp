@@ -91,6 +91,15 @@ private:
     static constexpr std::size_t headroom = direct_bytes + 64;  // >= the tail of a small frame
     static constexpr int most_places = 512;                     // half of the places that readv accepts
 
+    // Counts samples that are about to be committed: who has sampled them must find them in the figures.
+    auto tally(Peer &p) noexcept {
+        return [this, &p](std::uint64_t n) {
+            p.session->inserted += n;
+            p.figures->samples.set(p.session->inserted);
+            totals_.samples.add(n);
+        };
+    }
+
     // ---- reading --------------------------------------------------------------------------------
     Step resume(Peer &p) {
         if (p.landing && p.landing->whole())
@@ -282,7 +291,7 @@ private:
             totals_.duplicates.add(skip);
         }
         const std::uint64_t most_now = contended_ ? std::min(total - skip, left) : total - skip;
-        const std::uint64_t n = may_claim_ ? store_.insert(block, skip, most_now) : 0;
+        const std::uint64_t n = may_claim_ ? store_.insert(block, skip, most_now, tally(p)) : 0;
         committed(p, n);
         const std::uint64_t frames = (skip + n) / h.count;
         totals_.frames.add(frames);
@@ -320,9 +329,10 @@ private:
 
     // The Landing is whole: commits it, as far as there is space.
     Step land(Peer &p) {
-        std::uint64_t dropped = 0, inserted = 0;
-        const bool all = p.landing->hand_over(may_claim_, &dropped, &inserted);
-        totals_.duplicates.add(dropped);
+        const std::uint64_t before = p.session->inserted;
+        const bool all = p.landing->hand_over(
+            may_claim_, [this](std::uint64_t n) { totals_.duplicates.add(n); }, tally(p));
+        const std::uint64_t inserted = p.session->inserted - before;
         committed(p, inserted);
         if (!all) return no_space(p);
         totals_.frames.add(1);
@@ -375,9 +385,6 @@ private:
     void committed(Peer &p, std::uint64_t n) {
         if (n != 0) count(p);
         p.session->committed += n;
-        p.session->inserted += n;
-        p.figures->samples.set(p.session->inserted);
-        totals_.samples.add(n);
         if (contended_) p.share -= std::int64_t(n);
     }
     // Counts the connections that send samples. Acknowledgements carry the number, and workers use it in Window::crowd().

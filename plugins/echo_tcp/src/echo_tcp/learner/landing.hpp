@@ -126,25 +126,25 @@ public:
     }
 
     // ---- when whole -----------------------------------------------------------------------------
-    // Hands the samples over to the store, in order, as far as there is space, and adds to `dropped` and
-    // `inserted`. True if all are handed over. False if the store is full or closed, or if the next sample
-    // is staged and `may_claim` is false; the caller then calls again later.
-    bool hand_over(bool may_claim, std::uint64_t *dropped, std::uint64_t *inserted) noexcept {
+    // Hands the samples over to the store, in order, as far as there is space. True if all are handed over.
+    // False if the store is full or closed, or if the next sample is staged and `may_claim` is false; the caller
+    // then calls again later. `dropped(n)` and `tally(n)` are called for n samples that are dropped, and just
+    // before n samples are committed.
+    template <class Dropped, class Tally>
+    bool hand_over(bool may_claim, Dropped dropped, Tally tally) noexcept {
         for (; next_ < segments_.size(); ++next_) {
             Segment &s = segments_[next_];
             if (s.where == Where::slots) {
+                tally(s.count);
                 store_.commit(s.run);
                 s.where = Where::dropped;  // nothing left to abort
                 --runs_held_;
-                *inserted += s.count;
             } else if (s.where == Where::dropped) {
-                *dropped += s.count;
+                dropped(s.count);
             } else {
                 if (!may_claim) return false;
                 const Block block{s.memory.get(), 0, 0, s.count, 1};
-                const std::uint64_t n = store_.insert(block, done_, s.count - done_);
-                *inserted += n;
-                done_ += n;
+                done_ += store_.insert(block, done_, s.count - done_, tally);
                 if (done_ < s.count) return false;
                 done_ = 0;
             }

@@ -89,8 +89,10 @@ public:
     }
 
     // Copies samples [first, first + count) of `block` into slots and commits them. Returns how
-    // many were inserted: fewer than `count` if the store is full or closed.
-    std::uint64_t insert(const Block &block, std::uint64_t first, std::uint64_t count) noexcept {
+    // many were inserted: fewer than `count` if the store is full or closed. `tally(n)` is called just before
+    // n samples are committed: from then on the learner may see them, and they must have been counted.
+    template <class Tally>
+    std::uint64_t insert(const Block &block, std::uint64_t first, std::uint64_t count, Tally tally) noexcept {
         std::uint64_t done = 0;
         while (done < count) {
             echo_run run;
@@ -100,6 +102,7 @@ public:
             const std::int64_t began = timed ? clock_ns() : 0;
             scatter(block, first + done, run);
             if (timed) copied(clock_ns() - began, run.count);
+            tally(run.count);
             commit(run);
             done += run.count;
         }
