@@ -329,10 +329,8 @@ class RemoteTable:
             reason = answer[0].get("wait")
             if reason is None:
                 return answer
-            left = wait.look(
-                partial("{}() waited {:g} s: {}".format, op, wait.timeout, reason),
-                lambda waited, reason=reason: f"{op}() has waited {waited:.0f} s: {reason}",
-            )
+            expired = partial("{}() waited {:g} s: {}".format, op, wait.timeout, reason)
+            left = wait.look(expired, partial("{0}() has waited {2:.0f} s: {1}".format, op, reason))
             time.sleep(min(pause, left))
             pause = min(pause * 2, POLL[1])
 
