@@ -1,4 +1,8 @@
-"""Samples that a worker has taken over and that the learner has not acknowledged yet."""
+"""Samples that a worker has taken over and that the learner has not acknowledged yet.
+
+echo_tcp and echo_rdma have native windows of their own, because their memory has another lifetime:
+see docs/design/decisions/0016-three-windows.md.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 //
 // Callers fill the newest chunk. The engine sends the samples that were filled, with as many as possible in one message. A chunk's memory is used
 // again when the learner has committed its samples and no request of UCX refers to it. A learner on the same machine reads chunks in place
-// (region.hpp).
+// (region.hpp). Why this is not the channel's window: docs/design/decisions/0016-three-windows.md.
 #pragma once
 
 #include <algorithm>

@@ -8,6 +8,8 @@
 // rows that the writer takes. So the limits of a frame are decided when it is sent, and a resume point
 // inside an earlier frame needs no special case: `sent` simply goes back to it.
 //
+// Why this is not the channel's window: docs/design/decisions/0016-three-windows.md.
+//
 // The window takes no lock: the engine holds its mutex around every call. Only the bytes of rows are
 // touched without it, by one writer (rows up to `sent`) and one appender (rows past `appended`).
 #pragma once
