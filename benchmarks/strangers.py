@@ -14,11 +14,11 @@ from benchmarks.payloads import PAYLOADS
 from benchmarks.processes import allow_open_files
 
 PARALLEL = 200  # connections of an attack that holds them open
-GARBAGE = (b"\0" * 64, b"ECHO\2\1\0\0\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(512))
+GARBAGE = (b"\0" * 64, b"ECHO\3\1\0\0\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(512))
 
 #: How a handshake begins, for those who never finish one.
 BEGINNINGS = {
-    "tcp": b"ECHO\2\1\0\0\0\1\0\0" + b" " * 256,
+    "tcp": b"ECHO\3\1\0\0\0\1\0\0" + b" " * 256,
     "grpc": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0" * 256,
     **dict.fromkeys(("tcps", "grpcs"), b"\x16\x03\x01\x02\0\1\0\1\xfc\x03\x03" + b"\0" * 256),
 }

@@ -24,7 +24,18 @@ from echo_core.spec.spec import Spec
 from echo_core.wire.handshake import ClientHandshake, ServerHandshake
 from echo_core.wire.handshake.messages import MESSAGE
 from echo_core.wire.peer import Peer
-from echo_core.wire.protocol import HEADER_BYTES, REPLY, TO_LEARNER, TO_WORKER, Kind, WeightsAssembler, parse_header, parse_reply, parse_request
+from echo_core.wire.protocol import (
+    HEADER_BYTES,
+    PROTOCOL_VERSION,
+    REPLY,
+    TO_LEARNER,
+    TO_WORKER,
+    Kind,
+    WeightsAssembler,
+    parse_header,
+    parse_reply,
+    parse_request,
+)
 from echo_core.wire.weights import pack, unpack, verify
 
 __all__ = ["TARGETS"]
@@ -76,7 +87,7 @@ class Choices:
 
 def _message(kind: int, body: Any) -> bytes:
     text = json.dumps(body).encode()
-    return MESSAGE.pack(b"ECHO", 2, kind, 0, len(text)) + text
+    return MESSAGE.pack(b"ECHO", PROTOCOL_VERSION, kind, 0, len(text)) + text
 
 
 def handshake_learner(data: bytes) -> None:

@@ -185,7 +185,7 @@ def test_many_connection_attempts(
     """10 000 plain connections, most of which say something wrong, and all of which are let in; a worker is served all the time."""
     server = serve(handshake_timeout=2.0, max_connection_rate=0)
     place, served = server.address.endpoint, threading.Event()
-    said = [b"", b"ECHO\2\1\0\0", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\0\1\0", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
+    said = [b"", b"ECHO\3\1\0\0", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\0\1\0", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"]
 
     def storm(first: int) -> None:
         for number in itertools.count(first, 4):

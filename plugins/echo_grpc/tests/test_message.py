@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import echo_grpc
 from echo_core.base.errors import ProtocolError
+from echo_core.wire.protocol import PROTOCOL_VERSION
 from echo_grpc.message import ENVELOPE_BYTES, MAX_MESSAGE_BYTES, PIECE_BYTES, Message, envelope, health_request, pack, unpack
 
 PROTO = Path(echo_grpc.__file__).with_name("echo.proto")
@@ -117,7 +118,7 @@ def test_a_generated_client_is_a_worker(generated: Any) -> None:
 
             def say(kind: int, body: dict[str, Any]) -> None:
                 text = json.dumps(body).encode()
-                whole = struct.pack("<4sBBHI", b"ECHO", 2, kind, 0, len(text)) + text
+                whole = struct.pack("<4sBBHI", b"ECHO", PROTOCOL_VERSION, kind, 0, len(text)) + text
                 transcript.update(whole)
                 outgoing.put(messages.Bytes(data=whole))
 
@@ -125,7 +126,7 @@ def test_a_generated_client_is_a_worker(generated: Any) -> None:
                 head = read(12)
                 magic, version, got, _, length = struct.unpack("<4sBBHI", head)
                 text = read(length)
-                assert (magic, version, got) == (b"ECHO", 2, kind), text
+                assert (magic, version, got) == (b"ECHO", PROTOCOL_VERSION, kind), text
                 transcript.update(head + text)
                 return json.loads(text)
 

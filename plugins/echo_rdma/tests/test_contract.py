@@ -16,7 +16,7 @@ VERBS = {"require_rdma": True, "lease": 10.0 * SLOWER}  # a lease of the default
 
 @pytest.mark.usefixtures("ucx")
 class OverUcx(TransportContract):
-    capabilities = Capabilities(forks=False)
+    capabilities = Capabilities(forks=False, relayable=False)
     lanes = ""
 
     @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ class OverUcx(TransportContract):
 
 @pytest.mark.skipif("ECHO_RDMA_LANES" not in os.environ, reason="for a machine with RDMA devices: ECHO_RDMA_LANES, ECHO_RDMA_HOST (`nox -s rdma_vm`)")
 class TestOverVerbs(OverUcx):
-    capabilities = Capabilities(forks=False, severable=False)  # queue pairs are not sockets, so a test cannot cut them
+    capabilities = Capabilities(forks=False, severable=False, relayable=False)  # queue pairs are not sockets, so a test cannot cut them
     lanes = os.environ.get("ECHO_RDMA_LANES", "")
     connect_options = VERBS
 

@@ -7,7 +7,7 @@ import socket
 import tempfile
 from typing import Any
 
-from echo_core.testing import TransportContract
+from echo_core.testing import Capabilities, TransportContract
 from echo_core.testing.rig import sever_sockets
 from echo_shm.sockets import place
 from echo_shm.transport import ShmTransport
@@ -15,6 +15,8 @@ from echo_shm.transport import ShmTransport
 
 class TestShm(TransportContract):
     """A name is an abstract socket. `sever_sockets` and plain dialling need another form of its address."""
+
+    capabilities = Capabilities(relayable=False)  # descriptors of memory travel on the socket
 
     def transport(self, **options: Any) -> ShmTransport:
         return ShmTransport(**options)
@@ -32,6 +34,8 @@ class TestShm(TransportContract):
 
 class TestShmAtAPath(TransportContract):
     """A path, as containers share it. It has a folder of its own, because a socket's path must be short and the tests' folder names are long."""
+
+    capabilities = Capabilities(relayable=False)
 
     def transport(self, **options: Any) -> ShmTransport:
         self._folder = getattr(self, "_folder", None) or tempfile.TemporaryDirectory(prefix="echo-shm-")

@@ -69,7 +69,7 @@ class RawWorker:
 
     def _handshake(self, base: int) -> bytearray:
         name = f"raw-{self.client[:4]}"
-        handshake = ClientHandshake(self.server.spec, find_token(), self.client, base, name=name)
+        handshake = ClientHandshake(self.server.spec, find_token(), self.client, base, name=name, session=self.client)
         self.sock.sendall(handshake.start())
         while not handshake.done:
             data = self.sock.recv(65536)

@@ -23,7 +23,7 @@ from echo_core.base.errors import HandshakeRefused, SecurityError, SpecError
 from echo_core.security.tokens import find_token
 from echo_core.spec.spec import Spec
 from echo_core.wire.handshake import ClientHandshake
-from echo_core.wire.protocol import Kind, frame, pack_header
+from echo_core.wire.protocol import PROTOCOL_VERSION, Kind, frame, pack_header
 from echo_tcp import control
 from echo_tcp.transport import TcpTransport
 
@@ -120,13 +120,13 @@ BROKEN_HANDSHAKES = {
     "nothing": b"",
     "garbage": os.urandom(3000),
     "a web browser": b"GET / HTTP/1.1\r\nHost: learner\r\n\r\n",
-    "half a header": b"ECHO\x02\x01",
-    "half a message": struct.pack("<4sBBHI", b"ECHO", 2, 1, 0, 300) + b'{"client"',
-    "too long": struct.pack("<4sBBHI", b"ECHO", 2, 1, 0, 5000) + b" " * 5000,
+    "half a header": b"ECHO\x03\x01",
+    "half a message": struct.pack("<4sBBHI", b"ECHO", PROTOCOL_VERSION, 1, 0, 300) + b'{"client"',
+    "too long": struct.pack("<4sBBHI", b"ECHO", PROTOCOL_VERSION, 1, 0, 5000) + b" " * 5000,
     "another version": struct.pack("<4sBBHI", b"ECHO", 7, 1, 0, 2) + b"{}",
-    "another message": struct.pack("<4sBBHI", b"ECHO", 2, 5, 0, 2) + b"{}",
-    "no JSON": struct.pack("<4sBBHI", b"ECHO", 2, 1, 0, 4) + b"\xff\xfe{}",
-    "an empty object": struct.pack("<4sBBHI", b"ECHO", 2, 1, 0, 2) + b"{}",
+    "another message": struct.pack("<4sBBHI", b"ECHO", PROTOCOL_VERSION, 5, 0, 2) + b"{}",
+    "no JSON": struct.pack("<4sBBHI", b"ECHO", PROTOCOL_VERSION, 1, 0, 4) + b"\xff\xfe{}",
+    "an empty object": struct.pack("<4sBBHI", b"ECHO", PROTOCOL_VERSION, 1, 0, 2) + b"{}",
 }
 
 

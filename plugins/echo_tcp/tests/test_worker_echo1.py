@@ -202,7 +202,7 @@ def test_a_lost_original_server_is_final() -> None:
     ("reply", "error"),
     [
         (b"HTTP/1.1 400 Bad Request", ProtocolError),
-        (b"ECHO\x02" + bytes(20), HandshakeRefused),
+        (b"ECHO\x03" + bytes(20), HandshakeRefused),
         (b"ECHO\x01\xff\xff\xff\xff", ProtocolError),
         (b"ECHO\x01" + struct.pack("<3I", 1, 1, 1 << 30), ProtocolError),
     ],

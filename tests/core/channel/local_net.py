@@ -171,10 +171,11 @@ class Consumer:
 class RawWorker:
     """Speaks the wire format by hand, to say what no connection would."""
 
-    def __init__(self, client_id: str = "a" * 32, base: int = 0, spec: Spec = SPEC) -> None:
+    def __init__(self, client_id: str = "a" * 32, base: int = 0, spec: Spec = SPEC, session: str = "") -> None:
+        """A session of its own unless `session` is given: samples are numbered within one."""
         self.sock = net.dial("learner")
         self.sock.settimeout(10)
-        handshake = ClientHandshake(spec, TOKEN, client_id, base, name="raw")
+        handshake = ClientHandshake(spec, TOKEN, client_id, base, name="raw", session=session or client_id)
         self.sock.sendall(handshake.start())
         while not handshake.done:
             self.sock.sendall(handshake.receive(self.sock.recv(65536)))

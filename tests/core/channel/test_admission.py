@@ -70,7 +70,7 @@ def test_a_learner_without_authentication() -> None:
         connect(allow_unauthenticated=True).close()
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 5000, b"ECHO\x02\x01\0\0\xff\xff\xff\xff", b""])
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 5000, b"ECHO\x03\x01\0\0\xff\xff\xff\xff", b""])
 def test_strangers_are_turned_away(data: bytes) -> None:
     with serve(handshake_timeout=0.3) as server, net.dial("learner") as stranger, net.dial("learner") as hasty:
         hasty.close()

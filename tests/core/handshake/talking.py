@@ -11,6 +11,7 @@ from echo_core.base.errors import EchoError
 from echo_core.spec.spec import Spec
 from echo_core.wire.handshake import ClientHandshake, ServerHandshake
 from echo_core.wire.handshake.messages import MESSAGE
+from echo_core.wire.protocol import PROTOCOL_VERSION
 
 SPEC = Spec.from_example({"obs": np.zeros(4, np.float32), "reward": np.float32(0)})
 OTHER = Spec.from_example({"obs": np.zeros(4, np.float64), "reward": np.float32(0)})
@@ -27,7 +28,7 @@ def client(spec: Spec = SPEC, token: bytes | None = TOKEN, **options: Any) -> Cl
     return ClientHandshake(spec, token, CLIENT, **options)
 
 
-def message(kind: int, body: Any, version: int = 2, reserved: int = 0) -> bytes:
+def message(kind: int, body: Any, version: int = PROTOCOL_VERSION, reserved: int = 0) -> bytes:
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
     return MESSAGE.pack(b"ECHO", version, kind, reserved, len(text)) + text
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from talking import CLIENT, INCARNATION, OTHER, SPEC, TOKEN, body_of, client, message, server, talk
 
-from echo_core.base.errors import ProtocolError, SpecError
+from echo_core.base.errors import HandshakeRefused, ProtocolError, SpecError
+from echo_core.base.transport_options import SILENCE
 from echo_core.spec.spec import Spec
 
 
@@ -21,9 +22,27 @@ def test_both_ends_agree(tokens: tuple[bytes, ...]) -> None:
     c, s = client(token=TOKEN if tokens else None, base=17, name="w0"), server(tokens=tokens)
     assert talk(c, s) == (None, None)
     assert c.done and s.done and c.leftover == s.leftover == s.refusal == b""
-    assert c.peer == {"server": INCARNATION, "auth": "token" if tokens else "none"}
+    assert c.peer == {"server": INCARNATION, "auth": "token" if tokens else "none", "silence": SILENCE}
     assert s.peer["client"] == CLIENT and s.peer["base"] == 17 and s.peer["name"] == "w0"
     assert s.peer["pid"] == os.getpid() and s.peer["role"] == "worker"
+
+
+def test_a_learner_may_hold_a_client_until_its_id_is_free() -> None:
+    c, s = client(session="5e" * 16, silence=7.5), server(hold=True, silence=2.5)
+    spec = c.receive(s.receive(c.receive(s.receive(c.start()))))
+    assert s.receive(spec) == b"" and s.agreed and not s.done
+    assert s.receive(b"early") == b""  # belongs to the frames
+    assert (s.peer["session"], s.peer["silence"], c.peer["silence"]) == ("5e" * 16, 7.5, 2.5)
+    c.receive(s.accept())
+    assert c.done and s.done and s.leftover == b"early"
+
+
+def test_a_held_client_can_be_refused() -> None:
+    c, s = client(), server(hold=True)
+    s.receive(c.receive(s.receive(c.receive(s.receive(c.start())))))
+    with pytest.raises(HandshakeRefused, match="in use by joe") as caught:
+        c.receive(s.refuse("identity", "the id is in use by joe"))
+    assert caught.value.code == "identity" and not s.done
 
 
 def test_the_token_never_travels() -> None:
@@ -106,7 +125,7 @@ def test_a_spec_that_is_none_is_refused_at_either_end(spec: dict[str, Any]) -> N
         s.receive(message(5, {"spec": spec}))
     c = client(token=None)
     c.receive(server(tokens=()).receive(c.start()))
-    to_server = c.receive(message(4, {"mac": "", "spec": spec}))
+    to_server = c.receive(message(4, {"mac": "", "silence": 1.0, "spec": spec}))
     assert body_of(to_server) == {"spec": SPEC.to_json()}  # so that the learner can say why too
     with pytest.raises(SpecError, match="learner"):
         c.receive(message(6, {}))

@@ -14,6 +14,7 @@ from echo_core.base.errors import EchoError, HandshakeRefused, ProtocolError
 from echo_core.spec.spec import Spec
 from echo_core.wire.handshake import ServerHandshake
 from echo_core.wire.handshake.messages import LIMIT_AFTER, LIMIT_BEFORE, MESSAGE, Message
+from echo_core.wire.protocol import PROTOCOL_VERSION
 
 
 @pytest.mark.parametrize("code", ["busy", "shutdown", "role", "version", "no such code"])
@@ -32,10 +33,10 @@ def test_a_refusal_ends_the_handshake() -> None:
         s.receive(client().start())
 
 
-@pytest.mark.parametrize("theirs", [0, 1, 3, 255])
+@pytest.mark.parametrize("theirs", [0, 1, 2, 4, 255])
 def test_another_version_is_refused_at_both_ends(theirs: int) -> None:
     s = server()
-    with pytest.raises(ProtocolError, match=f"protocol {theirs}, this end speaks 2"):
+    with pytest.raises(ProtocolError, match=f"protocol {theirs}, this end speaks {PROTOCOL_VERSION}"):
         s.receive(message(1, {}, version=theirs))
     c = client()
     c.start()
@@ -53,7 +54,7 @@ def test_the_refusal_of_a_newer_version_is_understood() -> None:
     c = client()
     c.start()
     with pytest.raises(HandshakeRefused, match="buy a newer one"):
-        c.receive(message(7, {"code": "version", "text": "buy a newer one"}, version=3))
+        c.receive(message(7, {"code": "version", "text": "buy a newer one"}, version=PROTOCOL_VERSION + 1))
 
 
 def test_the_original_protocol_is_recognised() -> None:
@@ -74,23 +75,23 @@ def test_garbage_is_refused_at_its_first_byte(data: bytes) -> None:
 
 
 def test_too_long_a_message_is_refused_by_its_header() -> None:
-    header = MESSAGE.pack(b"ECHO", 2, Message.HELLO, 0, LIMIT_BEFORE + 1)
+    header = MESSAGE.pack(b"ECHO", PROTOCOL_VERSION, Message.HELLO, 0, LIMIT_BEFORE + 1)
     with pytest.raises(ProtocolError, match="4097 bytes, more than 4096"):
         server().receive(header)
     c, s = client(), server()
     s.receive(c.receive(s.receive(c.start())))
     with pytest.raises(ProtocolError, match="more than"):
-        s.receive(MESSAGE.pack(b"ECHO", 2, Message.SPEC, 0, LIMIT_AFTER + 1))
+        s.receive(MESSAGE.pack(b"ECHO", PROTOCOL_VERSION, Message.SPEC, 0, LIMIT_AFTER + 1))
     c = client()
     c.start()
     with pytest.raises(ProtocolError, match="CHALLENGE of 4294967295 bytes"):
-        c.receive(MESSAGE.pack(b"ECHO", 2, Message.CHALLENGE, 0, (1 << 32) - 1))
+        c.receive(MESSAGE.pack(b"ECHO", PROTOCOL_VERSION, Message.CHALLENGE, 0, (1 << 32) - 1))
 
 
 def test_nothing_is_kept_of_a_message_that_cannot_come() -> None:
     s = server()
     with pytest.raises(ProtocolError, match="message 5 where HELLO was due"):
-        s.receive(MESSAGE.pack(b"ECHO", 2, Message.SPEC, 0, LIMIT_AFTER) + bytes(100))
+        s.receive(MESSAGE.pack(b"ECHO", PROTOCOL_VERSION, Message.SPEC, 0, LIMIT_AFTER) + bytes(100))
     with pytest.raises(ProtocolError, match="failed already"):
         s.receive(client().start())
 
@@ -124,6 +125,12 @@ def test_a_message_that_is_no_json_object_is_refused(text: bytes) -> None:
         {"client": 5},
         {"client": None},
         {"role": []},
+        {"session": "5e"},
+        {"session": None},
+        {"silence": 0.0},
+        {"silence": -1.0},
+        {"silence": 1e9},
+        {"silence": 5},
         {"nonce": "ab"},
         {"base": -1},
         {"base": 1 << 63},
@@ -138,7 +145,7 @@ def test_a_hello_with_a_bad_field_is_refused(change: dict[str, Any]) -> None:
         server().receive(message(1, hello))
 
 
-@pytest.mark.parametrize("missing", ["client", "role", "nonce", "base"])
+@pytest.mark.parametrize("missing", ["client", "role", "nonce", "base", "session", "silence"])
 def test_a_hello_without_a_field_is_refused(missing: str) -> None:
     hello = body_of(client().start())
     del hello[missing]

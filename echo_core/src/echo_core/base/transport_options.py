@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-__all__ = ["ConnectOptions", "ListenOptions"]
+__all__ = ["SILENCE", "ConnectOptions", "ListenOptions", "check_silence"]
+
+SILENCE = 30.0  # seconds. Each end sends something at least every third of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +22,7 @@ class ListenOptions:
     max_connections: int = 4096  # further clients are refused with code "busy"
     max_pending: int = 256  # clients that may be in their handshake at the same time
     handshake_timeout: float = 10.0  # seconds in which a client has to finish its handshake
+    silence: float = SILENCE  # seconds without a byte after which the other end counts as lost
 
     def __post_init__(self) -> None:
         if not self.timeout >= 0:
@@ -29,6 +32,7 @@ class ListenOptions:
         for name in ("max_pending", "handshake_timeout"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        check_silence(self.silence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,7 @@ class ConnectOptions:
     max_inflight_msgs: int = 65536  # ... and this many samples; `send` waits when either limit is reached
     max_coalesced_bytes: int = 256 << 10  # bytes of samples that are gathered into one frame on a busy link
     reconnect: bool = True  # False: a lost connection is final
+    silence: float = SILENCE  # seconds without a byte after which the learner counts as lost
 
     def __post_init__(self) -> None:
         if not self.timeout >= 0:
@@ -57,3 +62,10 @@ class ConnectOptions:
             raise ValueError("max_coalesced_bytes cannot exceed 16 MiB, the most a frame carries")
         if self.client_id and not re.fullmatch("[0-9a-f]{32}", self.client_id):
             raise ValueError(f"client_id must be 32 hex digits, not {self.client_id!r}")
+        check_silence(self.silence)
+
+
+def check_silence(seconds: float) -> None:
+    """Raise ValueError unless `seconds` may be the option `silence`."""
+    if not 0.001 <= seconds <= 86400:
+        raise ValueError(f"silence must be from 0.001 to 86400 seconds, not {seconds!r}")

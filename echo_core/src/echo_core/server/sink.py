@@ -36,6 +36,7 @@ class ServerSink(Sink):
         specs = {name: table.spec if table.lags is None else labelled(table.spec) for name, table in server.tables.items()}
         self.spec: Spec = next(iter(specs.values()), server.spec)
         self.incarnation: str = secrets.token_hex(16)
+        self.identities = server.identities
         self._labelled = self.spec is not server.spec
         self.native: object = server.table().native(True) if self._labelled else server._native()
         self.tables: dict[str, Spec] = TableSpecs(specs, self.spec)

@@ -12,6 +12,7 @@ from ..plugins import discovery
 from ..security import tokens
 from ..store.steps.step_table import StepTable
 from ..store.store import Store
+from ..wire.identity import Identities
 from ..wire.peer import Peer
 from ..wire.transport import Listener
 from ..wire.weights import PackedWeights
@@ -40,6 +41,7 @@ class ServerState(Store):
         self._peers: dict[int, Peer] = {}
         self._taps = Taps()
         self._held = HeldBatches()
+        self.identities = Identities()
         self._lock = threading.Lock()  # it guards _peers and is held only briefly
         self._weights: PackedWeights | None = None
         self._published_at = 0.0

@@ -20,6 +20,8 @@ class Capabilities:
         severable: `TransportContract.sever` can cut a link.
         forks: a forked child may make its own connection after its parent had one. False: the child
             gets a ForkError.
+        relayable: all bytes of a client travel over one TCP connection to the learner's address, so that a relay can stand
+            between them (`TransportContract.relay`).
         dialable: unauthenticated clients can reach the address with a plain socket and write any bytes.
     """
 
@@ -29,4 +31,5 @@ class Capabilities:
     restarts: bool = True
     severable: bool = True
     forks: bool = True
+    relayable: bool = True
     dialable: bool = True

@@ -95,6 +95,11 @@ class Rig:
         return process
 
     @staticmethod
+    def pause(seconds: float) -> None:
+        """Let time pass in which nothing may happen."""
+        time.sleep(seconds)
+
+    @staticmethod
     def pipe() -> tuple[Pipe, Pipe]:
         """The (read, write) ends of a pipe on which a process can report."""
         return _spawning.Pipe(duplex=False)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from ..base.address import Address
 from ..client.client import Client
 from ..server.server import Server
 from ..wire.transport import Transport
 from .capabilities import Capabilities
+from .clauses.client_ids import ClientIdClauses
 from .clauses.ending import EndingClauses
 from .clauses.experience import ExperienceClauses
 from .clauses.hygiene import HygieneClauses
@@ -21,9 +24,11 @@ from .clauses.identity import IdentityClauses
 from .clauses.processes import ProcessClauses
 from .clauses.recovery import RecoveryClauses
 from .clauses.refusal import RefusalClauses
+from .clauses.silence import SilenceClauses
 from .clauses.waiting import WaitingClauses
 from .clauses.weights import WeightsClauses
 from .processes import until
+from .relay import Relay
 from .rig import Rig, sever_sockets
 
 __all__ = ["TransportContract"]
@@ -39,6 +44,8 @@ class TransportContract(
     RecoveryClauses,
     WeightsClauses,
     IdentityClauses,
+    ClientIdClauses,
+    SilenceClauses,
     ProcessClauses,
     HygieneClauses,
     ABC,
@@ -65,6 +72,14 @@ class TransportContract(
         `reset`, discard data under way. This method works for every kind of socket."""
         # A link that was cut a moment ago and is not yet restored has no socket.
         until(lambda: sever_sockets(server.address, reset), "a socket to cut; or override sever()")
+
+    def relay(self, server: Server) -> Relay:
+        """A relay in front of `server`, on which faults of a network can be made."""
+        return Relay(server.address.endpoint)
+
+    def through(self, relay: Relay, server: Server) -> Address:
+        """The address by which a client reaches `server` through `relay`."""
+        return replace(server.address, host="127.0.0.1", port=relay.port)
 
     def unique(self) -> str:
         """A name that no other call returns."""

@@ -45,6 +45,16 @@ def pour(address: str, maker: int, filler: int, subscribe: bool, ready: Pipe, op
             ready.send("ready")
 
 
+def rest(address: str, maker: int, count: int, ready: Pipe, options: dict[str, Any]) -> None:
+    """Send `count` samples, report "ready" once they are acknowledged, and stay connected until killed."""
+    client = Client(address, example(), name=f"worker-{maker}", **options)
+    client.send_batch(stacked(maker, 0, count))
+    client.wait()
+    ready.send("ready")
+    while True:
+        time.sleep(60)
+
+
 def wander(address: str, maker: int, environments: int, length: int, ready: Pipe, options: Any) -> None:
     """Send episodes of `length` steps in each environment, sample by sample. In the middle of the third it reports "ready" and is killed."""
     client = Client(address, Steps(example()), name=f"worker-{maker}", **options)

@@ -87,7 +87,7 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 Blob = Buffer | Sequence[Buffer]  # in an answer, several buffers follow one another
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 HEADER: Final = Struct("<BBHIQQ")
 HEADER_BYTES: Final = HEADER.size  # 24
 U32: Final = Struct("<I")

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ..spec.spec import Spec
     from ..store.shared.shared_store import SharedStore
     from ..store.slot import Slot
+    from .identity import Identities
     from .peer import Peer
     from .protocol import Blob
     from .weights import PackedWeights
@@ -26,6 +27,7 @@ class Sink(ABC):
     Attributes:
         spec: the `Spec` that every sample must match. It includes labels if the table keeps policy versions; see labels.py.
         incarnation: 32 hex digits, new for every server. By them, workers distinguish a restarted learner from a dropped connection.
+        identities: which connections hold which client ids, over all listeners; see identity.py.
         native: PyCapsule "echo_core.store" for the native interface (include/echo_capi.h); it keeps the store's memory alive.
         table_name: the name of this sink's replay table; "" is the first table, or the stream.
         tables: the `Spec` of each replay table that clients may name in their handshake; empty for a stream. `spec`, `native` and
@@ -34,6 +36,7 @@ class Sink(ABC):
 
     spec: Spec
     incarnation: str
+    identities: Identities
     native: object
     table_name: str
     tables: dict[str, Spec]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.math cimport INFINITY
 from libc.string cimport memcpy
 from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
@@ -29,6 +30,7 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         ClientId client
         uint64_t base
         cbool echo1
+        int64_t beat_ns
         string unsent
         string leftover
 
@@ -47,7 +49,7 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         uint64_t staged_bytes, protocol_errors, acks, weights_sent, rounds, active, waiting
 
     cdef cppclass Learner:
-        Learner(const echo_capi*, echo_store*, unsigned, uint64_t) except +
+        Learner(const echo_capi*, echo_store*, unsigned, uint64_t, int64_t) except +
         int events_fd()
         vector[Event] take_events() except +
         uint64_t add(NewPeer) except +
@@ -57,6 +59,9 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         string frame_for(uint64_t, size_t) except +
         void reply(uint64_t, string) except +
         void refuse(uint64_t, string) except +
+        void evict(uint64_t, string) except +
+        void ping(uint64_t) except +
+        uint64_t heard_at(uint64_t)
         void publish(uint64_t, string, const char*, uint64_t, uint64_t) except +
         vector[PeerRow] peers() except +
         TotalsRow totals()
@@ -92,17 +97,18 @@ cdef class NativeLearner:
         store: PyCapsule "echo_core.store" (`sink.native`).
         threads: number of loops, each with one thread; a client is always served by the same loop.
         staging_bytes: memory of each loop for large frames that cannot go straight into slots.
+        silence: seconds without a byte after which a client counts as lost.
 
     Every method may be called from any thread.
     """
     cdef unique_ptr[Learner] learner
     cdef dict payloads  # ticket -> _Payload that a loop may still be sending
 
-    def __cinit__(self, store, unsigned threads, uint64_t staging_bytes):
+    def __cinit__(self, store, unsigned threads, uint64_t staging_bytes, double silence):
         cdef const echo_capi* table = echo_table(ECHO_CAPI_VERSION)
         cdef echo_store* native = echo_store_of(store)
         self.payloads = {}
-        self.learner.reset(new Learner(table, native, threads, staging_bytes))
+        self.learner.reset(new Learner(table, native, threads, staging_bytes, <int64_t>(silence * 1e9)))
 
     def __dealloc__(self):
         # Joins the threads without a goodbye to the peers, which is the task of stop().
@@ -113,13 +119,14 @@ cdef class NativeLearner:
         """Readable while there are events to take."""
         return self.learner.get().events_fd()
 
-    def add(self, sock, bytes client, uint64_t base, *, cbool echo1, bytes unsent, bytes leftover) -> int:
+    def add(self, sock, bytes client, uint64_t base, *, cbool echo1, bytes unsent, bytes leftover, double beat) -> int:
         """Hand over a connected, non-blocking socket. It is detached, and the loop owns it from now on. Its first event is `ADDED`.
 
         Args:
             client: 16 bytes, the same for every connection of a session.
             base: number of samples of the session that the client knows to be committed.
             echo1: whether it speaks the original protocol.
+            beat: seconds after which a sign of life is due; infinite: never.
             unsent, leftover: bytes of the handshake that are still to be sent, and bytes that came after the handshake.
 
         Returns:
@@ -134,6 +141,7 @@ cdef class NativeLearner:
         memcpy(peer.client.data(), <const char*>client, 16)
         peer.base = base
         peer.echo1 = echo1
+        peer.beat_ns = 0 if beat > 1e6 else <int64_t>(beat * 1e9) + 1
         peer.unsent = unsent
         peer.leftover = leftover
         return self.learner.get().add(move(peer))
@@ -177,6 +185,19 @@ cdef class NativeLearner:
     def refuse(self, uint64_t key, bytes reason) -> None:
         """End a connection that broke the protocol."""
         self.learner.get().refuse(key, reason)
+
+    def evict(self, uint64_t key, bytes reason) -> None:
+        """End a connection that has done nothing wrong."""
+        self.learner.get().evict(key, reason)
+
+    def ping(self, uint64_t key) -> None:
+        """Send a PING, which the worker answers."""
+        self.learner.get().ping(key)
+
+    def heard_at(self, uint64_t key) -> float:
+        """When the last byte came (`time.monotonic()`); infinite while the connection is not read, because it waits for space."""
+        cdef uint64_t ns = self.learner.get().heard_at(key)
+        return ns / 1e9 if ns else INFINITY
 
     def publish(self, uint64_t version, bytes meta, payload) -> None:
         """Offer a version to every subscriber. `payload` (a contiguous buffer) is referred to, not copied."""

@@ -73,7 +73,7 @@ cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
         void hold(uint64_t number, uint64_t digest) except +
         uint64_t holds()
         Status held(uint64_t holds_before, int64_t slice_ns)
-        bool attach(int fd, const string& rest, bool restarted) except +
+        bool attach(int fd, const string& rest, uint32_t beat_ms, bool restarted) except +
         unsigned wait_event(int64_t slice_ns)
         Status linked(int64_t slice_ns)
         void fail(const string& why, bool broken_format)

@@ -60,7 +60,7 @@ cdef class Worker:
         timeout: seconds, the default of every wait.
         window_bytes, max_inflight_msgs: the most samples kept until they are acknowledged, in bytes and in number.
         coalesced_bytes: size of the samples that are gathered into one frame while the link is busy.
-        silence: seconds after which a peer that owes a TCP acknowledgement counts as gone.
+        silence: seconds after which a peer from which nothing comes counts as gone.
         original: speak the protocol of the first Echo.
     """
 
@@ -270,12 +270,12 @@ cdef class Worker:
 
     # --- calls of the keeper --------------------------------------------------------------------
 
-    def attach(self, sock, bytes rest, bint restarted):
-        """Go on over `sock`, after its handshake; False if the session has ended. Takes the descriptor."""
+    def attach(self, sock, bytes rest, double beat, bint restarted):
+        """Go on over `sock`, after its handshake; False if the session has ended. Takes the descriptor. `beat`: seconds between signs of life."""
         cdef int fd = sock.fileno()
         sockets_of_ours.add(fd)  # before the detach: if another thread forks now, the socket is in one of the two sets
         sock.detach()
-        return self.engine.attach(fd, rest, restarted)
+        return self.engine.attach(fd, rest, <uint32_t>max(1.0, min(beat, 1e6) * 1000), restarted)
 
     def wait_event(self, double seconds):
         """Wait for events: a set of LINK_LOST, WEIGHTS_HERE and OVER; 0 if none came in time."""

@@ -27,6 +27,7 @@ from echo_core.wire.protocol import MAX_NUMBER, pack_error, parse_request, reply
 from ._learner import ADDED, CONTROL, LOST, RECEIPT, NativeLearner
 from .client_acceptor import ClientAcceptor
 from .complaints import Seldom
+from .holder import TcpHolder
 from .loops import Loops
 from .pending import Pending
 
@@ -71,6 +72,7 @@ class Control:
         self._complaints = Seldom()
         self._lock = threading.Lock()
         self._peers: dict[tuple[str, int], Peer] = {}  # by table and the native key
+        self._holders: dict[tuple[str, int], TcpHolder] = {}  # of those peers that hold ids
         self._pending: OrderedDict[socket.socket, Pending] = OrderedDict()  # oldest first
         self._closing = False  # no more clients
         self._over = False  # and no more events
@@ -140,10 +142,17 @@ class Control:
         times = [pending.deadline for pending in self._pending.values()]
         if not self._acceptor.is_open and not self._closing:
             times.append(self._acceptor.opens_at)
+        times += [pending.claim.ask_again for pending in self._undecided()]
         return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _undecided(self) -> list[Pending]:
+        return [p for p in self._pending.values() if p.claim is not None and not (p.claim.granted or p.hanging_up)]
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
+        for pending in self._undecided():
+            if pending.claim is not None and pending.claim.ask_again <= now:
+                self._go_on(pending, 0)
         for pending in [p for p in self._pending.values() if p.deadline <= now]:
             if not pending.hanging_up:
                 self._complain_of(pending, pending.too_slow(self._options.handshake_timeout))
@@ -217,13 +226,33 @@ class Control:
             )
         elif pending.hanging_up:
             self._drop(pending)
+        elif not self._identified(pending):
+            self._selector.modify(pending.sock, pending.events, lambda events: self._go_on(pending, events))
         elif (full := self._full()) is not None:  # others were quicker; it will come again and then get the reason
             self._complain_of(pending, EchoError(full))
             self._drop(pending)
         else:
             self._hand_over(pending)
 
+    def _identified(self, pending: Pending) -> bool:
+        """Whether the client holds its id by now. Only workers hold ids: nobody else sends samples."""
+        hello = pending.hello()
+        if hello["role"] != "worker" or self._greeting:
+            return True
+        if pending.claim is None:
+            pending.holder = TcpHolder()
+            pending.claim = self._sink.identities.claim(hello["client"], hello["session"], pending.holder)
+        if not pending.claim.decided():
+            return False
+        if pending.claim.refusal and not pending.hanging_up:
+            pending.refuse("identity", pending.claim.refusal)
+            self._complain_of(pending, EchoError(pending.claim.refusal))
+            self._go_on(pending, 0)
+            return False
+        return pending.claim.granted
+
     def _hand_over(self, pending: Pending) -> None:
+        pending.accept()
         self._forget(pending)
         hello, sock = pending.hello(), pending.sock
         peer = Peer(
@@ -242,7 +271,7 @@ class Control:
         if table not in self._natives:
             native = self._natives.add(table)
             self._selector.register(native.fileno(), selectors.EVENT_READ, partial(self._report, table))
-        client, base = bytes.fromhex(hello["client"]), hello["base"]
+        client, base = bytes.fromhex(hello["session"]), hello["base"]
         if peer.role != "worker":
             # With this base, the loops already have every sample number that the client could send. Its session
             # must differ from that of any worker, whose id it may know.
@@ -256,8 +285,13 @@ class Control:
                 echo1=bool(self._greeting),
                 unsent=bytes(pending.unsent),
                 leftover=pending.leftover(),
+                beat=min(self._options.silence, hello["silence"]) / 3,
             )
             self._peers[table, key] = peer
+            if pending.holder is not None:
+                self._holders[table, key] = pending.holder
+                pending.holder.serve(self._natives[table], key, peer)
+                pending.claim = None  # from now on the connection holds the id
         self.counts["connections_total"] += 1
 
     def _forget(self, pending: Pending) -> None:
@@ -266,6 +300,8 @@ class Control:
 
     def _drop(self, pending: Pending) -> None:
         self._forget(pending)
+        if pending.claim is not None:
+            pending.claim.withdraw()
         pending.sock.close()
 
     def _complain_of(self, pending: Pending, error: EchoError) -> None:
@@ -300,7 +336,10 @@ class Control:
     def _lost(self, table: str, key: int, peer: Peer, reason: str, broken: bool) -> None:
         with self._lock:
             del self._peers[table, key]
+            holder = self._holders.pop((table, key), None)
         self._natives[table].forget(key)
+        if holder is not None:
+            self._sink.identities.release(peer.id, holder)
         self._sink.lost(peer, f"it broke the protocol: {reason}" if broken else reason)
 
     def _answer(

@@ -6,6 +6,7 @@ engine takes over, and the learner's description of itself.
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -34,17 +35,20 @@ class Link:
     Attributes:
         socket: its blocking mode does not matter any more; the engine takes it over.
         rest: bytes that were read beyond the handshake.
+        beat: seconds after which each end sends a sign of life.
         incarnation: identifies the run of the learner, which changes with a restart; "" with the original protocol.
     """
 
     socket: socket.socket
     rest: bytes = b""
     incarnation: str = ""
+    beat: float = math.inf
 
 
 def dial_echo2(
     address: Address,
     handshake: ClientHandshake,
+    silence: float,
     send_buffer: int,
     seconds: float,
     dialling: Callable[[socket.socket], None],
@@ -64,7 +68,8 @@ def dial_echo2(
             data = _receive(sock, 1 << 16, end)
             if reply := handshake.receive(data):
                 _send(sock, reply, end)
-        return Link(sock, bytes(handshake.leftover), handshake.peer["server"])
+        beat = min(silence, handshake.peer["silence"]) / 3
+        return Link(sock, bytes(handshake.leftover), handshake.peer["server"], beat)
     except BaseException:
         sock.close()
         raise

@@ -11,6 +11,7 @@ a worker.
 
 from __future__ import annotations
 
+import math
 import secrets
 import socket
 import struct
@@ -56,12 +57,14 @@ def greeting(spec: Spec) -> bytes:
 class Echo1Handshake:
     """In the place of a `ServerHandshake`: the worker is sent a greeting, and answers nothing."""
 
-    done = True
+    done = agreed = True
     refusal = leftover = b""
 
     def __init__(self, address: str) -> None:
         self.peer: dict[str, Any] = {
             "client": secrets.token_hex(16),
+            "session": secrets.token_hex(16),
+            "silence": math.inf,  # the protocol has no PING
             "name": f"echo1@{address}",
             "role": "worker",
             "base": 0,
@@ -74,6 +77,10 @@ class Echo1Handshake:
     def receive(self, data: bytes) -> bytes:
         """Never called: it is done from the beginning."""
         raise ProtocolError("a worker of the original protocol answers nothing")
+
+    def accept(self) -> bytes:
+        """Never called, like `receive`."""
+        return b""
 
     def refuse(self, code: str, text: str) -> bytes:
         """The protocol has no refusals: it is only hung up on."""

@@ -54,6 +54,7 @@ class Keeper:
         self._spec = spec
         self._options = options
         self._client_id = options.client_id or secrets.token_hex(16)
+        self._session = secrets.token_hex(16)  # see echo_core.wire.identity
         self._incarnation = ""
         self._over = threading.Event()
         self._dialling: socket.socket | None = None  # is shut down if the connection ends
@@ -125,7 +126,7 @@ class Keeper:
         restarted = self._incarnation not in ("", link.incarnation)
         self._incarnation = link.incarnation
         self._dialling = None
-        self._worker.attach(link.socket, link.rest, restarted)
+        self._worker.attach(link.socket, link.rest, link.beat, restarted)
         return restarted
 
     def _pause(self, seconds: float) -> bool:
@@ -186,5 +187,7 @@ class Keeper:
             options.name or f"{socket.gethostname()}:{os.getpid()}",
             allow_unauthenticated=options.allow_unauthenticated,
             table=options.table,
+            session=self._session,
+            silence=options.silence,
         )
-        return dial_echo2(self._address, handshake, options.send_buffer, seconds, dialling)
+        return dial_echo2(self._address, handshake, options.silence, options.send_buffer, seconds, dialling)

@@ -45,14 +45,16 @@ class TcpListener(Listener):
         if options.protocol == "echo1":
             said_first = greeting(sink.spec)
         else:
-            make_handshake = lambda address: ServerHandshake(sink.spec, tokens(), sink.incarnation, tables=sink.tables)  # noqa: E731
+            make_handshake = lambda address: ServerHandshake(  # noqa: E731
+                sink.spec, tokens(), sink.incarnation, tables=sink.tables, silence=options.silence, hold=True
+            )
         sockets, port = listen_on(options.host, options.port, options.receive_buffer)
         self.address = Address("tcp", options.host, port)
         self._rate_limit = ConnectionRateLimit(options.max_connection_rate)
         try:
             self._natives = Loops(
                 lambda name: NativeLearner(
-                    sink.table(name).native, options.num_threads, options.staging_bytes
+                    sink.table(name).native, options.num_threads, options.staging_bytes, options.silence
                 ),
                 ("", *list(sink.tables)[1:]),
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from echo_core.base.transport_options import ConnectOptions, ListenOptions
+from echo_core.base.transport_options import ConnectOptions, ListenOptions, check_silence
 from echo_core.security import tls
 from echo_core.wire.network.connection_rate import CONNECTION_RATE, check_connection_rate
 
@@ -34,6 +34,7 @@ class TcpListenOptions(ListenOptions):
         if not 1 <= self.num_threads <= 256:
             raise ValueError(f"num_threads is a number from 1 to 256, not {self.num_threads}")
         check_connection_rate(self.max_connection_rate)
+        check_silence(self.silence)
         for name in ("handshake_timeout", "max_pending", "max_connections"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
@@ -62,7 +63,6 @@ class TcpConnectOptions(ConnectOptions):
     # Most bytes of samples gathered into one frame on a busy link. Larger frames need fewer system calls and wake-ups;
     # still larger ones would leave the second-level cache between gathering and sending.
     max_coalesced_bytes: int = 384 << 10
-    silence: float = 20.0  # after so many seconds a learner that owes a TCP acknowledgement counts as lost
     protocol: str = "echo2"  # "echo1": for a server of the original Echo; does not reconnect
 
     def __post_init__(self) -> None:
@@ -76,8 +76,7 @@ class TcpConnectOptions(ConnectOptions):
             raise ValueError(f"send_buffer must be 0 to 2**30 bytes, not {self.send_buffer!r}")
         if self.max_coalesced_bytes > 16 << 20:
             raise ValueError("max_coalesced_bytes cannot exceed 16 MiB, the most a frame carries")
-        if not 0.001 <= self.silence <= 86400:
-            raise ValueError(f"silence must be from 0.001 to 86400 seconds, not {self.silence!r}")
+        check_silence(self.silence)
         if not self.timeout >= 0:
             raise ValueError(f"timeout must be at least 0 seconds, not {self.timeout!r}")
 

@@ -11,7 +11,10 @@ from echo_core.base.errors import EchoError, ProtocolError
 from echo_core.wire.handshake import ServerHandshake
 
 if TYPE_CHECKING:
+    from echo_core.wire.identity import Claim
+
     from .echo1 import Echo1Handshake
+    from .holder import TcpHolder
 
 __all__ = ["Pending"]
 
@@ -24,6 +27,7 @@ class Pending:
     Attributes:
         began, deadline: time.monotonic().
         unsent: bytes the socket has not taken yet.
+        claim, holder: its request for the client's id, once it has proven itself, and what will hold it (see echo_core.wire.identity).
         hanging_up: refused; what it sends is thrown away until it has read why and closes.
     """
 
@@ -42,6 +46,8 @@ class Pending:
         self.deadline = deadline
         self.unsent = bytearray(greeting)
         self.hanging_up = False
+        self.claim: Claim | None = None
+        self.holder: TcpHolder | None = None
 
     @property
     def events(self) -> int:
@@ -50,7 +56,7 @@ class Pending:
         return waits | (selectors.EVENT_WRITE if self.unsent else 0)
 
     def go_on(self, readable: bool) -> bool:
-        """Read and answer. True if the handshake is done, or the refused client is gone.
+        """Read and answer. True if the handshake is agreed or done, or the refused client is gone.
 
         Raises EchoError if the client has to be turned away, and sets `hanging_up` if the reason can be
         sent to it; OSError if it is gone.
@@ -72,7 +78,12 @@ class Pending:
                 # A close with unread bytes would reset the connection, and the reason would be lost.
                 self.sock.shutdown(socket.SHUT_WR)
             return False
-        return self.handshake.done
+        return self.handshake.done or self.handshake.agreed
+
+    def accept(self) -> None:
+        """Let an agreed client in. What has to be sent for that is in `unsent`."""
+        if not self.handshake.done:
+            self.unsent += self.handshake.accept()
 
     def _receive(self, data: bytes) -> None:
         try:

@@ -29,7 +29,7 @@ constexpr std::uint64_t leaf_sizes[] = {4, 0, 3, 17};
 
 struct Rig {
     echo::Ring *ring = new echo::Ring({leaf_sizes[0], leaf_sizes[1], leaf_sizes[2], leaf_sizes[3]}, 8, 4);
-    Learner learner{echo::capi_table(), reinterpret_cast<echo_store *>(echo::open_door(ring)), 1, 1 << 20};
+    Learner learner{echo::capi_table(), reinterpret_cast<echo_store *>(echo::open_door(ring)), 1, 1 << 20, 30'000'000'000};
     std::uint64_t number = 0;
 
     std::uint64_t inserted() { return ring->counters().inserted; }

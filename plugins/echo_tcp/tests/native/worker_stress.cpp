@@ -184,7 +184,7 @@ void keep_connected(Engine& engine, Learner& learner) {
         if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) std::abort();
         links.emplace_back([&learner, fd = ends[1], seed] { Link(learner, fd, seed).serve(); });
         ++seed;
-        engine.attach(ends[0], {}, seed % 5 == 0);
+        engine.attach(ends[0], {}, 10000, seed % 5 == 0);
     };
     dial();
     for (;;) {
@@ -315,7 +315,7 @@ void stopped_in_the_middle(double seconds) {
             ::close(fd);
         });
         Engine engine({4, 8, fill}, {.block_bytes = 8192, .window_bytes = 64 << 20, .window_samples = 100000});
-        engine.attach(ends[0], {}, false);
+        engine.attach(ends[0], {}, 10000, false);
         if (until([&] { return engine.linked(slice); }) != Status::ok) forbidden("HANG");
         std::vector<std::thread> threads;
         for (int i = 0; i < 2; ++i) {

@@ -244,8 +244,8 @@ class IdentityClauses:
         text = {
             "silence": b"",
             "noise": os.urandom(5000),
-            "half a greeting": b"ECHO\x02\x01\0\0\x80\0\0\0{\"client\"",
-            "a huge length": b"ECHO\x02\x01\0\0\xff\xff\xff\xff" + b"x" * 5000,
+            "half a greeting": b"ECHO\x03\x01\0\0\x80\0\0\0{\"client\"",
+            "a huge length": b"ECHO\x03\x01\0\0\xff\xff\xff\xff" + b"x" * 5000,
         }[junk]
         strangers = [self.dial(server.address) for _ in range(5)]
         for stranger in strangers:

@@ -20,14 +20,14 @@ import numpy as np
 from ...base.errors import ConnectionClosedError, EchoError, EchoTimeoutError
 from ...base.waiting import Wait
 from ..handshake import ClientHandshake, ServerHandshake
-from ..protocol import HEADER_BYTES, Buffer, Header, Kind, frame, parse_header
+from ..protocol import HEADER_BYTES, REPLY, Buffer, Header, Kind, frame, parse_header
+from ..silence import unwatch, watch
 from .channel import Channel
 
 __all__ = ["Gate", "Link", "Waitable", "Work", "deadline", "run_handshake", "wait_until"]
 
 BUFFER_BYTES = 64 << 10
 NOTHING = 0  # the number of work that has none
-PROBE_AFTER = 15.0  # seconds without writing before a PING shows whether the peer is still there
 MOST_POSTED, MOST_POSTED_BYTES = 16, 1 << 20  # frames posted and not begun; beyond that a link is `crowded`
 
 #: What to write next, and the number `Link.written` takes once that is handed over.
@@ -89,7 +89,7 @@ def deadline(channel: Channel, seconds: float, what: str) -> Iterator[None]:
 
 
 def run_handshake(channel: Channel, handshake: ClientHandshake | ServerHandshake) -> None:
-    """Exchange messages until `handshake` is done; a learner's refusal is sent.
+    """Exchange messages until `handshake` is done, or agreed and held by the learner; a learner's refusal is sent.
 
     Raises what the handshake raises, ConnectionClosedError or OSError when the peer is lost.
     """
@@ -97,7 +97,7 @@ def run_handshake(channel: Channel, handshake: ClientHandshake | ServerHandshake
     try:
         if isinstance(handshake, ClientHandshake):
             channel.send([handshake.start()])
-        while not handshake.done:
+        while not (handshake.done or (isinstance(handshake, ServerHandshake) and handshake.agreed)):
             n = channel.recv_into(buffer)
             if n == 0:
                 raise ConnectionClosedError(f"the {handshake.other} hung up during the handshake")
@@ -160,13 +160,18 @@ class Link:
         allowed: frozenset[Kind],
         gate: Gate,
         work: Callable[[], Work | None],
+        silence: float,
+        beat: float,
     ) -> None:
+        self.silence = silence
+        self.beat = beat
         self.error: Exception | None = None
         self.written = 0
         self.received = len(leftover)
         self.sent = 0
         self.half_since = 0.0
         self.heard_at = time.monotonic()
+        self._reads_since = 0.0
         self._channel = channel
         self._sample_bytes = sample_bytes
         self._allowed = allowed
@@ -192,6 +197,7 @@ class Link:
 
     def start(self) -> None:
         """Begin writing; `gate.lock` held."""
+        watch(self)
         if not self._channel.pull(self._produce, self.fail):
             writer = threading.Thread(target=self._write, name="echo-writer", daemon=True)
             writer.start()
@@ -223,6 +229,8 @@ class Link:
                 large = wanted - done >= BUFFER_BYTES  # then past the buffer: one copy less
                 n = self._more(view[done:] if large else None)
                 if n == 0:
+                    if self.error is not None:
+                        raise self.error
                     middle = " in the middle of a frame" if begun or done else ""
                     raise ConnectionClosedError(f"the other end closed the connection{middle}")
                 self.received += n
@@ -244,16 +252,39 @@ class Link:
 
     def _more(self, view: memoryview | None) -> int:
         """Wait for bytes: into `view` if given, else into the buffer, or as one. How many came."""
-        piece = self._channel.receive()
-        if piece is not None:
-            self._pieces = True
-            self._buffer, self._start, self._end = memoryview(piece), 0, len(piece)
+        self._reads_since = time.monotonic()
+        try:
+            piece = self._channel.receive()
+            if piece is not None:
+                self._pieces = True
+                self._buffer, self._start, self._end = memoryview(piece), 0, len(piece)
+                return self._end
+            if view is not None:
+                return self._channel.recv_into(view)
+            self._start, self._end = 0, 0
+            self._end = self._channel.recv_into(self._buffer)
             return self._end
-        if view is not None:
-            return self._channel.recv_into(view)
-        self._start, self._end = 0, 0
-        self._end = self._channel.recv_into(self._buffer)
-        return self._end
+        except OSError:
+            if self.error is not None:
+                raise self.error from None  # which says why the channel was shut down
+            raise
+        finally:
+            self._reads_since = 0.0
+
+    @property
+    def reads(self) -> bool:
+        """Whether a thread waits for bytes now. Otherwise the silence of the other end says nothing about it."""
+        return self._reads_since > 0
+
+    def look(self) -> bool:
+        """See `silence.Listening`."""
+        if self.error is not None:
+            return False
+        since = self._reads_since
+        if since and time.monotonic() - max(since, self.heard_at) > self.silence:
+            self.fail(ConnectionClosedError(f"the other end was silent for {self.silence:g} s (option silence)"))
+            return False
+        return True
 
     # --------------------------------------------------------------- writing, from any thread
 
@@ -308,8 +339,8 @@ class Link:
                 if (work := self._work()) is not None:
                     self._writing = NOTHING
                     return work
-                if not self._gate.work.wait(PROBE_AFTER):
-                    self.post(frame(Kind.PING))
+                if not self._gate.work.wait(self.beat):
+                    self.post(frame(Kind.PING, flags=REPLY))  # a sign of life, which needs no answer
             return None
 
     # ------------------------------------------------------------------------------ the end
@@ -326,6 +357,7 @@ class Link:
     def finish(self) -> None:
         """The reading thread's last call: everything is freed."""
         self.fail(ConnectionClosedError("closed"))
+        unwatch(self)
         if self._writer is not None:
             self._writer.join()
         with self._gate.lock:

@@ -6,13 +6,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from ...base.errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError
 from ...base.waiting import Wait
 from ..handshake import ServerHandshake
+from ..identity import Claim
 from ..peer import Peer
 from ..protocol import REPLY, TO_LEARNER, U64, Blob, Buffer, Header, Kind, frame, weights_frames
 from .acknowledgement import AcknowledgementsOwed
@@ -69,6 +70,7 @@ class ServedClient:
         self.sink = listener.sink
         self.session: Session
         self.waiting_since = 0.0
+        self._claim: Claim | None = None
         self._parted = threading.Event()  # `stop` has said what it had to say
         # Under the gate's lock.
         self._begun = False  # the client is told where to go on, before which it understands nothing else
@@ -89,6 +91,8 @@ class ServedClient:
         except Exception:
             log.exception("client %s", self.peer.address)
         finally:
+            if self._claim is not None:
+                self._claim.withdraw()
             self.finished.set()
             self.listener.gone(self)
 
@@ -97,7 +101,9 @@ class ServedClient:
         listener, sink = self.listener, self.sink
         handshake = None
         try:
-            handshake = ServerHandshake(sink.spec, listener.tokens, sink.incarnation, tables=sink.tables)
+            handshake = ServerHandshake(
+                sink.spec, listener.tokens, sink.incarnation, tables=sink.tables, silence=listener.options.silence, hold=True
+            )
             with deadline(self.channel, listener.options.handshake_timeout, "a handshake"):
                 reason = listener.cannot_serve()
                 if reason:
@@ -106,6 +112,9 @@ class ServedClient:
                     self.channel.send([handshake.refuse(*reason)])
                     raise ConnectionClosedError(reason[1])
                 run_handshake(self.channel, handshake)
+                self._introduce(handshake.peer)
+                self._claim_identity(handshake)
+                self.channel.send([handshake.accept()])
             if not listener.take_place(self):  # it comes again, and is told why
                 raise ConnectionClosedError("others came first: max_connections clients are served")
         except (EchoError, OSError, RuntimeError) as error:  # RuntimeError: no more threads
@@ -124,11 +133,6 @@ class ServedClient:
             listener.turned_away(self.peer.address, error)
             return False
         self._intake = listener.intake(sink)
-        self.peer.address = self.channel.peer  # by now it may know more
-        self.peer.id, self.peer.name, self.peer.role = hello["client"], hello["name"], hello["role"]
-        self.peer.pid, self.peer.host = hello["pid"], hello["host"]
-        self.peer.permissions = hello["permissions"]
-        self.peer.connected_at, self.peer.state_since = time.time(), time.monotonic()
         listener.count("connections_total")
         self.link = Link(
             self.channel,
@@ -137,12 +141,52 @@ class ServedClient:
             TO_LEARNER,
             self.gate,
             self._work,
+            listener.options.silence,
+            min(listener.options.silence, hello["silence"]) / 3,
         )
         # An observer has no samples, and cannot meddle with those of a worker whose id it knows.
         worker = self.peer.role == "worker"
-        session = hello["client"] if worker else f"observer {hello['client']}"
+        session = hello["session"] if worker else f"observer {hello['session']}"
         self.session = listener.sessions.open(session, hello["base"] if worker else 0, self)
         return True
+
+    def _introduce(self, hello: Mapping[str, Any]) -> None:
+        self.peer.address = self.channel.peer  # by now it may know more
+        self.peer.id, self.peer.name, self.peer.role = hello["client"], hello["name"], hello["role"]
+        self.peer.pid, self.peer.host = hello["pid"], hello["host"]
+        self.peer.permissions = hello["permissions"]
+        self.peer.connected_at, self.peer.state_since = time.time(), time.monotonic()
+
+    def _claim_identity(self, handshake: ServerHandshake) -> None:
+        """Hold the client's id, or refuse the client if another one that lives holds it. Only workers hold ids: nobody else sends samples."""
+        if self.peer.role != "worker":
+            return
+        self._claim = self.sink.identities.claim(self.peer.id, handshake.peer["session"], self)
+        while not self._claim.decided():
+            time.sleep(max(0.0, self._claim.ask_again - time.monotonic()))
+        if self._claim.refusal:
+            self.channel.send([handshake.refuse("identity", self._claim.refusal)])
+            raise ConnectionClosedError(self._claim.refusal)
+
+    # -------------------------------------------------- as the holder of an id (wire/identity.py)
+
+    def ask(self) -> None:
+        with self.gate.lock:
+            if self.link is not None:
+                self.link.post(frame(Kind.PING))
+
+    def heard_at(self) -> float:
+        link = self.link
+        return link.heard_at if link is not None and link.reads else math.inf
+
+    def describe(self) -> str:
+        return f"worker {self.peer.name!r} (pid {self.peer.pid} on {self.peer.host!r})"
+
+    def give_way(self, reason: str) -> None:
+        if self.link is not None:
+            self.link.fail(ConnectionClosedError(reason))
+        else:
+            self.channel.shutdown()
 
     def _serve(self) -> None:
         assert self.link is not None

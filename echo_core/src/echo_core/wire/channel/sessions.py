@@ -8,7 +8,7 @@ from typing import Protocol
 
 __all__ = ["Session", "Sessions"]
 
-MAX_SESSIONS = 65536  # beyond that, the longest disconnected is forgotten
+MAX_SESSIONS = 1 << 18  # beyond that, the longest disconnected is forgotten; as in echo_tcp's learner/session.hpp
 EVICTION_SECONDS = 5.0
 
 
@@ -31,23 +31,23 @@ class Session:
 
 
 class Sessions:
-    """The sessions of a listener, by client id."""
+    """The sessions of a listener, by what the clients call them (identity.py says which client may hold an id)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._table: OrderedDict[str, Session] = OrderedDict()
 
-    def open(self, client_id: str, base: int, owner: Owner) -> Session:
-        """The session of `client_id`, now owned by `owner`; its old connection is evicted first.
+    def open(self, name: str, base: int, owner: Owner) -> Session:
+        """The session `name`, now owned by `owner`; its old connection is evicted first.
 
         `base` is how many samples the client knows committed. It matters when this learner does
         not know the client: the numbering goes on from there.
         """
         with self._lock:
-            session = self._table.get(client_id)
+            session = self._table.get(name)
             if session is None:
-                session = self._table[client_id] = Session(base)
-            self._table.move_to_end(client_id)
+                session = self._table[name] = Session(base)
+            self._table.move_to_end(name)
             self._forget_surplus()
         with session.lock:
             old, session.owner = session.owner, owner
@@ -65,7 +65,7 @@ class Sessions:
     def _forget_surplus(self) -> None:
         if len(self._table) <= MAX_SESSIONS:
             return
-        for client_id, session in self._table.items():
+        for name, session in self._table.items():
             if session.owner is None:
-                del self._table[client_id]
+                del self._table[name]
                 return

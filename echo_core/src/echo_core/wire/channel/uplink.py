@@ -105,6 +105,7 @@ class Uplink:
         self.connects = 0
         self._dial = dial
         self._client_id = options.client_id or secrets.token_hex(16)
+        self._session = secrets.token_hex(16)  # see wire/identity.py
         self._incarnation = ""
         self._subscribed = False
         self._dialled: Channel | None = None  # from dialling until the session goes on
@@ -318,6 +319,8 @@ class Uplink:
             options.name,
             allow_unauthenticated=options.allow_unauthenticated,
             table=options.table,
+            session=self._session,
+            silence=options.silence,
         )
         channel = self.dial(seconds)
         with self.gate.lock:
@@ -335,6 +338,8 @@ class Uplink:
                     TO_WORKER,
                     self.gate,
                     self.work,
+                    options.silence,
+                    min(options.silence, handshake.peer["silence"]) / 3,
                 )
                 resume = link.read_header()
             self._resume(link, handshake.peer["server"], resume)

@@ -21,6 +21,7 @@ class Handshake(ABC):
 
     other: str  # what the other end is called in errors
     takes_refusal = False
+    agreed = False  # of a learner's end: only `accept` is missing
 
     def __init__(self, spec: Spec) -> None:
         self.done = False
@@ -44,7 +45,7 @@ class Handshake(ABC):
         self._buffer += data
         replies = []
         try:
-            while not self.done and (message := self._next_message()) is not None:
+            while not (self.done or self.agreed) and (message := self._next_message()) is not None:
                 reply = self._handle(*message)
                 self._transcript.update(reply)
                 replies.append(reply)
@@ -116,6 +117,13 @@ class Handshake(ABC):
                 f"the {self.other}'s handshake has no usable {key!r}: {printable(repr(value))}"
             )
         return value
+
+    def _silence(self, body: dict[str, Any]) -> float:
+        """The other end's option `silence`, in seconds."""
+        seconds = self._field(body, "silence", float)
+        if not 0.001 <= seconds <= 86400:
+            raise ProtocolError(f"the {self.other}'s handshake has no usable 'silence': {seconds!r}")
+        return float(seconds)
 
     @abstractmethod
     def _wrong_version(self, text: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ... import __version__
 from ...base.errors import ProtocolError, SecurityError, SpecError
+from ...base.transport_options import SILENCE
 from ...security.tokens import EVERYTHING, ROLES
 from ..labels import LEAF, SUFFIX
 from ..protocol import MAX_NUMBER, PROTOCOL_VERSION
@@ -28,8 +29,11 @@ class ServerHandshake(Handshake):
 
     `tokens` empty: no authentication; several: a client may hold any of them (rotation), and has
     the roles of the one it holds. `roles` are those this learner serves. After an error, `refusal`
-    is what to send before hanging up. `peer` has client, role, base, name, pid, host and version
-    from HELLO on, and from PROOF on what the client may do, `permissions`, and table: the one of
+    is what to send before hanging up. `hold`: once the client has proven itself and its spec fits,
+    `agreed` is set, and the handshake is done after the caller sends what `accept` returns, or fails
+    after `refuse`. `silence` is this end's option, and peer["silence"] the worker's.
+    `peer` has client, session, role, base, name, pid, host and version from HELLO on, and from PROOF
+    on what the client may do, `permissions`, and table: the one of
     `tables` whose spec the worker's must match, "" for `spec`.
     """
 
@@ -43,9 +47,14 @@ class ServerHandshake(Handshake):
         *,
         roles: Sequence[str] = tuple(CONNECTION_ROLES),
         tables: Mapping[str, Spec] | None = None,
+        silence: float = SILENCE,
+        hold: bool = False,
     ) -> None:
         super().__init__(spec)
         self.refusal = b""
+        self.agreed = False
+        self._silence_here = silence
+        self._hold = hold
         self._tables = tables or {}
         self._tokens = tuple(tokens)
         self._incarnation = incarnation or secrets.token_hex(16)
@@ -85,6 +94,8 @@ class ServerHandshake(Handshake):
         pid = body.get("pid")
         self.peer = {
             "client": self._field(body, "client", str, HEX32),
+            "session": self._field(body, "session", str, HEX32),
+            "silence": self._silence(body),
             "role": printable(self._field(body, "role", str)),
             "base": base,
             "name": printable(body.get("name", "")),
@@ -133,7 +144,7 @@ class ServerHandshake(Handshake):
         self._choose_table(body)
         self._due = Message.SPEC
         mine = mac_of(proven, LEARNER_LABEL, self._transcript.digest()) if proven else ""
-        welcome = {"mac": mine, "spec": self._spec_json}
+        welcome = {"mac": mine, "spec": self._spec_json, "silence": self._silence_here}
         if self.peer["table"]:
             welcome["table"] = self.peer["table"]
         return pack(Message.WELCOME, welcome)
@@ -158,7 +169,14 @@ class ServerHandshake(Handshake):
         if difference:
             self.refuse("spec", difference)
             raise SpecError(f"{self._who()} was refused: {difference}")
+        self.agreed = True
+        return b"" if self._hold else self.accept()
+
+    def accept(self) -> bytes:
+        """Let the client in, once `agreed`: the last bytes of the handshake, to be sent to it. Then `done` is set."""
         self.done = True
+        self.leftover += bytes(self._buffer)
+        self._buffer.clear()
         return pack(Message.READY, {})
 
     def _who(self) -> str:

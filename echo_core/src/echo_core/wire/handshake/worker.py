@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...base.errors import HandshakeRefused, SecurityError, SpecError
+from ...base.transport_options import SILENCE
 from ..labels import UnlabelledError, wants_labels
 from .base import Handshake
 from .messages import HEX32, HEX64, LEARNER_LABEL, WORKER_LABEL, Message, difference_of, mac_of, pack, printable
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 class ClientHandshake(Handshake):
     """The worker's end: send `start()`, then whatever `receive()` returns.
 
-    `client_id` is 32 hex digits, the same for every connection of a session; `base` is how many
-    samples of the session the worker knows committed. A worker that holds a token refuses a
+    `client_id` is 32 hex digits; `session` too, new for every connection object and the same when that
+    reconnects; `base` is how many samples of the session the worker knows committed. A worker that holds a token refuses a
     learner that asks for none, who may be anybody, unless `allow_unauthenticated`.
-    `peer` has server (its incarnation) and auth ("token" or "none"). An observer, who sends no
+    `silence` is this end's option. `peer` has server (its incarnation), silence (the learner's) and auth ("token" or "none"). An observer, who sends no
     samples, takes over whatever spec the learner has: then `peer` has its description too, as spec.
     """
 
@@ -42,6 +43,8 @@ class ClientHandshake(Handshake):
         *,
         allow_unauthenticated: bool = False,
         table: str = "",
+        session: str = "",
+        silence: float = SILENCE,
     ) -> None:
         super().__init__(spec)
         self._table = table
@@ -52,6 +55,8 @@ class ClientHandshake(Handshake):
         host = printable(socket.gethostname())
         self._hello = {
             "client": client_id or secrets.token_hex(16),
+            "session": session or secrets.token_hex(16),
+            "silence": float(silence),
             "role": role,
             "nonce": secrets.token_hex(32),
             "base": base,
@@ -129,6 +134,7 @@ class ClientHandshake(Handshake):
                 " echo-core at both ends",
                 "table",
             )
+        self.peer["silence"] = self._silence(body)
         described = self._field(body, "spec", dict)
         if self._hello["role"] == "observer":
             self._spec_json = self.peer["spec"] = described

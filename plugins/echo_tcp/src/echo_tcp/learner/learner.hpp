@@ -21,11 +21,11 @@ struct TotalsRow {
 
 class Learner {
 public:
-    Learner(const echo_capi *api, echo_store *store, unsigned threads, std::uint64_t staging_limit)
+    Learner(const echo_capi *api, echo_store *store, unsigned threads, std::uint64_t staging_limit, std::int64_t silence_ns)
         : events_(std::make_shared<Events>()), born_in_(getpid()) {
         give_sockets_back_in_children();
         for (unsigned i = 0; i < threads; ++i)
-            loops_.push_back(std::make_unique<Loop>(api, store, events_, turns_, staging_limit));
+            loops_.push_back(std::make_unique<Loop>(api, store, events_, turns_, staging_limit, silence_ns));
         try {
             for (auto &loop : loops_) loop->start();
         } catch (...) {
@@ -77,6 +77,21 @@ public:
     }
     void refuse(std::uint64_t key, std::string reason) {
         loop_of(key).mailbox.put([&](Commands &c) { c.refused.emplace_back(key, std::move(reason)); });
+    }
+
+    // Ends a connection that has done nothing wrong.
+    void evict(std::uint64_t key, std::string reason) {
+        loop_of(key).mailbox.put([&](Commands &c) { c.evicted.emplace_back(key, std::move(reason)); });
+    }
+    // Sends a PING, which the worker answers.
+    void ping(std::uint64_t key) {
+        loop_of(key).mailbox.put([&](Commands &c) { c.pinged.push_back(key); });
+    }
+    // clock_ns() of the last read that brought something; 0 if the connection waits for space and is not read, or is gone.
+    std::uint64_t heard_at(std::uint64_t key) const {
+        std::lock_guard<std::mutex> lock(figures_lock_);
+        const auto found = figures_.find(key);
+        return found == figures_.end() || found->second->parked_at.get() != 0 ? 0 : found->second->read_at.get();
     }
 
     // A ticket that is unique among all publishes.

@@ -5,8 +5,8 @@
 //   read, so TCP slows down its worker and no other. When the store says that there is space, parked
 //   connections are served in the order in which they were parked, and new ones queue up behind them.
 // * A large frame that stalls in its slots is staged, so that no batch waits for one sender.
-// * An idle loop costs nothing: it has timers only for stalled frames, for farewells, and for connections
-//   that wait for space.
+// * An idle loop costs little: it has timers for stalled frames, for farewells, for connections that wait for
+//   space, and for signs of life, which both ends send every third of the option silence.
 #pragma once
 
 #include <pthread.h>
@@ -31,8 +31,8 @@ namespace echo_tcp::learner {
 class Loop {
 public:
     Loop(const echo_capi *api, echo_store *store, std::shared_ptr<Events> events, Turns &turns,
-         std::uint64_t staging_limit)
-        : store_(api, store), events_(std::move(events)), turns_(turns),
+         std::uint64_t staging_limit, std::int64_t silence_ns)
+        : silence_ns_(silence_ns), store_(api, store), events_(std::move(events)), turns_(turns),
           ingest_(store_, *events_, totals, staging_limit), outbox_(totals, recycled) {
         try {
             epoll_ = epoll_create1(EPOLL_CLOEXEC);
@@ -109,6 +109,7 @@ private:
             if (parked_.empty() ? in_turns_ : !armed_) serve_parked();
             if (!open_.empty()) evict_stalled();
             if (somebody_parked() && now_ >= next_probe_) probe_parked();
+            if (now_ >= next_beat_) look_for_silence();
             if (std::exchange(ingest_.staging_freed, false)) serve_staging();  // any step above may have set it
             if (stop_by_ != 0 || !leaving_.empty()) hurry_leavers();
             graveyard_.clear();
@@ -127,8 +128,12 @@ private:
     int patience() const {
         if (serve_again_) return 0;
         std::int64_t until = -1;
-        if (somebody_parked()) until = std::max<std::int64_t>(next_probe_ - clock_ns(), 0);
-        if (!open_.empty()) until = stall_ns;
+        if (next_beat_ != INT64_MAX) until = std::max<std::int64_t>(next_beat_ - clock_ns(), 0);
+        if (somebody_parked()) {
+            const std::int64_t left = std::max<std::int64_t>(next_probe_ - clock_ns(), 0);
+            if (until < 0 || left < until) until = left;
+        }
+        if (!open_.empty() && (until < 0 || stall_ns < until)) until = stall_ns;
         if (!leaving_.empty() || stop_by_ != 0) {
             const std::int64_t left = std::max<std::int64_t>(next_farewell_ - clock_ns(), 0);
             if (until < 0 || left < until) until = left;
@@ -154,6 +159,13 @@ private:
                 p->broken = true;
                 leave(*p, p->reason);
             }
+        for (auto &[key, reason] : commands.evicted)
+            if (Peer *p = find(key)) {
+                p->reason = std::move(reason);
+                leave(*p, p->reason);
+            }
+        for (const std::uint64_t key : commands.pinged)
+            if (Peer *p = find(key); p && !p->echo1) ping(*p, 0);
         if (commands.weights) {
             outbox_.latest = std::move(commands.weights);
             for (auto &[key, p] : peers_)
@@ -186,6 +198,8 @@ private:
     void serve_staging();
     void keep_open_list(Peer &p);
     void evict_stalled();
+    void ping(Peer &p, std::uint8_t flags);
+    void look_for_silence();
 
     // ---- connections go: loop_leaving.hpp ---------------------------------------------------------
     void leave(Peer &p, std::string_view farewell);
@@ -207,6 +221,7 @@ private:
             if (fd >= 0) close(fd);
     }
 
+    const std::int64_t silence_ns_;
     Store store_;
     const std::shared_ptr<Events> events_;
     Turns &turns_;
@@ -223,6 +238,8 @@ private:
     PutOff put_off_{store_.sample_bytes()};         // acknowledgements that are put off
     std::int64_t now_ = 0;            // time at the beginning of the round
     std::int64_t stop_by_ = 0;        // not zero while the loop is stopping
+    std::int64_t beat_ns_ = 0;        // the shortest of the peers that were here since there was none
+    std::int64_t next_beat_ = INT64_MAX;  // when to look for silence, and to send signs of life
     std::int64_t next_probe_ = 0;     // meaningful while a peer is parked
     std::int64_t next_farewell_ = 0;  // the earliest leave_by; meaningful while a peer is leaving
     std::size_t shares_left_ = 0;     // shares left in this loop's turn

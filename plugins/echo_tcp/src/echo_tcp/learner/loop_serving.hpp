@@ -28,6 +28,11 @@ inline void Loop::welcome(NewPeer &fresh) {
     p.out = std::move(fresh.unsent);
     p.figures->samples.set(session.inserted);
     p.figures->read_at.set(std::uint64_t(now_));
+    p.heard_at = now_;
+    if ((p.beat_ns = fresh.beat_ns) != 0) {
+        beat_ns_ = peers_.empty() || beat_ns_ == 0 ? p.beat_ns : std::min(beat_ns_, p.beat_ns);
+        next_beat_ = std::min(next_beat_, now_ + beat_ns_ / 2);
+    }
     if (!fresh.leftover.empty()) {
         p.tail.assign(fresh.leftover.begin(), fresh.leftover.end());
         p.held_back = true;
@@ -144,6 +149,7 @@ inline void Loop::park(Peer &p, std::deque<Peer *> &queue, bool in_front) {
 
 inline void Loop::unpark(Peer &p) {
     p.parked = false;
+    p.heard_at = now_;  // it was not read meanwhile, so its silence begins now
     totals.waiting.set(totals.waiting.get() - 1);
 }
 
@@ -222,6 +228,41 @@ inline void Loop::serve_staging() {
         serve_waiting(p, false);
     }
     if (!parked_.empty() && !armed_) serve_again_ = true;
+}
+
+// ---- silence --------------------------------------------------------------------------------------
+
+inline void Loop::ping(Peer &p, std::uint8_t flags) {
+    const FrameHeader header = make_header(Kind::ping, 0, 0, 0, flags);
+    Outbox::append(p, &header, sizeof header);
+    write(p);
+}
+
+// Sends a sign of life to peers that were sent nothing for half a beat, also to those that are held off, and drops
+// peers from which nothing came although they were read. Only bytes count: the kernel does not notice a proxy that has stalled.
+inline void Loop::look_for_silence() {
+    next_beat_ = INT64_MAX;
+    std::vector<Peer *> silent;
+    for (auto &[key, p] : peers_) {
+        if (p->beat_ns == 0) continue;
+        next_beat_ = now_ + beat_ns_ / 2;
+        if (!p->begun || p->leaving) continue;
+        if (p->bytes_out == std::exchange(p->bytes_out_seen, p->bytes_out) && p->unsent() == 0 && p->chunk_left == 0) ping(*p, flag_reply);
+        const bool read = !p->parked && p->interest & EPOLLIN;
+        const std::int64_t heard = std::max(p->heard_at, std::int64_t(p->figures->read_at.get()));
+        if (!read) {
+            p->heard_at = now_;
+        } else if (now_ - heard > silence_ns_) {
+            silent.push_back(p.get());
+        }
+    }
+    for (Peer *p : silent) {
+        serve(*p);  // bytes may lie in the socket: too few to wake this loop, or come just now
+        if (p->dead || p->leaving || p->parked || std::int64_t(p->figures->read_at.get()) == now_) continue;
+        p->reason = "it was silent for longer than the option silence permits";
+        drop(*p);
+    }
+    if (peers_.empty()) beat_ns_ = 0;
 }
 
 // ---- stalled frames -------------------------------------------------------------------------------

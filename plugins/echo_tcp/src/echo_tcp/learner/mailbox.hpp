@@ -12,6 +12,7 @@ struct NewPeer {
     ClientId client{};
     std::uint64_t base = 0;  // number of samples that the client knows to be committed
     bool echo1 = false;
+    std::int64_t beat_ns = 0;  // a sign of life is due after so long without a byte sent; 0: never
     std::string unsent;      // the rest of the handshake, still to be sent
     std::string leftover;    // bytes that came after the handshake
     std::shared_ptr<Figures> figures;
@@ -21,7 +22,9 @@ struct Commands {
     std::vector<NewPeer> added;
     std::vector<std::uint64_t> begun;                            // keys
     std::vector<std::pair<std::uint64_t, std::string>> replies;  // key, frame
-    std::vector<std::pair<std::uint64_t, std::string>> refused;  // key, reason
+    std::vector<std::pair<std::uint64_t, std::string>> refused;  // key, reason: they broke the protocol
+    std::vector<std::pair<std::uint64_t, std::string>> evicted;  // key, reason: others take their places
+    std::vector<std::uint64_t> pinged;                           // keys
     std::shared_ptr<const Weights> weights;
     std::int64_t stop_by = 0;
 };

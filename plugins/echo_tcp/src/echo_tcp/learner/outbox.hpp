@@ -150,6 +150,7 @@ private:
         const ssize_t gone = sendmsg(p.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (gone < 0) return failed(p);
         totals_.bytes_sent.add(std::size_t(gone));
+        p.bytes_out += std::size_t(gone);
         p.chunk_left -= std::size_t(gone);
         return p.chunk_left == 0;
     }
@@ -158,6 +159,7 @@ private:
         const ssize_t gone = send(p.fd, p.out.data() + p.out_at, p.out_left(), MSG_NOSIGNAL | MSG_DONTWAIT);
         if (gone < 0) return failed(p);
         totals_.bytes_sent.add(std::size_t(gone));
+        p.bytes_out += std::size_t(gone);
         p.out_at += std::size_t(gone);
         if (p.out_left() != 0) return false;
         p.out.clear();

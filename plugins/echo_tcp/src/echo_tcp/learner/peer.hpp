@@ -64,6 +64,7 @@ struct Peer {
     std::uint64_t key = 0;
     bool echo1 = false;    // speaks the original protocol: samples without headers
     bool begun = false;    // Python knows of it
+    std::int64_t beat_ns = 0;  // see NewPeer
     bool fresh = true;     // echo1: no bytes were taken from it yet
     Session *session = nullptr;
     std::shared_ptr<Figures> figures;
@@ -91,7 +92,10 @@ struct Peer {
     std::uint32_t asked = 0;   // CONTROL requests without an answer yet
     int open_at = -1;          // its place in the loop's list of peers whose landing holds slots
 
+    std::int64_t heard_at = 0; // clock_ns() from which its silence counts, if it was not read later
+
     // ---- output ---------------------------------------------------------------------------------
+    std::uint64_t bytes_out = 0, bytes_out_seen = 0;  // sent; and at the last look for silence
     std::string out;             // whole small frames; bytes before out_at are sent
     std::size_t out_at = 0;
     std::deque<std::string> answers;  // whole frames that are sent next, each in memory of its own

@@ -72,7 +72,7 @@ struct EngineConfig {
     std::uint64_t block_bytes = 0;     // size of the samples of one frame
     std::uint64_t window_bytes = 0;    // size of the samples that are kept, at least 3 blocks
     std::uint64_t window_samples = 0;  // number of samples that are kept
-    std::uint32_t silence_ms = 20000;  // a peer that owes an answer for longer counts as gone
+    std::uint32_t silence_ms = 30000;  // a peer from which no byte comes for longer counts as gone
 };
 
 struct EngineStats {
@@ -116,7 +116,8 @@ public:
     // ---- links
     // Takes `fd` over, no matter what it returns. `rest`: bytes that came after the handshake. `restarted`:
     // the learner is not the one of the previous link, and its versions of weights begin anew.
-    bool attach(int fd, std::string_view rest, bool restarted);
+    // `beat_ms`: each end sends something at least so often.
+    bool attach(int fd, std::string_view rest, std::uint32_t beat_ms, bool restarted);
     unsigned wait_event(std::int64_t slice_ns);  // a set of Event; empty when the slice is over
     Status linked(std::int64_t slice_ns);        // waits for the learner's resume point
     void fail(std::string_view why, bool broken_format);
@@ -259,6 +260,8 @@ private:
     Incoming incoming_;
     std::vector<std::byte> buffer_;
     std::uint64_t received_ = 0;  // bytes not yet counted
+    std::atomic<std::uint64_t> heard_ns_{0};  // when the last byte came
+    std::uint64_t beat_ms_ = 10000, bytes_sent_seen_ = 0;
     int wake_fd_;
     bool stop_ = false;
     bool reading_ = false;             // a thread reads from the socket; it owns incoming_, buffer_ and received_

@@ -230,7 +230,7 @@ inline Status Engine::held(std::uint64_t holds_before, std::int64_t slice_ns) {
 
 // --------------------------------------------------------------------------------------- links
 
-inline bool Engine::attach(int fd, std::string_view rest, bool restarted) {
+inline bool Engine::attach(int fd, std::string_view rest, std::uint32_t beat_ms, bool restarted) {
     sockets_of_ours.add(fd);
     Lock lock(mutex_);
     if (closed_ || failed_ || parting_) {
@@ -240,6 +240,8 @@ inline bool Engine::attach(int fd, std::string_view rest, bool restarted) {
     }
     fd_ = fd;
     near_ = near(fd);
+    beat_ms_ = beat_ms;
+    heard_ns_.store(now_ns(), std::memory_order_relaxed);
     rest_.assign(rest);
     fresh_ = true;
     link_ = config_.original ? Link::up : Link::resuming;

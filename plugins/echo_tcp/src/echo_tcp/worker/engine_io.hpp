@@ -207,15 +207,20 @@ inline void Engine::run() {
         const short wanted = blocked_ ? POLLIN | POLLOUT : POLLIN;
         pollfd polled[2] = {{wake_fd_, POLLIN, 0}, {fd, wanted, 0}};
         lock.unlock();
-        // Callers send without waking this thread, so it wakes regularly to check for a silent peer.
-        const int wait_ms = fd >= 0 ? static_cast<int>(config_.silence_ms / 4 + 1) : -1;
+        // Callers send without waking this thread, so it wakes regularly to send a sign of life and to look for one.
+        const int wait_ms = fd >= 0 ? static_cast<int>(std::min<std::uint64_t>(beat_ms_ / 2, config_.silence_ms / 4) + 1) : -1;
         const int n = ::poll(polled, 2, wait_ms);
         if (polled[0].revents) {
             std::uint64_t count;
             [[maybe_unused]] ssize_t got = ::read(wake_fd_, &count, sizeof count);
         }
-        const bool fell_silent = n == 0 && silent(fd, config_.silence_ms);
+        bool fell_silent = n == 0 && silent(fd, config_.silence_ms);
         lock.lock();
+        if (n == 0 && link_ != Link::down && !config_.original) {
+            fell_silent = fell_silent || now_ns() - heard_ns_.load(std::memory_order_relaxed) > config_.silence_ms * 1'000'000ull;
+            if (counters_.bytes_sent == std::exchange(bytes_sent_seen_, counters_.bytes_sent) && link_ == Link::up && outbox_.empty() && !composed())
+                outbox_.push(Kind::ping, 0, {}, flag_reply);  // a sign of life, which needs no answer
+        }
         if (link_ == Link::down || fd < 0) continue;
         const short happened = n > 0 ? polled[1].revents : 0;
         if (happened & POLLOUT) blocked_ = false;
@@ -267,6 +272,7 @@ inline const char* Engine::read_some(int fd, std::string& gone) {
         if (n <= 0) break;
         auto got = static_cast<std::size_t>(n);
         received_ += got;
+        heard_ns_.store(now_ns(), std::memory_order_relaxed);
         if (const char* wrong = incoming_.feed(buffer_.data(), got)) return wrong;
         if (got < buffer_.size()) break;
     }

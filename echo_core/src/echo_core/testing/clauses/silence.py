@@ -1,0 +1,86 @@
+"""Clauses about paths that fail without a sign: links that stall, bytes that nobody sent, and bytes that come in crumbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..processes import until
+from ..rig import Rig, drain
+from ..samples import FILLER, stacked
+
+Needs = Callable[[str], None]
+
+SILENCE = 0.6  # seconds
+
+
+class SilenceClauses:
+    def test_a_stalled_path_is_left(self, rig: Rig, needs: Needs) -> None:
+        needs("relayable")
+        server = rig.server(batch_size=8, num_buffers=8, listen={"silence": SILENCE})
+        with self.relay(server) as relay:
+            client = rig.client(self.through(relay, server), silence=SILENCE)
+            client.send_batch(stacked(1, 0, 8))
+            client.wait()
+            relay.stall()
+            client.send_batch(stacked(1, 8, 8))
+            client.wait()
+            assert client.stats()["reconnects"] >= 1
+            drain(server, 16).check({1: 16})
+            client.close()
+
+    def test_a_stalled_path_is_noticed_by_an_idle_client(self, rig: Rig, needs: Needs) -> None:
+        needs("relayable")
+        server = rig.server(listen={"silence": SILENCE})
+        with self.relay(server) as relay:
+            client = rig.client(self.through(relay, server), silence=SILENCE, name="idle")
+            relay.stall()
+            until(lambda: client.stats()["reconnects"] >= 1, "it has left the stalled path")
+            until(lambda: [peer.name for peer in server.peers()] == ["idle"], "the learner has ended the old connection")
+            client.close()
+
+    def test_an_idle_link_is_no_silence(self, rig: Rig) -> None:
+        server = rig.server(listen={"silence": SILENCE})
+        client = rig.client(server, silence=4 * SILENCE)  # the ends may have different options
+        impatient = rig.client(server, silence=SILENCE / 2)
+        server.publish({"w": stacked(1, 0, 1)["number"]})
+        for one in (client, impatient):
+            rig.pause(4 * SILENCE)
+            assert one.stats()["reconnects"] == 0
+            assert server.stats()["store/active_connections"] == 2
+
+    def test_a_full_store_is_no_silence(self, rig: Rig) -> None:
+        server = rig.server(batch_size=1, num_buffers=2, listen={"silence": SILENCE})
+        client = rig.client(server, silence=SILENCE)
+        client.send_batch(stacked(1, 0, 8))
+        until(lambda: server.peers()[0].state == "waiting for space", "it waits for space")
+        rig.pause(3 * SILENCE)
+        assert client.stats()["reconnects"] == 0
+        drain(server, 8).check({1: 8})
+        client.wait()
+
+    def test_bytes_that_nobody_sent_end_the_link_and_lose_nothing(self, rig: Rig, needs: Needs) -> None:
+        needs("relayable")
+        server = rig.server(batch_size=8, num_buffers=8)
+        with self.relay(server) as relay:
+            client = rig.client(self.through(relay, server))
+            client.send_batch(stacked(1, 0, 8))
+            client.wait()
+            relay.inject(b"\xff" * 64)
+            until(lambda: client.stats()["reconnects"] == 1, "the link was ended")
+            client.send_batch(stacked(1, 8, 8))
+            client.wait()
+            drain(server, 16).check({1: 16})
+            client.close()
+
+    def test_bytes_that_come_in_crumbs_are_put_together(self, rig: Rig, needs: Needs) -> None:
+        needs("relayable")
+        server = rig.server(batch_size=8, num_buffers=8)
+        with self.relay(server) as relay:
+            relay.crumbs = True
+            client = rig.client(self.through(relay, server))
+            server.publish({"w": stacked(1, 0, 4)["number"]})
+            client.send_batch(stacked(1, 0, 8, FILLER))
+            client.wait()
+            assert client.weights().params["w"].tolist() == stacked(1, 0, 4)["number"].tolist()
+            drain(server, 8).check({1: 8})
+            client.close()
