@@ -17,6 +17,7 @@ from echo_core.base.address import Address
 from echo_core.base.errors import ConnectionClosedError
 from echo_core.spec.spec import Spec
 from echo_core.testing.processes import until
+from echo_core.wire.protocol import REPLY, Kind, frame
 from echo_tcp.transport import TcpTransport
 
 HERE = Path(__file__).resolve().parent
@@ -44,7 +45,9 @@ def test_a_learner_that_is_alive_but_reads_nothing_is_not_given_up() -> None:
         learner.may_read.clear()
         for i in range(40):
             worker.send(sample(i))
-        time.sleep(1.5)  # its window is closed for many times the silence that is allowed
+        for _ in range(30):  # its window is closed for many times the silence that is allowed, but it shows that it lives
+            learner.say(frame(Kind.PING, flags=REPLY))
+            time.sleep(0.05)
         learner.may_read.set()
         worker.wait()
         assert [int(row[0][0]) for row in learner.rows] == list(range(40))

@@ -94,14 +94,14 @@ def test_a_returning_worker_evicts_its_old_connection_first() -> None:
             tally.check({0: 8})
 
 
-def test_a_session_of_another_life_goes_on_where_it_was() -> None:
+def test_the_next_client_with_an_id_numbers_its_own_samples() -> None:
     with serve(batch_size=10) as server:
         with connect(client_id="b" * 32) as connection:
             connection.send_batch(stacked(0, 0, 3))
         with connect(client_id="b" * 32) as connection:
             connection.send_batch(stacked(0, 3, 7))
             connection.wait()
-            assert server.peers()[0].samples == 10
+            assert server.peers()[0].samples == 7
         tally = Tally()
         tally.add(server.sample(10).batch)
         tally.check({0: 10})

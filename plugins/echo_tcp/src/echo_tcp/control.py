@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import selectors
 import socket
@@ -285,7 +286,7 @@ class Control:
                 echo1=bool(self._greeting),
                 unsent=bytes(pending.unsent),
                 leftover=pending.leftover(),
-                beat=min(self._options.silence, hello["silence"]) / 3,
+                beat=math.inf if self._greeting else min(self._options.silence, hello["silence"]) / 3,
             )
             self._peers[table, key] = peer
             if pending.holder is not None:

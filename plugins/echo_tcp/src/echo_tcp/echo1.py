@@ -11,7 +11,6 @@ a worker.
 
 from __future__ import annotations
 
-import math
 import secrets
 import socket
 import struct
@@ -64,7 +63,6 @@ class Echo1Handshake:
         self.peer: dict[str, Any] = {
             "client": secrets.token_hex(16),
             "session": secrets.token_hex(16),
-            "silence": math.inf,  # the protocol has no PING
             "name": f"echo1@{address}",
             "role": "worker",
             "base": 0,
