@@ -85,6 +85,7 @@ private:
     static constexpr std::int64_t silent_ns = 3'000'000'000;  // a staged frame without a byte for so long may lose its memory to others
     static constexpr std::uint32_t most_asked = 16;         // a connection with so many unanswered CONTROL requests, or ...
     static constexpr std::size_t most_out = 1 << 20;        // ... so many unsent bytes is not read
+    static constexpr std::int64_t hello_ns = 1'000'000'000;  // so long the rest of a HELLO is waited for
     static constexpr int last_turns = 16;                   // turns that each connection gets when the loop stops
 
     // ---- the thread -------------------------------------------------------------------------------
@@ -108,6 +109,7 @@ private:
             }
             if (parked_.empty() ? in_turns_ : !armed_) serve_parked();
             if (!open_.empty()) evict_stalled();
+            if (!undecided_.empty()) decide();
             if (somebody_parked() && now_ >= next_probe_) probe_parked();
             if (std::exchange(ingest_.staging_freed, false)) serve_staging();  // any step above may have set it
             if (stop_by_ != 0 || !leaving_.empty()) hurry_leavers();
@@ -129,6 +131,10 @@ private:
         std::int64_t until = -1;
         if (somebody_parked()) until = std::max<std::int64_t>(next_probe_ - clock_ns(), 0);
         if (!open_.empty()) until = stall_ns;
+        if (!undecided_.empty()) {
+            const std::int64_t left = std::max<std::int64_t>(undecided_.front()->decide_by - clock_ns(), 0);
+            if (until < 0 || left < until) until = left;
+        }
         if (!leaving_.empty() || stop_by_ != 0) {
             const std::int64_t left = std::max<std::int64_t>(next_farewell_ - clock_ns(), 0);
             if (until < 0 || left < until) until = left;
@@ -186,6 +192,7 @@ private:
     void serve_staging();
     void keep_open_list(Peer &p);
     void evict_stalled();
+    void decide();
 
     // ---- connections go: loop_leaving.hpp ---------------------------------------------------------
     void leave(Peer &p, std::string_view farewell);
@@ -220,6 +227,7 @@ private:
     std::vector<std::unique_ptr<Peer>> graveyard_;  // closed peers that events of this round may still name
     std::deque<Peer *> parked_, staging_;           // peers that wait for slots, and for staging memory
     std::vector<Peer *> open_, leaving_;
+    std::deque<Peer *> undecided_;                  // peers that were once undecided; the one that is decided first comes first
     PutOff put_off_{store_.sample_bytes()};         // acknowledgements that are put off
     std::int64_t now_ = 0;            // time at the beginning of the round
     std::int64_t stop_by_ = 0;        // not zero while the loop is stopping

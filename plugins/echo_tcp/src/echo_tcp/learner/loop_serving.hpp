@@ -86,6 +86,10 @@ inline Step Loop::serve(Peer &p, bool first) {
         step = Step::ended;
     }
     keep_open_list(p);
+    if (p.undecided && p.decide_by == 0) {
+        p.decide_by = now_ + hello_ns;
+        undecided_.push_back(&p);
+    }
     if (step == Step::ended) {
         write(p);
         if (p.broken || store_.closed()) {
@@ -222,6 +226,17 @@ inline void Loop::serve_staging() {
         serve_waiting(p, false);
     }
     if (!parked_.empty() && !armed_) serve_again_ = true;
+}
+
+// Takes what may be the beginning of a HELLO for samples, if its rest has not come.
+inline void Loop::decide() {
+    while (!undecided_.empty() && (!undecided_.front()->undecided || now_ >= undecided_.front()->decide_by)) {
+        Peer &p = *undecided_.front();
+        undecided_.pop_front();
+        if (!p.undecided) continue;
+        ingest_.decide(p);
+        if (!p.parked) serve(p);
+    }
 }
 
 // ---- stalled frames -------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ struct Peer {
     bool echo1 = false;    // speaks the original protocol: samples without headers
     bool begun = false;    // Python knows of it
     bool fresh = true;     // echo1: no bytes were taken from it yet
+    bool undecided = false;  // echo1: `tail` begins with a whole sample that may also be the beginning of a HELLO
+    std::int64_t decide_by = 0;  // then it is taken for a sample; meaningful while the loop's `undecided_` lists the peer
     Session *session = nullptr;
     std::shared_ptr<Figures> figures;
 
