@@ -12,7 +12,7 @@ import pytest
 from echo_core import Server
 from echo_core.base.errors import SpecError
 from echo_core.wire.handshake import ClientHandshake
-from echo_tcp.transport import TcpTransport
+from echo_tcp.transport import TcpClient, TcpTransport
 
 original = pytest.importorskip("echo", reason="the original Echo is not installed: uv pip install id-echo")
 
@@ -166,8 +166,25 @@ def test_a_hello_that_comes_in_pieces_is_no_sample(version, cut, eventually):
 
 
 def test_samples_of_no_bytes_cannot_travel():
-    with pytest.raises(SpecError, match="no bytes"):
+    with pytest.raises(SpecError, match="without any bytes"):
         serve({"nothing": np.zeros((0,))}).start()
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">u8", ">c8", ">U3", ">M8[s]", [("a", "<f4"), ("b", ">i2")]], ids=str)
+def test_a_byte_order_that_the_protocol_cannot_say_is_refused_at_both_ends(dtype):
+    example = {"fine": np.zeros(3, "u1"), "other": np.zeros(4, dtype)}
+    with pytest.raises(SpecError, match=r"leaf 'other'.*byte order.*newbyteorder"):
+        serve(example).start()
+    with serve({"fine": np.zeros(3, "u1"), "other": np.zeros(4, np.dtype(dtype).newbyteorder("="))}) as server:
+        with pytest.raises(SpecError, match=r"leaf 'other'.*byte order.*newbyteorder"):
+            TcpClient("127.0.0.1", server.port, example, protocol="echo1")
+
+
+def test_values_of_another_byte_order_are_converted_to_the_examples():
+    example = {"a": np.zeros(2, np.float32)}
+    with serve(example, batch_size=1) as server, TcpClient("127.0.0.1", server.port, example, protocol="echo1") as client:
+        client.send({"a": np.array([1, 2], ">f4")})
+        assert server.sample(10).batch["a"].tolist() == [[1, 2]]
 
 
 def test_close_says_goodbye_by_hanging_up(eventually):

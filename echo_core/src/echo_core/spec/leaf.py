@@ -10,7 +10,7 @@ if no digit is lost. str and bytes are accepted if they fit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite, prod
 from typing import Any
 
@@ -32,11 +32,12 @@ ONE_OPTIONAL = 2  # none, or one more of length 1
 @dataclass(frozen=True)
 class LeafSpec:
     """One array of a sample: its readable `path` (`obs/pixels`), `shape`, native-endian `dtype`, and
-    `nbytes`, the size of this leaf in one sample."""
+    `nbytes`, the size of this leaf in one sample. `swapped`: the example has another byte order, or a field of it has."""
 
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype
+    swapped: bool = field(default=False, compare=False)
 
     @property
     def nbytes(self) -> int:

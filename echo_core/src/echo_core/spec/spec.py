@@ -226,7 +226,7 @@ def _leaf_of(path: str, value: Any) -> LeafSpec:
         raise SpecError(
             f"{where} has {array.ndim} axes, at most {MAX_NDIM} are carried; merge some"
         )
-    return LeafSpec(path, array.shape, native(array.dtype))
+    return LeafSpec(path, array.shape, native(array.dtype), swapped=not array.dtype.isnative)
 
 
 def _leaf_from_json(value: Any) -> LeafSpec:
