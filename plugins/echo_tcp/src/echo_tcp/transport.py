@@ -114,25 +114,32 @@ class TcpClient(Client):
     Args:
         host: the learner's host name or address.
         port: its port.
-        example: a pytree like the server's: one sample.
+        example: a pytree like the server's: one sample. `data_sample` is its name in the original Echo.
         max_inflight_msgs: the number of unacknowledged samples at which `send()` waits; None
             leaves it to the transport.
         tls: whether the learner listens with TLS (`tcps://`).
         **options: the options of `echo_core.Client`.
 
-    Raises: the errors of `echo_core.Client`.
+    Raises: the errors of `echo_core.Client`, and TypeError without an example or with two.
     """
 
     def __init__(
         self,
         host: str,
         port: int,
-        example: Any,
+        example: Any = None,
         max_inflight_msgs: int | None = None,
         *,
+        data_sample: Any = None,
         tls: bool = False,
         **options: Any,
     ) -> None:
+        if example is not None and data_sample is not None:
+            raise TypeError("example and data_sample are two names of the same argument; give one of them")
+        if example is None:
+            example = data_sample
+        if example is None:
+            raise TypeError("TcpClient needs the example pytree, one sample: TcpClient(host, port, example)")
         if max_inflight_msgs is not None:
             options["max_inflight_msgs"] = max_inflight_msgs
         super().__init__(Address("tcps" if tls else "tcp", host, port), example, **options)
