@@ -85,6 +85,64 @@ def test_accumulated_rollouts() -> None:
     server.close()
 
 
+def test_close_delivers_to_a_learner_that_samples_now_and_then() -> None:
+    from echo_core import Server, TcpClient, TcpTransport
+
+    with Server(transition(), 2, TcpTransport(port=0), 2) as server:
+        client = TcpClient("localhost", server.port, transition())
+        for i in range(20):
+            client.send({"obs": np.full(4, i, np.float32), "reward": np.zeros(1, np.float32)})
+        assert client.unacknowledged > 0
+        closing = threading.Thread(target=client.close)
+        closing.start()
+        seen = []
+        for _ in range(10):
+            closing.join(0.3)
+            seen += server.sample(timeout=20).batch["obs"][:, 0].tolist()
+        closing.join()
+        assert seen == list(range(20)) and client.unacknowledged == 0
+
+
+@pytest.mark.parametrize("block", [False, True], ids=["close", "with"])
+def test_close_gives_up_with_a_warning_when_the_store_is_full_and_nobody_samples(block: bool) -> None:
+    from echo_core import Server, TcpClient, TcpTransport
+
+    with Server(transition(), 2, TcpTransport(port=0), 2) as server:
+        client = TcpClient("localhost", server.port, transition(), timeout=600)
+        for _ in range(20):
+            client.send(transition())
+        with pytest.warns(RuntimeWarning, match="closed with 16 samples not acknowledged"):
+            if block:
+                with client:
+                    pass
+            else:
+                client.close()
+        assert server.stats()["store/samples_inserted_total"] >= 4
+        client.close()
+
+
+def test_close_with_a_timeout_raises() -> None:
+    from echo_core import EchoTimeoutError, Server, TcpClient, TcpTransport
+
+    with Server(transition(), 2, TcpTransport(port=0), 2) as server:
+        client = TcpClient("localhost", server.port, transition())
+        for _ in range(20):
+            client.send(transition())
+        with pytest.raises(EchoTimeoutError, match="closed with 16 samples not acknowledged"):
+            client.close(timeout=0.2)
+
+
+def test_close_of_a_client_whose_learner_is_gone_raises() -> None:
+    from echo_core import ConnectionClosedError, Server, TcpClient, TcpTransport
+
+    with Server(transition(), 2, TcpTransport(port=0), 2) as server:
+        client = TcpClient("localhost", server.port, transition(), reconnect=False)
+        for _ in range(20):
+            client.send(transition())
+    with pytest.raises(ConnectionClosedError, match="samples not acknowledged"):
+        client.close()
+
+
 def test_sending_after_the_end_is_a_connection_closed_error() -> None:
     from echo_core import ConnectionClosedError, Server, TcpClient, TcpTransport
 
