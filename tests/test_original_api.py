@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
 
 import numpy as np
@@ -83,6 +85,64 @@ def test_accumulated_rollouts() -> None:
     server.close()
 
 
+def test_close_delivers_to_a_learner_that_samples_now_and_then() -> None:
+    from echo_core import Server, TcpClient, TcpTransport
+
+    with Server(transition(), 2, TcpTransport(port=0), 2) as server:
+        client = TcpClient("localhost", server.port, transition())
+        for i in range(20):
+            client.send({"obs": np.full(4, i, np.float32), "reward": np.zeros(1, np.float32)})
+        assert client.unacknowledged > 0
+        closing = threading.Thread(target=client.close)
+        closing.start()
+        seen = []
+        for _ in range(10):
+            closing.join(0.3)
+            seen += server.sample(timeout=20).batch["obs"][:, 0].tolist()
+        closing.join()
+        assert seen == list(range(20)) and client.unacknowledged == 0
+
+
+@pytest.mark.parametrize("block", [False, True], ids=["close", "with"])
+def test_close_gives_up_with_a_warning_when_the_store_is_full_and_nobody_samples(block: bool) -> None:
+    from echo_core import Server, TcpClient, TcpTransport
+
+    with Server(transition(), 2, TcpTransport(port=0), 2) as server:
+        client = TcpClient("localhost", server.port, transition(), timeout=600)
+        for _ in range(20):
+            client.send(transition())
+        with pytest.warns(RuntimeWarning, match="closed with 16 samples not acknowledged"):
+            if block:
+                with client:
+                    pass
+            else:
+                client.close()
+        assert server.stats()["store/samples_inserted_total"] >= 4
+        client.close()
+
+
+def test_close_with_a_timeout_raises() -> None:
+    from echo_core import EchoTimeoutError, Server, TcpClient, TcpTransport
+
+    with Server(transition(), 2, TcpTransport(port=0), 2) as server:
+        client = TcpClient("localhost", server.port, transition())
+        for _ in range(20):
+            client.send(transition())
+        with pytest.raises(EchoTimeoutError, match="closed with 16 samples not acknowledged"):
+            client.close(timeout=0.2)
+
+
+def test_close_of_a_client_whose_learner_is_gone_raises() -> None:
+    from echo_core import ConnectionClosedError, Server, TcpClient, TcpTransport
+
+    with Server(transition(), 2, TcpTransport(port=0), 2) as server:
+        client = TcpClient("localhost", server.port, transition(), reconnect=False)
+        for _ in range(20):
+            client.send(transition())
+    with pytest.raises(ConnectionClosedError, match="samples not acknowledged"):
+        client.close()
+
+
 def test_sending_after_the_end_is_a_connection_closed_error() -> None:
     from echo_core import ConnectionClosedError, Server, TcpClient, TcpTransport
 
@@ -93,6 +153,92 @@ def test_sending_after_the_end_is_a_connection_closed_error() -> None:
     client.close()  # idempotent
     with pytest.raises(ConnectionClosedError):
         client.send(transition())
+    server.close()
+
+
+def test_the_names_and_places_of_arguments() -> None:
+    from echo_core import Server, TcpClient, TcpTransport
+
+    with pytest.warns(UserWarning, match="no drainer threads"):
+        server = Server(transition(), 2, TcpTransport(port=0), 5, 8, 8, False)
+    assert server.num_buffers == 5
+    server.start()
+    with TcpClient(host="localhost", port=server.port, data_sample=transition(), max_inflight_msgs=4) as client:
+        client.send(transition())
+        client.send(transition())
+    assert server.sample(timeout=20).batch["obs"].shape == (2, 4)
+    for arguments, message in (({}, "needs the example"), ({"example": transition(), "data_sample": transition()}, "example and data_sample")):
+        with pytest.raises(TypeError, match=message):
+            TcpClient("localhost", server.port, **arguments)
+    server.close()
+
+
+def test_a_sampler_in_the_place_of_num_buffers_is_told_its_name() -> None:
+    from echo_core import ConfigError, Server
+
+    for sampler in ("uniform", {"type": "uniform"}):
+        with pytest.raises(ConfigError, match="num_buffers must be a whole number.*sampler="):
+            Server(transition(), 2, None, sampler)
+
+
+def test_pinning_by_its_original_name() -> None:
+    from echo_core import Server
+    from echo_core.spec import cuda
+
+    Server(transition(), 1, pin_host_memory=False).close()
+    if isinstance(cuda.found(), str):
+        with pytest.raises(RuntimeError, match="pinned=True"):
+            Server(transition(), 1, pin_host_memory=True)
+    else:
+        Server(transition(), 1, pin_host_memory=True).close()
+
+
+def test_errors_are_also_of_the_original_types() -> None:
+    from echo_core import EchoError, Server, TcpClient, TcpTransport
+
+    for server in (Server(transition(), 2), Server(transition(), 2, TcpTransport(port=0))):
+        with pytest.raises(RuntimeError, match="no address") as caught:
+            server.port  # noqa: B018
+        assert isinstance(caught.value, EchoError)
+    with server.start():
+        with pytest.raises(RuntimeError, match="port is in use") as caught:
+            Server(transition(), 2, TcpTransport(port=server.port)).start()
+        assert isinstance(caught.value, EchoError) and isinstance(caught.value, OSError) and caught.value.errno == errno.EADDRINUSE
+        for example, leaf in (({"a": 1.0}, "a"), ({"a": [1.0]}, "a/0"), ({"a": object()}, "a"), ({"a": "text"}, "a")):
+            for make in (lambda: Server(example, 2), lambda: TcpClient("localhost", server.port, example)):  # noqa: B023
+                with pytest.raises(TypeError, match=f"leaf '{leaf}' of the example") as caught:
+                    make()
+                assert isinstance(caught.value, EchoError) and isinstance(caught.value, ValueError)
+        with pytest.raises(ValueError, match="leaf 'obs'"):
+            TcpClient("localhost", server.port, {**transition(), "obs": np.zeros(8, np.float32)})
+
+
+@pytest.mark.parametrize("protocol", ["echo1", "echo2"])
+def test_a_foreign_peer_is_a_value_error(protocol: str) -> None:
+    from echo_core import EchoError, TcpClient
+
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        client, _ = listener.accept()
+        client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        client.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with listener, pytest.raises(ValueError, match="HTTP") as caught:
+        TcpClient("127.0.0.1", listener.getsockname()[1], transition(), protocol=protocol)
+    assert isinstance(caught.value, EchoError) and isinstance(caught.value, ConnectionError)
+    thread.join()
+
+
+def test_figures_of_the_original_that_mean_nothing_here_are_zero() -> None:
+    from echo_core import Server
+
+    server = Server(transition(), batch_size=1)
+    server.submit(transition())
+    info = server.sample().info
+    assert (info.cas_success_total, info.cas_failure_total, info.reservation_retries_total) == (0, 0, 0)
     server.close()
 
 

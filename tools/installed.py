@@ -75,13 +75,13 @@ def transport(name: str) -> None:
 
 def sampler(name: str) -> None:
     if discovery.sampler_class(name).storage == "replay":
-        with Server(EXAMPLE, 4, None, {"type": name, "capacity": 100}) as server:
+        with Server(EXAMPLE, 4, sampler={"type": name, "capacity": 100}) as server:
             server.submit_batch(samples(50))
             drawn = server.sample(30)
             assert (drawn.batch["obs"][:, 0] == drawn.batch["step"]).all() and len(set(drawn.keys.tolist())) >= 1
             server.update_priorities(drawn.keys, np.ones(4))
     else:
-        with Server(EXAMPLE, 4, None, name) as server:
+        with Server(EXAMPLE, 4, sampler=name) as server:
             server.submit_batch(samples(4))
             assert server.sample(30).batch["step"].tolist() == [0, 1, 2, 3]
 

@@ -137,7 +137,7 @@ def test_items_of_replay_tables_stay_and_count_nothing() -> None:
 
 
 def test_a_circle_of_rows_that_has_turned() -> None:
-    with Server(EXAMPLE, 2, TCP, "uniform", capacity=5) as server, Observer(server.address) as observer:
+    with Server(EXAMPLE, 2, TCP, sampler="uniform", capacity=5) as server, Observer(server.address) as observer:
         for i in range(13):
             server.submit_batch(filled(range(i, i + 1)))
             last = list(range(max(0, i - 4), i + 1))

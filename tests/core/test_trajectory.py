@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -107,14 +108,16 @@ def test_unknown_timescale() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"obs": np.zeros(3)}, "timescale 'step': leaf 'obs' must be float32, got float64"),
-        ({"obs": np.zeros(3, np.int32)}, "timescale 'step': leaf 'obs' must be float32, got int32"),
+        ({"obs": np.array([0, 1e39, 0])}, r"timescale 'step': leaf 'obs' is float32 and cannot hold 1e\+39 at \(1,\)"),
+        ({"obs": np.array([[0, 0, 2**24 + 1]])}, r"timescale 'step': leaf 'obs' is float32 and cannot hold 16777217 at \(0, 2\)"),
+        ({"obs": np.zeros(3, np.complex64)}, "timescale 'step': leaf 'obs' is float32 and cannot hold complex64"),
+        ({"obs": np.zeros(3, "U1")}, "timescale 'step': leaf 'obs' must be float32, got <U1"),
         ({"obs": np.zeros(1, np.float32)}, r"leaf 'obs' must have shape \(3,\), got \(1,\)"),
         ({"obs": np.zeros((3, 1), np.float32)}, r"leaf 'obs' must have shape \(3,\), got \(3, 1\)"),
         ({"obs": np.zeros((2, 3), np.float32)}, r"leaf 'obs' must have shape \(3,\), got \(2, 3\)"),
         ({"obs": np.float32(1)}, r"leaf 'obs' must have shape \(3,\), got \(\)"),
         ({"obs": 1.0}, "leaf 'obs' must be an array"),
-        ({"reward": np.float64(1)}, "leaf 'reward' must be float32, got float64"),
+        ({"reward": np.float64(1e39)}, r"leaf 'reward' is float32 and cannot hold 1e\+39"),
         ({"reward": "1"}, "leaf 'reward'"),
         ({"done": np.False_}, "timescale 'step': 'done' is not in the example"),
     ],
@@ -145,6 +148,41 @@ def test_rows_may_have_a_leading_one_and_scalars_are_weak() -> None:
     sample = trajectory.build()
     assert sample["step"]["reward"].tolist() == [1, 2, 3, 4] and (sample["step"]["obs"] == 1).all()
     assert sample["episode"]["return"].tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "good", "bad"),
+    [
+        ("f4", [0.1, 1e-50, np.inf, -np.inf, np.nan, np.float16(0.1), 3, np.uint8(200), True, np.longdouble(0.5), np.array(0.1)], [1e39, -1e300, 2**24 + 1, np.int64(-(2**62) - 1), 2**70 + 1]),
+        ("f8", [np.float32(0.1), 2**53, np.uint64(2**63)], [2**53 + 1, np.int64(2**63 - 1), np.uint64(2**64 - 1)]),
+        ("i4", [1.0, -7.0, np.float32(1e6), np.int64(2**31 - 1), np.uint64(5), False, np.array(2.0)], [0.5, np.nan, np.inf, 2.0**31, np.float64(-(2.0**40)), np.int64(2**31), 1e300]),
+        ("i8", [2.0**62, -(2.0**63)], [2.0**63, -np.inf, np.uint64(2**63), 2**63]),
+        ("u8", [2.0**63, np.int8(3)], [2.0**64, -1.0, np.int8(-1), -(2.0**63)]),
+        ("u1", [255.0, np.int64(0)], [256.0, -1, np.int64(256), -0.5]),
+        ("?", [True, 1.0, np.uint8(0)], [2, 0.5, np.nan, -1.0]),
+        ("c8", [1, 0.5, 1j, np.complex128(0.1 + 1j), np.float64(0.1)], [1e39, complex(0, 1e39), 2**24 + 1]),
+        (ml_dtypes.bfloat16, [0.1, np.float32(3), 256], [257, 1e39]),
+        (ml_dtypes.float8_e4m3fn, [0.3, np.float64(448)], [1000.0, np.inf]),
+        (ml_dtypes.int4, [7.0, -8], [8.0, np.int64(-9)]),
+    ],
+    ids=str,
+)
+def test_numbers_are_cast_and_what_does_not_fit_is_refused(dtype: Any, good: list[Any], bad: list[Any]) -> None:
+    trajectory = TrajectoryAccumulator({"one": {"x": np.zeros((), dtype)}, "rows": {"x": np.zeros((2, 3), dtype)}})
+    for value in good:
+        expected = np.array(value).astype(dtype)
+        trajectory.add("one", {"x": value})
+        trajectory.add("rows", {"x": np.full(3, value)})
+        trajectory.add("rows", {"x": np.full((1, 6), value)[:, ::2]})
+        sample = trajectory.build()
+        for array in (sample["one"]["x"], sample["rows"]["x"]):
+            assert array.dtype == dtype
+            assert array.tobytes() == expected.tobytes() * array.size, value
+    for value in bad:
+        for name, data in (("one", value), ("rows", np.full(3, value))):
+            with pytest.raises(SpecError, match=f"timescale '{name}': leaf 'x'"):
+                trajectory.add(name, {"x": data})
+    assert trajectory.counts == {"one": 0, "rows": 0}
 
 
 def test_the_two_kinds_of_timescale() -> None:

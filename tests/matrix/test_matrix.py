@@ -36,7 +36,7 @@ def every(storage: str) -> pytest.MarkDecorator:
 @every("replay")
 def test_experience_is_drawn_again_and_again(transport_table: dict[str, Any], sampler_table: dict[str, Any]) -> None:
     each = 300
-    with Server(example(), 20, transport_table, sampler_table) as server:
+    with Server(example(), 20, transport_table, sampler=sampler_table) as server:
         worker = spawning.Process(target=workers.flood, args=(str(server.address), 1, each, 1, {}))
         worker.start()
         with Client(server.address, example(), name="here") as client:
@@ -60,7 +60,7 @@ def test_experience_up_and_weights_down(
     transport_table: dict[str, Any], sampler_table: dict[str, Any]
 ) -> None:
     makers, each = 3, 300
-    with Server(example(), 20, transport_table, sampler_table) as server:
+    with Server(example(), 20, transport_table, sampler=sampler_table) as server:
         server.publish({"w": np.arange(70_000.0)})
         processes = [
             spawning.Process(target=workers.flood, args=(str(server.address), maker, each, maker, {}))
@@ -84,7 +84,7 @@ def test_experience_up_and_weights_down(
 
 @every("stream")
 def test_samples_are_looked_at_from_outside_and_stay(transport_table: dict[str, Any], sampler_table: dict[str, Any]) -> None:
-    with Server(example(), 20, transport_table, sampler_table) as server, Client(server.address, example()) as client:
+    with Server(example(), 20, transport_table, sampler=sampler_table) as server, Client(server.address, example()) as client:
         client.send_batch(stacked(0, 0, 30))
         client.wait()
         with Observer(server.address) as observer:

@@ -12,7 +12,7 @@ import pytest
 from echo_core import Server
 from echo_core.base.errors import SpecError
 from echo_core.wire.handshake import ClientHandshake
-from echo_tcp.transport import TcpTransport
+from echo_tcp.transport import TcpClient, TcpTransport
 
 original = pytest.importorskip("echo", reason="the original Echo is not installed: uv pip install id-echo")
 
@@ -116,9 +116,75 @@ def test_the_wrong_protocol_at_either_end_is_told():
         original.TcpClient("127.0.0.1", server.port, EXAMPLE)
 
 
+HELLO = ClientHandshake(Server(EXAMPLE, 4).spec, b"0123456789abcdef").start()
+LIKE_A_HELLO = [HELLO[:1], HELLO[:4], HELLO[:7], HELLO[:8], HELLO[:12], HELLO[:13], HELLO[:8] + b"tail", HELLO[:12] + b"[1]", b"ECHO\x01\x01\0\0", b"ECHO\x02\x07\0\0"]
+
+
+@pytest.mark.parametrize("end", ["waits", "hangs up", "learner closes"])
+@pytest.mark.parametrize("data", LIKE_A_HELLO, ids=repr)
+def test_a_first_sample_that_looks_like_the_beginning_of_a_hello(data, end, eventually):
+    with serve(np.zeros(len(data), np.uint8), batch_size=1) as server:
+        with socket.create_connection(server.address.endpoint, timeout=20) as sock:
+            sock.recv(1000)
+            sock.sendall(data)
+            if end == "waits":
+                assert sock.recv(1) == b"\x01"
+            elif end == "learner closes":
+                eventually(lambda: server.peers() and server.peers()[0].bytes == len(data))
+                server.close()
+        assert server.sample(10).batch.tobytes() == data
+
+
+def test_first_samples_that_spell_a_hello_byte_by_byte(eventually):
+    with serve(np.zeros((), np.uint8), batch_size=len(HELLO[:12])) as server:
+        with socket.create_connection(server.address.endpoint, timeout=20) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.recv(1000)
+            for n in range(12):
+                sock.sendall(HELLO[n : n + 1])
+                eventually(lambda n=n: server.peers() and server.peers()[0].bytes == n + 1)
+            assert sock.recv(12, socket.MSG_WAITALL) == b"\x01" * 12
+        assert server.sample(10).batch.tobytes() == HELLO[:12]
+
+
+@pytest.mark.parametrize("version", [2, 3, 200])
+@pytest.mark.parametrize("cut", [0, 1, 5, 13])
+def test_a_hello_that_comes_in_pieces_is_no_sample(version, cut, eventually):
+    hello = HELLO[:4] + bytes((version,)) + HELLO[5:]
+    with serve(np.zeros((), np.uint8), batch_size=1) as server:
+        with socket.create_connection(server.address.endpoint, timeout=20) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.recv(1000)
+            if cut:
+                sock.sendall(hello[:cut])
+                eventually(lambda: server.peers() and server.peers()[0].bytes == cut)
+            sock.sendall(hello[cut:])
+            while sock.recv(1000):
+                pass
+        assert server.stats()["store/samples_inserted_total"] == 0
+        assert server.stats()["transport/tcp/protocol_errors"] == 1
+
+
 def test_samples_of_no_bytes_cannot_travel():
-    with pytest.raises(SpecError, match="no bytes"):
+    with pytest.raises(SpecError, match="without any bytes"):
         serve({"nothing": np.zeros((0,))}).start()
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">u8", ">c8", ">U3", ">M8[s]", [("a", "<f4"), ("b", ">i2")]], ids=str)
+def test_a_byte_order_that_the_protocol_cannot_say_is_refused_at_both_ends(dtype):
+    example = {"fine": np.zeros(3, "u1"), "other": np.zeros(4, dtype)}
+    with pytest.raises(SpecError, match=r"leaf 'other'.*byte order.*newbyteorder"):
+        serve(example).start()
+    with serve({"fine": np.zeros(3, "u1"), "other": np.zeros(4, np.dtype(dtype).newbyteorder("="))}) as server:
+        with pytest.raises(SpecError, match=r"leaf 'other'.*byte order.*newbyteorder"):
+            TcpClient("127.0.0.1", server.port, example, protocol="echo1")
+
+
+def test_values_of_another_byte_order_are_converted_to_the_examples():
+    example = {"a": np.zeros(2, np.float32)}
+    with serve(example, batch_size=1) as server, TcpClient("127.0.0.1", server.port, example, protocol="echo1") as client:
+        client.send({"a": np.array([1, 2], ">f4")})
+        assert server.sample(10).batch["a"].tolist() == [[1, 2]]
 
 
 def test_close_says_goodbye_by_hanging_up(eventually):

@@ -26,7 +26,7 @@ def test_row_writer() -> None:
     before = x.copy(), y.copy()
     for bad in (
         {"x": np.array([[9, 9]] * 2, np.int16), "y": 9.0},
-        {"x": np.array([9, 9], np.int16), "y": np.float64(9)},
+        {"x": np.array([9, 9], np.int16), "y": np.float64(1e39)},
         {"x": np.array([9, 9], np.int16)},
     ):
         with pytest.raises(SpecError):

@@ -38,9 +38,11 @@ WRONG = [
     ({"obs": object()}, "leaf 'obs' .* Python objects"),
     ({"obs": np.ma.masked_array(np.zeros(4, np.float32), mask=True)}, "leaf 'obs' .* masked"),
     ({"obs": {"x": np.zeros(4, np.float32)}}, "leaf 'obs' must be an array .* got a dict"),
-    ({"reward": np.float64(1)}, "leaf 'reward' must be float32, got float64"),
+    ({"reward": np.float64(1e39)}, r"leaf 'reward' is float32 and cannot hold np.float64\(1e\+39\) unchanged"),
+    ({"reward": np.zeros((), np.float64)}, "leaf 'reward' must be float32, got float64"),
+    ({"reward": np.longdouble(1)}, "leaf 'reward' must be float32, got (longdouble|float128)"),
     ({"reward": np.zeros(1, np.float32)}, r"leaf 'reward' must have shape \(\), got \(1,\)"),
-    ({"flags": [np.True_, np.int8(0)]}, "leaf 'flags/1' must be bool, got int8"),
+    ({"flags": [np.True_, np.int8(0)]}, r"leaf 'flags/1' is bool and cannot hold np.int8\(0\) unchanged"),
     ({"flags": [np.True_]}, "'flags' must have 2 elements, got 1"),
     ({"flags": (np.True_, np.True_)}, "'flags' must be a list, got a tuple"),
     ({"extra": np.zeros(1)}, "'extra' is not in the example; remove it"),
@@ -108,11 +110,34 @@ def test_python_scalars_in_samples_are_weak(dtype: Any, good: list[Any], bad: li
         assert "leaf 'x'" in refusal({"x": value}, spec), value
 
 
-def test_numpy_scalars_are_strong() -> None:
-    spec = Spec.from_example({"x": np.zeros((), np.float32)})
-    spec.check({"x": np.float32(1)})
-    for value in (np.float64(1), np.int32(1), np.float16(1), np.bool_(True)):
-        assert "leaf 'x' must be float32" in refusal({"x": value}, spec)
+NUMBERS = [0.1, 1e-50, 1e38, 1e39, -1e300, float("inf"), float("nan"), 1.0, 2.5, 0, 3, -1, 255, 2**24 + 1, 2**31, 2**62 + 1, True, False, 1j, 0.1 + 2j]
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i4", "i8", "u1", "u8", "?", "c8", "c16", ml_dtypes.bfloat16, ml_dtypes.int4], ids=str)
+def test_a_numpy_scalar_is_taken_exactly_where_the_python_scalar_of_its_value_is(dtype: Any) -> None:
+    spec = Spec.from_example({"x": np.zeros((), dtype)})
+    numpys = {float: [np.float64, np.float32, np.float16], int: [np.int64, np.int32, np.uint64, np.int8], bool: [np.bool_], complex: [np.complex128, np.complex64]}
+    for python in NUMBERS:
+        for kind in numpys[type(python)]:
+            try:
+                with np.errstate(all="ignore"):
+                    value = kind(python)
+            except OverflowError:
+                continue
+            if value.dtype == spec.leaves[0].dtype:
+                spec.check({"x": value})
+                continue
+            try:
+                (expected,) = spec.flattener.flatten({"x": value.item()})
+            except SpecError:
+                assert "leaf 'x'" in refusal({"x": value}, spec), (python, kind)
+            else:
+                assert spec.flattener.flatten({"x": value})[0].tobytes() == expected.tobytes(), (python, kind)
+
+
+def test_a_numpy_scalar_fits_no_other_shape() -> None:
+    spec = Spec.from_example({"x": np.zeros(1, np.float32)})
+    assert "must have shape (1,), got ()" in refusal({"x": np.float64(1)}, spec)
 
 
 def test_narrower_strings_fit() -> None:

@@ -22,6 +22,9 @@ __all__ = [
     "ForkError",
     "HandshakeRefused",
     "LeaseError",
+    "ListenError",
+    "NoAddressError",
+    "NotAnArrayError",
     "PluginConflict",
     "PluginError",
     "PluginNotFound",
@@ -42,6 +45,10 @@ class EchoError(Exception):
 
 class SpecError(EchoError, ValueError):
     """An example, a sample or a peer's spec does not fit; the message names the leaf."""
+
+
+class NotAnArrayError(SpecError, TypeError):
+    """A leaf of an example is no array; the message names the leaf. The original Echo raised a TypeError."""
 
 
 class ConfigError(EchoError, ValueError):
@@ -113,8 +120,16 @@ class HandshakeRefused(ConnectionClosedError):
         return type(self), (str(self), self.code)
 
 
-class ProtocolError(EchoError, ConnectionError):
-    """The peer broke the wire format; the connection cannot be used any more."""
+class ProtocolError(EchoError, ConnectionError, ValueError):
+    """The peer broke the wire format, or is no Echo; the connection cannot be used any more. The original Echo raised a ValueError."""
+
+
+class ListenError(EchoError, OSError, RuntimeError):
+    """An address cannot be listened on; the message names it and a remedy, and `errno` is set. The original Echo raised a RuntimeError."""
+
+
+class NoAddressError(EchoError, RuntimeError):
+    """A server has no address or no port: it is not started, is closed, or has no transport."""
 
 
 class EchoTimeoutError(EchoError, TimeoutError):

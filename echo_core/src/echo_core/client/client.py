@@ -345,6 +345,11 @@ class Client:
         """The counters of this connection, as a flat dict."""
         return self._connection.stats()
 
+    @property
+    def unacknowledged(self) -> int:
+        """The number of samples of `send` that are not committed yet, over all tables."""
+        return sum(connection.stats()["unacknowledged"] for connection in (self._connection, *self._others.open()))
+
     def close(self, timeout: float | None = None) -> None:
         """Deliver all samples of `send`, then close. Idempotent.
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import SpecError, did_you_mean
+from ..spec.casting import CastingLeaf
 from ..spec.leaf import LeafSpec
 from ..spec.pytree.flattener import Flattener
 from ..spec.row_writer import RowWriter
@@ -35,8 +36,9 @@ class TrajectoryAccumulator:
     * **single-item**: a leaf is 0-d, or all leaves have leading dimension 1. One call of `add`
       fills it; the leaves have the example's shape, without or with a leading 1.
 
-    Dtypes must be the example's (a Python scalar is accepted where a row is 0-d); nothing is
-    broadcast or cast. One accumulator belongs to one thread.
+    Numbers are cast to the example's dtypes: floating-point numbers are rounded, all others must keep their value. A
+    fraction or NaN in an integer leaf and an overflow are refused. A Python scalar is accepted where a row is 0-d. Nothing is
+    broadcast. One accumulator belongs to one thread.
 
     Args:
         example: dict of timescale name → pytree of arrays; also the example of server and client.
@@ -147,7 +149,7 @@ class _Timescale:
         self.filled = 0
         self._arrays = [np.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
         row_leaves = tuple(
-            LeafSpec(leaf.path, shape, leaf.dtype) for leaf, shape in zip(leaves, rows)
+            CastingLeaf(leaf.path, shape, leaf.dtype) for leaf, shape in zip(leaves, rows)
         )
         self._flattener = Flattener(spec.flattener.treedef, row_leaves, spec.namespace)
         self.writer = RowWriter(self._flattener, self._arrays)

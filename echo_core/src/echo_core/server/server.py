@@ -18,7 +18,7 @@ import numpy as np
 import optree
 
 from ..base.address import Address
-from ..base.errors import ClosedError, ConfigError, EchoError
+from ..base.errors import ClosedError, ConfigError, NoAddressError
 from ..config.table import Table
 from ..plugins import discovery
 from ..security import tokens
@@ -56,9 +56,11 @@ class Server(ServerState):
         batch_size: samples per batch.
         transport: how workers reach this server: a `Transport`, an address such as `"tcp://127.0.0.1:0"` (port 0: any free port),
             a mapping `{"type": "tcp", "port": 0}`, several of these in a list, or None for use within one process.
+        num_buffers: batch buffers (at least 2). One is being filled while others wait or are held by the learner.
+        num_drainers, producer_queue_size: have no effect; code written for id-echo gives them.
+        pin_host_memory: the name of `pinned` in id-echo.
         sampler: name of an installed sampler, a mapping `{"type": "fifo"}`, or a `Sampler`. A replay sampler makes this a server with one
             replay table, named "default".
-        num_buffers: batch buffers (at least 2). One is being filled while others wait or are held by the learner.
         lease_timeout: seconds that `sample()` waits while live batches hold every buffer, before it raises LeaseError.
         pinned: page-lock the memory of the batches. Batches then go to a CUDA device by DMA (`non_blocking=True` in torch), and samples from
             a device's memory go straight into their slots. It needs CUDA's driver.
@@ -86,9 +88,12 @@ class Server(ServerState):
         example: Any = None,
         batch_size: int = 0,
         transport: Transport | str | Mapping[str, Any] | Iterable[Any] | None = None,
-        sampler: Sampler | str | Mapping[str, Any] = "fifo",
         num_buffers: int = 3,
+        num_drainers: int | None = None,
+        producer_queue_size: int | None = None,
+        pin_host_memory: bool = False,
         *,
+        sampler: Sampler | str | Mapping[str, Any] = "fifo",
         capacity: int | None = None,
         remover: Any = "fifo",
         rate_limiter: RateLimiter | None = None,
@@ -99,9 +104,9 @@ class Server(ServerState):
         pinned: bool = False,
         token: tokens.Explicit = None,
         host: discovery.PluginHost | None = None,
-        num_drainers: int | None = None,
-        producer_queue_size: int | None = None,
     ) -> None:
+        if isinstance(num_buffers, (str, Mapping, Sampler)):
+            raise ConfigError(f"num_buffers must be a whole number, not {num_buffers!r}; give a sampler by name: Server(..., sampler={num_buffers!r})")
         if num_drainers is not None or producer_queue_size is not None:
             warnings.warn("num_drainers and producer_queue_size have no effect: Echo has no drainer threads and no queues; leave them out", stacklevel=2)
         host = host or discovery.default
@@ -129,7 +134,7 @@ class Server(ServerState):
             self.sampler = stream_sampler(sampler, host)
             memory = next((t.store_memory for t in self._transports if t.store_memory is not None), None)
             self._open(Spec.from_example(example), batch_size, num_buffers, lease_timeout, memory)
-        if pinned:
+        if pinned or pin_host_memory:
             self._lock_pages()
         self._life = threading.Lock()  # it is held while transports open, so their callbacks must not acquire it
         self._checkpointing = threading.Lock()
@@ -165,7 +170,7 @@ class Server(ServerState):
         """Open the transports and accept workers; returns the server itself. Without a transport it does nothing.
 
         Raises:
-            OSError: an address cannot be bound; the message names the address and a remedy.
+            ListenError: an address cannot be bound; the message names the address and a remedy. It is an OSError.
             SecurityError: an address would be exposed without authentication.
         """
         self._check_process()
@@ -331,11 +336,11 @@ class Server(ServerState):
         """The address where workers connect (`str()` gives `tcp://127.0.0.1:5555`). With several transports it is that of the first.
 
         Raises:
-            EchoError: the server is not started, is closed, or has no transport.
+            NoAddressError: the server is not started, is closed, or has no transport.
         """
         if not self._listeners:
             why = "is closed" if self.closed else "has not been started: call start()" if self._transports else "has no transport"
-            raise EchoError(f"no address: this server {why}")
+            raise NoAddressError(f"no address: this server {why}")
         return self._listeners[0].address
 
     @property
@@ -345,10 +350,10 @@ class Server(ServerState):
 
     @property
     def port(self) -> int:
-        """The port of `address`, valid after `start()`."""
+        """The port of `address`, valid after `start()`. Raises the same error, also if the address has no port."""
         port = self.address.port
         if port is None:
-            raise EchoError(f"{self.address} has no port")
+            raise NoAddressError(f"{self.address} has no port")
         return port
 
     def stats(self) -> dict[str, float | int | str]:

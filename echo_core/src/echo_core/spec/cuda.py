@@ -44,7 +44,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class CudaError(EchoError):
+class CudaError(EchoError, RuntimeError):
     """CUDA's driver is not installed, or a call of it failed."""
 
 

@@ -2,15 +2,15 @@
 
 A value must have exactly the leaf's dtype and shape. It is converted without an error only if every
 element keeps its value. This covers byte order, memory layout, array-likes (through `np.asarray`)
-and strings that are narrower than the leaf's. For 0-d leaves it also covers Python scalars, which
-are typed weakly as in NEP 50. A bool becomes bool, an int becomes int, and a float becomes floating
+and strings that are narrower than the leaf's. For 0-d leaves it also covers Python scalars, and numpy's scalars
+of numbers as the Python scalars of the same value. They are typed weakly as in NEP 50. A bool becomes bool, an int becomes int, and a float becomes floating
 (rounded, but never to infinity). An int becomes floating or complex, and a float becomes complex,
 if no digit is lost. str and bytes are accepted if they fit.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite, prod
 from typing import Any
 
@@ -32,11 +32,12 @@ ONE_OPTIONAL = 2  # none, or one more of length 1
 @dataclass(frozen=True)
 class LeafSpec:
     """One array of a sample: its readable `path` (`obs/pixels`), `shape`, native-endian `dtype`, and
-    `nbytes`, the size of this leaf in one sample."""
+    `nbytes`, the size of this leaf in one sample. `swapped`: the example has another byte order, or a field of it has."""
 
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype
+    swapped: bool = field(default=False, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -52,6 +53,11 @@ class LeafSpec:
             value, np.generic
         ):
             return self._from_scalar(value, mode)
+        if self.shape == () and mode != STACKED and isinstance(value, (np.number, np.bool_)):
+            same = value.item()
+            # numpy's extended precision has no Python scalar, and its own dtype needs no conversion.
+            if not isinstance(same, np.generic) and value.dtype != self.dtype:
+                return self._from_scalar(same, mode, value)
         array = self._as_array(value)
         self._check_shape(array, mode, n)
         dtype = native(array.dtype)
@@ -130,7 +136,7 @@ class LeafSpec:
         dtype = str(self.dtype) if self.dtype.names is not None else repr(str(self.dtype))
         return f"np.asarray(value, {dtype})"
 
-    def _from_scalar(self, value: Any, mode: int) -> np.ndarray:
+    def _from_scalar(self, value: Any, mode: int, given: np.generic | None = None) -> np.ndarray:
         if mode == STACKED or self.shape != ():
             raise SpecError(
                 f"{leaf_name(self.path)} must be an array ({self}), got the Python "
@@ -145,9 +151,9 @@ class LeafSpec:
         except (TypeError, ValueError, OverflowError):
             fits = False
         if not fits:
+            what = f"the Python {type(value).__name__} {value!r:.40}" if given is None else repr(given)
             raise SpecError(
-                f"{leaf_name(self.path)} is {self.dtype} and cannot hold the Python "
-                f"{type(value).__name__} {value!r:.40} unchanged; convert it on purpose with "
+                f"{leaf_name(self.path)} is {self.dtype} and cannot hold {what} unchanged; convert it on purpose with "
                 f"{self._conversion}, or declare a dtype that holds it"
             )
         return array

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from ..base.errors import SpecError
+from ..base.errors import NotAnArrayError, SpecError
 from . import device, structure
 from .dtypes import dtype_from_json, dtype_to_json, native, refusal
 from .leaf import LeafSpec
@@ -69,8 +69,8 @@ class Spec:
         registered with it globally or in `namespace`. Only shapes and dtypes count; values, byte
         order and memory layout do not. A `Spec` is returned as it is.
 
-        Raises SpecError that names the leaf for Python scalars (their dtype would be a guess: write
-        `np.float32(0)`), object dtypes, and trees beyond the limits.
+        Raises SpecError that names the leaf for object dtypes and trees beyond the limits. It is a NotAnArrayError
+        for Python scalars (their dtype would be a guess: write `np.float32(0)`) and for objects that are no arrays.
         """
         if isinstance(example, Spec):
             return example
@@ -194,7 +194,7 @@ def _leaf_of(path: str, value: Any) -> LeafSpec:
         hint = f"np.{like.get(type(value), 'array')}({value!r:.40})"
         if isinstance(value, (str, bytes)):
             hint = f"np.array({value!r:.40}, dtype='{'U' if isinstance(value, str) else 'S'}32')"
-        raise SpecError(
+        raise NotAnArrayError(
             f"{where} is the Python {type(value).__name__} {value!r:.40}, which leaves its dtype "
             f"to be guessed; say it, for instance {hint}"
         )
@@ -214,7 +214,7 @@ def _leaf_of(path: str, value: Any) -> LeafSpec:
     if lent:
         raise SpecError(f"{where}: {lent}")
     if array.dtype.hasobject and not isinstance(value, np.ndarray):
-        raise SpecError(
+        raise NotAnArrayError(
             f"{where} is a {type(value).__name__}, neither an array nor a container optree knows; "
             "register the class (optree.register_pytree_node, optree.dataclasses.dataclass) and "
             "pass its namespace, or use a dict"
@@ -226,7 +226,7 @@ def _leaf_of(path: str, value: Any) -> LeafSpec:
         raise SpecError(
             f"{where} has {array.ndim} axes, at most {MAX_NDIM} are carried; merge some"
         )
-    return LeafSpec(path, array.shape, native(array.dtype))
+    return LeafSpec(path, array.shape, native(array.dtype), swapped=not array.dtype.isnative)
 
 
 def _leaf_from_json(value: Any) -> LeafSpec:

@@ -115,6 +115,19 @@ cdef class SampleInfo:
         """The name of `ingest_round` in the original Echo."""
         return self.ingest_round
 
+    @property
+    def cas_success_total(self) -> int:
+        """Always 0, as are the two that follow: figures of the original Echo's queues, of which there are none here."""
+        return 0
+
+    @property
+    def cas_failure_total(self) -> int:
+        return 0
+
+    @property
+    def reservation_retries_total(self) -> int:
+        return 0
+
     def __repr__(self):
         return (f"SampleInfo(store_size={self.store_size}, active_connections={self.active_connections}, "
                 f"samples_inserted_total={self.samples_inserted_total}, leases_held={self.leases_held})")

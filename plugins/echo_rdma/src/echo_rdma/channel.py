@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from echo_core.base.address import Address
-from echo_core.base.errors import ConfigError
+from echo_core.base.errors import ConfigError, ListenError
 from echo_core.wire.channel import Acceptor, Channel
 from echo_core.wire.network.listening import found_by_trying
 from echo_core.wire.protocol import Buffer
@@ -140,7 +140,7 @@ class RdmaAcceptor(Acceptor):
         try:
             number = resolve(options.host, options.port)
         except OSError as error:
-            raise OSError(
+            raise ListenError(
                 errno.EADDRNOTAVAIL, f"cannot listen on {options.host}:{options.port}: {error}; give an IPv4 address or name of this machine"
             ) from error
         self._engine = engine(options, listens=True, context=self._context)

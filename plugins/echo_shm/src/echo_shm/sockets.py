@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from echo_core.base.address import Address
-from echo_core.base.errors import SecurityError
+from echo_core.base.errors import ListenError, SecurityError
 from echo_core.wire.channel import Acceptor, Channel
 from echo_core.wire.protocol import Buffer
 
@@ -166,7 +166,7 @@ class UnixAcceptor(Acceptor):
             self._sock.close()
             known = {errno.EADDRINUSE: "another learner listens there; choose another name", errno.ENOENT: "make the folder first"}
             said = known.get(error.errno or 0, str(error.strerror or error))
-            raise OSError(error.errno, f"cannot listen at {self.address}: {said}") from None
+            raise ListenError(error.errno, f"cannot listen at {self.address}: {said}") from None
         except BaseException:
             self._sock.close()
             raise

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import HandshakeRefused, ProtocolError, SpecError
+from echo_core.spec.structure import leaf_name
 
 from .dial import Link, connect, receive_exactly
 
@@ -32,15 +33,27 @@ MAX_LEAVES = 4096  # of an original server; more is not one
 MAX_NDIM = 32
 
 
+def check_sendable(spec: Spec) -> None:
+    """Raise SpecError if the protocol cannot carry such samples without an error or a change of values."""
+    if spec.sample_bytes == 0:
+        raise SpecError(
+            "the original protocol cannot carry samples without any bytes: nothing would say that one"
+            ' came; leave out protocol="echo1" or add a leaf that has some'
+        )
+    for leaf in spec.leaves:
+        if leaf.swapped:
+            raise SpecError(
+                f"{leaf_name(leaf.path)} of the example has another byte order than this machine. The original protocol sends"
+                " the bytes of each end's arrays as they are, so values would be wrong; give both ends an example in this"
+                ' machine\'s byte order, such as array.astype(array.dtype.newbyteorder("=")), or leave out protocol="echo1"'
+            )
+
+
 # ------------------------------------------------------------------------------------ the learner's end
 
 def greeting(spec: Spec) -> bytes:
     """The learner's first bytes. Raises SpecError if the original format cannot express `spec`."""
-    if spec.sample_bytes == 0:
-        raise SpecError(
-            "the original protocol cannot carry samples of no bytes: nothing would say that one"
-            ' came; leave out protocol="echo1" or add a leaf'
-        )
+    check_sendable(spec)
     parts = [struct.pack("<4sBI", b"ECHO", 1, len(spec.leaves))]
     for leaf in spec.leaves:
         numbers = (leaf.dtype.itemsize, len(leaf.shape), *leaf.shape)
@@ -86,15 +99,6 @@ class Echo1Handshake:
 
 
 # ------------------------------------------------------------------------------------- the worker's end
-
-
-def check_sendable(spec: Spec) -> None:
-    """SpecError if the protocol cannot carry such samples."""
-    if spec.sample_bytes == 0:
-        raise SpecError(
-            "the original protocol cannot carry samples without any bytes; add a leaf that "
-            "has some, or use protocol='echo2'"
-        )
 
 
 def dial_echo1(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from echo_core.base.address import Address
-from echo_core.base.errors import AddressError
+from echo_core.base.errors import AddressError, ConnectionClosedError, EchoTimeoutError
 from echo_core.client.client import Client
 from echo_core.security import tls
 from echo_core.security.tokens import TokenSource, check_exposure
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from .secure import TlsAcceptor
 
 __all__ = ["TcpClient", "TcpTransport", "TcpsTransport"]
+
+STANDSTILL_SECONDS = 1.0  # so long TcpClient.close() waits for a learner that commits nothing
 
 
 class TcpTransport(Transport):
@@ -114,25 +117,67 @@ class TcpClient(Client):
     Args:
         host: the learner's host name or address.
         port: its port.
-        example: a pytree like the server's: one sample.
+        example: a pytree like the server's: one sample. `data_sample` is its name in the original Echo.
         max_inflight_msgs: the number of unacknowledged samples at which `send()` waits; None
             leaves it to the transport.
         tls: whether the learner listens with TLS (`tcps://`).
         **options: the options of `echo_core.Client`.
 
-    Raises: the errors of `echo_core.Client`.
+    Raises: the errors of `echo_core.Client`, and TypeError without an example or with two.
     """
 
     def __init__(
         self,
         host: str,
         port: int,
-        example: Any,
+        example: Any = None,
         max_inflight_msgs: int | None = None,
         *,
+        data_sample: Any = None,
         tls: bool = False,
         **options: Any,
     ) -> None:
+        if example is not None and data_sample is not None:
+            raise TypeError("example and data_sample are two names of the same argument; give one of them")
+        if example is None:
+            example = data_sample
+        if example is None:
+            raise TypeError("TcpClient needs the example pytree, one sample: TcpClient(host, port, example)")
         if max_inflight_msgs is not None:
             options["max_inflight_msgs"] = max_inflight_msgs
         super().__init__(Address("tcps" if tls else "tcp", host, port), example, **options)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Deliver all samples of `send`, then close. Idempotent.
+
+        Args:
+            timeout: seconds, as in `Client.close`. None waits for as long as the learner commits samples. When a connected learner commits
+                none for 1 s, because its store is full and nobody samples, this gives up with a RuntimeWarning that says how many are left.
+
+        Raises:
+            EchoTimeoutError: `timeout` is over. ConnectionClosedError: the learner is gone. The message says how many samples were
+                not acknowledged, and the client is closed anyway.
+        """
+        try:
+            super().close(0 if timeout is None and self._stands_still() else timeout)
+        except EchoTimeoutError as error:
+            if timeout is not None:
+                raise
+            warnings.warn(f"{error}. TcpClient.close() waits no longer than {STANDSTILL_SECONDS:g} s for a learner that commits nothing; "
+                          "give close(timeout=...) to wait longer", RuntimeWarning, stacklevel=2)
+
+    def _stands_still(self) -> bool:
+        """Wait for the delivery of all samples; returns True if a connected learner commits none of them any more."""
+        left = self.unacknowledged
+        while True:
+            try:
+                self.wait(STANDSTILL_SECONDS)
+                return False
+            except EchoTimeoutError:
+                before, left = left, self.unacknowledged
+                if not self.stats()["connected"]:
+                    return False
+                if left >= before:
+                    return True
+            except ConnectionClosedError:
+                return False

@@ -8,10 +8,12 @@ import socket
 import stat
 from contextlib import suppress
 
+from ...base.errors import ListenError
+
 __all__ = ["cannot_listen", "found_by_trying", "listening_sockets"]
 
 
-def cannot_listen(host: str, port: int, error: OSError) -> OSError:
+def cannot_listen(host: str, port: int, error: OSError) -> ListenError:
     """`error` of taking the address, explained."""
     place, number = f"[{host}]:{port}" if ":" in host else f"{host}:{port}", error.errno
     if isinstance(error, socket.gaierror):
@@ -25,10 +27,10 @@ def cannot_listen(host: str, port: int, error: OSError) -> OSError:
         why = 'no interface of this machine has that address; give host one that it has, such as "127.0.0.1", or "0.0.0.0" for all of them'
     else:
         why = error.strerror or str(error)
-    return OSError(number, f"cannot listen on {place}: {why}")
+    return ListenError(number, f"cannot listen on {place}: {why}")
 
 
-def found_by_trying(host: str, port: int, said: object) -> OSError:
+def found_by_trying(host: str, port: int, said: object) -> ListenError:
     """The same for libraries that do not tell: it is tried here. `said` is what they said, for when nothing is found."""
     try:
         for family, _, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):

@@ -8,6 +8,7 @@
 
 #include <sys/socket.h>
 
+#include "beginning.hpp"
 #include "limits.hpp"
 #include "peer.hpp"
 
@@ -70,6 +71,12 @@ public:
         count_queued(p, waiting);
         p.figures->partial.set(p.mid_message());
         return step;
+    }
+
+    // No more bytes came from a peer whose first sample may be the beginning of a HELLO. A HELLO is sent at once, so this is a sample.
+    void decide(Peer &p) {
+        p.fresh = p.undecided = false;
+        p.held_back = true;
     }
 
     // The sender of a Landing has stalled: gives the slots back. May throw std::bad_alloc.
@@ -141,8 +148,13 @@ private:
             const ssize_t got = direct != 0 ? readv(p.fd, places, n) : recv(p.fd, area_, room, 0);
             if (got <= 0) {
                 if (got < 0 && errno == EINTR) continue;
-                return got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK) ? hung_up(p, got)
-                                                                             : Step::drained;
+                const bool ended = got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
+                if (ended && p.undecided) {
+                    decide(p);
+                    if (const Step step = resume(p); step != Step::drained) return step;
+                    continue;
+                }
+                return ended ? hung_up(p, got) : Step::drained;
             }
             totals_.bytes_received.add(std::size_t(got));
             p.figures->bytes.add(std::size_t(got));
@@ -220,7 +232,7 @@ private:
             if (have < header_bytes || have == 0) return Step::drained;
             FrameHeader h;
             if (p.echo1) {
-                if (p.fresh && !original(p, at, have)) return p.broken ? Step::ended : Step::drained;
+                if (p.fresh && !begins_with_sample(p, at, have)) return p.broken ? Step::ended : Step::drained;
                 h = make_header(Kind::data, p.session->committed + 1 - p.frame_done, store_.sample_bytes(), 1);
             } else {
                 std::memcpy(&h, at, sizeof h);
@@ -253,18 +265,21 @@ private:
         }
     }
 
-    // Checks that a peer of the original protocol is not a client of protocol 2, which speaks first and whose HELLO
-    // would be taken for samples. False if it is one (`broken` is set), or if too few bytes are here to tell.
-    bool original(Peer &p, const char *at, std::size_t have) {
-        static constexpr char hello[] = {'E', 'C', 'H', 'O', 2, 1, 0, 0};
-        if (std::memcmp(at, hello, std::min(have, sizeof hello)) != 0) {
-            p.fresh = false;
-            return true;
+    // Looks at the first bytes of a peer of the original protocol. False if it is a client of a later one (`broken` is set), or if too
+    // few bytes are here to tell.
+    bool begins_with_sample(Peer &p, const char *at, std::size_t have) {
+        switch (beginning(at, have)) {
+            case Beginning::sample:
+                p.fresh = p.undecided = false;
+                return true;
+            case Beginning::hello:
+                broken(p, "it speaks Echo protocol " + std::to_string(static_cast<unsigned char>(at[4])) + ", this learner the original"
+                          " one; choose protocol=\"echo1\" at the worker too, or leave it out at both ends");
+                return false;
+            default:
+                p.undecided = have >= store_.sample_bytes();
+                return false;
         }
-        if (have >= sizeof hello)
-            broken(p, "it speaks Echo protocol 2, this learner the original one; choose protocol=\"echo1\" at the"
-                      " worker too, or leave it out at both ends");
-        return false;
     }
 
     // The frame at `at` is whole: inserts it together with the frames behind it that continue its numbers.

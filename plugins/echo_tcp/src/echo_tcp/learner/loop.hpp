@@ -85,6 +85,7 @@ private:
     static constexpr std::int64_t silent_ns = 3'000'000'000;  // a staged frame without a byte for so long may lose its memory to others
     static constexpr std::uint32_t most_asked = 16;         // a connection with so many unanswered CONTROL requests, or ...
     static constexpr std::size_t most_out = 1 << 20;        // ... so many unsent bytes is not read
+    static constexpr std::int64_t hello_ns = 1'000'000'000;  // so long the rest of a HELLO is waited for
     static constexpr int last_turns = 16;                   // turns that each connection gets when the loop stops
 
     // ---- the thread -------------------------------------------------------------------------------
@@ -108,6 +109,7 @@ private:
             }
             if (parked_.empty() ? in_turns_ : !armed_) serve_parked();
             if (!open_.empty()) evict_stalled();
+            if (!undecided_.empty()) decide();
             if (somebody_parked() && now_ >= next_probe_) probe_parked();
             if (now_ >= next_beat_) look_for_silence();
             if (std::exchange(ingest_.staging_freed, false)) serve_staging();  // any step above may have set it
@@ -127,18 +129,13 @@ private:
     // Milliseconds until the next timer; -1 if no timer is set.
     int patience() const {
         if (serve_again_) return 0;
-        std::int64_t until = -1;
-        if (next_beat_ != INT64_MAX) until = std::max<std::int64_t>(next_beat_ - clock_ns(), 0);
-        if (somebody_parked()) {
-            const std::int64_t left = std::max<std::int64_t>(next_probe_ - clock_ns(), 0);
-            if (until < 0 || left < until) until = left;
-        }
-        if (!open_.empty() && (until < 0 || stall_ns < until)) until = stall_ns;
-        if (!leaving_.empty() || stop_by_ != 0) {
-            const std::int64_t left = std::max<std::int64_t>(next_farewell_ - clock_ns(), 0);
-            if (until < 0 || left < until) until = left;
-        }
-        return until < 0 ? -1 : int(until / 1'000'000 + 1);
+        std::int64_t until = INT64_MAX;
+        if (next_beat_ != INT64_MAX) until = next_beat_ - clock_ns();
+        if (somebody_parked()) until = std::min(until, next_probe_ - clock_ns());
+        if (!open_.empty()) until = std::min(until, stall_ns);
+        if (!undecided_.empty()) until = std::min(until, undecided_.front()->decide_by - clock_ns());
+        if (!leaving_.empty() || stop_by_ != 0) until = std::min(until, next_farewell_ - clock_ns());
+        return until == INT64_MAX ? -1 : int(std::max<std::int64_t>(until, 0) / 1'000'000 + 1);
     }
 
     void obey() {
@@ -200,6 +197,7 @@ private:
     void evict_stalled();
     void ping(Peer &p, std::uint8_t flags);
     void look_for_silence();
+    void decide();
 
     // ---- connections go: loop_leaving.hpp ---------------------------------------------------------
     void leave(Peer &p, std::string_view farewell);
@@ -235,6 +233,7 @@ private:
     std::vector<std::unique_ptr<Peer>> graveyard_;  // closed peers that events of this round may still name
     std::deque<Peer *> parked_, staging_;           // peers that wait for slots, and for staging memory
     std::vector<Peer *> open_, leaving_;
+    std::deque<Peer *> undecided_;                  // peers that were once undecided; the one that is decided first comes first
     PutOff put_off_{store_.sample_bytes()};         // acknowledgements that are put off
     std::int64_t now_ = 0;            // time at the beginning of the round
     std::int64_t stop_by_ = 0;        // not zero while the loop is stopping

@@ -53,6 +53,7 @@ inline void Loop::end_of(Peer &p) {
     ingest_.forget(p);
     keep_open_list(p);
     put_off_.forget(p);
+    std::erase(undecided_, &p);
     if (p.parked) {
         unpark(p);
         for (std::deque<Peer *> *queue : {&parked_, &staging_})
@@ -71,6 +72,8 @@ inline void Loop::begin_to_stop(std::int64_t deadline) {
     std::vector<Peer *> all;
     for (auto &[key, p] : peers_) all.push_back(p.get());
     // Commits the samples that have arrived as a whole, as far as there is space and time for them.
+    for (Peer *p : undecided_)
+        if (p->undecided) ingest_.decide(*p);
     for (Peer *p : all)
         for (int turn = 0; p->begun && turn < last_turns && !p->dead && !p->leaving && !p->parked && clock_ns() < deadline; ++turn)
             if (serve(*p) != Step::more) break;

@@ -91,6 +91,10 @@ inline Step Loop::serve(Peer &p, bool first) {
         step = Step::ended;
     }
     keep_open_list(p);
+    if (p.undecided && p.decide_by == 0) {
+        p.decide_by = now_ + hello_ns;
+        undecided_.push_back(&p);
+    }
     if (step == Step::ended) {
         write(p);
         if (p.broken || store_.closed()) {
@@ -263,6 +267,17 @@ inline void Loop::look_for_silence() {
         drop(*p);
     }
     if (peers_.empty()) beat_ns_ = 0;
+}
+
+// Takes what may be the beginning of a HELLO for samples, if its rest has not come.
+inline void Loop::decide() {
+    while (!undecided_.empty() && (!undecided_.front()->undecided || now_ >= undecided_.front()->decide_by)) {
+        Peer &p = *undecided_.front();
+        undecided_.pop_front();
+        if (!p.undecided) continue;
+        ingest_.decide(p);
+        if (!p.parked) serve(p);
+    }
 }
 
 // ---- stalled frames -------------------------------------------------------------------------------

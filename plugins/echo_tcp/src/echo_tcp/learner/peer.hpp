@@ -66,6 +66,8 @@ struct Peer {
     bool begun = false;    // Python knows of it
     std::int64_t beat_ns = 0;  // see NewPeer
     bool fresh = true;     // echo1: no bytes were taken from it yet
+    bool undecided = false;  // echo1: `tail` begins with a whole sample that may also be the beginning of a HELLO
+    std::int64_t decide_by = 0;  // then it is taken for a sample; meaningful while the loop's `undecided_` lists the peer
     Session *session = nullptr;
     std::shared_ptr<Figures> figures;
 
