@@ -20,11 +20,13 @@ class Relay:
 
     Attributes:
         port: the port where it listens.
+        damage: whether the next bytes of a worker are changed in one bit, once.
         crumbs: whether bytes are forwarded a few at a time, so that no read and no write is whole.
     """
 
     def __init__(self, learner: tuple[str, int]) -> None:
         self.crumbs = False
+        self.damage = False
         self._learner = learner
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
@@ -98,6 +100,10 @@ class Relay:
                 while not flowing.wait(0.05):
                     if self._over:
                         return
+                if self.damage and to in self._to_learner:
+                    self.damage = False
+                    middle = len(data) // 2
+                    data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
                 if self.crumbs:
                     to.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     for start in range(0, len(data), CRUMB_BYTES):

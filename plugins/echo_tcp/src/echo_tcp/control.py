@@ -33,6 +33,7 @@ from .loops import Loops
 from .pending import Pending
 
 if TYPE_CHECKING:
+    from echo_core.wire.identity import Claim
     from echo_core.wire.sink import Sink
 
     from .echo1 import Echo1Handshake
@@ -143,16 +144,16 @@ class Control:
         times = [pending.deadline for pending in self._pending.values()]
         if not self._acceptor.is_open and not self._closing:
             times.append(self._acceptor.opens_at)
-        times += [pending.claim.ask_again for pending in self._undecided()]
+        times += [claim.ask_again for _, claim in self._undecided()]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
-    def _undecided(self) -> list[Pending]:
-        return [p for p in self._pending.values() if p.claim is not None and not (p.claim.granted or p.hanging_up)]
+    def _undecided(self) -> list[tuple[Pending, Claim]]:
+        return [(p, p.claim) for p in self._pending.values() if p.claim is not None and not (p.claim.granted or p.hanging_up)]
 
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
-        for pending in self._undecided():
-            if pending.claim is not None and pending.claim.ask_again <= now:
+        for pending, claim in self._undecided():
+            if claim.ask_again <= now:
                 self._go_on(pending, 0)
         for pending in [p for p in self._pending.values() if p.deadline <= now]:
             if not pending.hanging_up:

@@ -25,6 +25,7 @@ class TcpListenOptions(ListenOptions):
     max_connection_rate: float = CONNECTION_RATE  # new connections a second; further ones wait outside. 0: any number
     receive_buffer: int = 0  # bytes in the kernel for each connection; 0: it grows as needed
     staging_bytes: int = 256 << 20  # memory of each thread for large frames that find no slots
+    checksum: bool = False  # CRC-32C over all bytes, which clients must use as well; see checked.py
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -41,6 +42,8 @@ class TcpListenOptions(ListenOptions):
         for name in ("receive_buffer", "staging_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be below 0, but is {getattr(self, name)}")
+        if self.protocol == "echo1" and self.checksum:
+            raise ValueError('the original protocol has no checksums; leave out checksum or protocol="echo1"')
         if self.protocol == "echo1" and self.token is not None:
             raise ValueError(
                 "the original protocol has no authentication, so token=... would protect nothing;"
@@ -64,10 +67,13 @@ class TcpConnectOptions(ConnectOptions):
     # still larger ones would leave the second-level cache between gathering and sending.
     max_coalesced_bytes: int = 384 << 10
     protocol: str = "echo2"  # "echo1": for a server of the original Echo; does not reconnect
+    checksum: bool = False  # CRC-32C over all bytes, which the learner must use as well; see checked.py
 
     def __post_init__(self) -> None:
         if self.protocol not in ("echo2", "echo1"):
             raise ValueError(f"protocol is 'echo2' or 'echo1', not {self.protocol!r}")
+        if self.protocol == "echo1" and self.checksum:
+            raise ValueError('the original protocol has no checksums; leave out checksum or protocol="echo1"')
         for name in ("window_bytes", "max_coalesced_bytes", "max_inflight_msgs"):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value < 1 << 48:

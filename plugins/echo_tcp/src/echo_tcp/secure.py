@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import math
-import os
 import select
-import selectors
 import socket
 import ssl
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from echo_core.base.address import Address
 from echo_core.base.errors import SecurityError
-from echo_core.wire.channel import Acceptor, Channel
+from echo_core.wire.channel import Channel
 from echo_core.wire.handshake import printable
-from echo_core.wire.network.connection_rate import ConnectionRateLimit
 from echo_core.wire.protocol import Buffer
 
 from ._tls import Records
 from .dial import KEEPALIVE
-from .sockets import free, left_at_fork, listen_on, name_of
+from .socket_acceptor import SocketAcceptor
+from .sockets import left_at_fork, name_of
 
 if TYPE_CHECKING:
     from .options import TcpsListenOptions
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["TlsAcceptor", "TlsChannel", "dial_tls"]
 
 PIECE_BYTES = 64 << 10  # bytes encrypted or decrypted at a time, so that the other thread never waits long for the lock
-BACKLOG = 256  # a TLS handshake costs the learner a ms even for unauthenticated clients, so only so many wait when accepting stops
 LOOKS, TRICKLE_SECONDS = 8, 0.2  # a handshake comes in fewer pieces; a client that sends more is then read only every so many seconds
 
 T = TypeVar("T")
@@ -205,46 +202,12 @@ def dial_tls(address: Address, context: ssl.SSLContext, server_name: str, timeou
     return TlsChannel(sock, name_of((host, port)), records=records)
 
 
-class TlsAcceptor(Acceptor):
+class TlsAcceptor(SocketAcceptor):
     """See `echo_core.wire.channel.Acceptor`."""
 
     def __init__(self, options: TcpsListenOptions, context: ssl.SSLContext) -> None:
+        super().__init__("tcps", options.host, options.port, options.receive_buffer, options.max_connection_rate)
         self._context = context
-        self._sockets, port = listen_on(options.host, options.port, options.receive_buffer, BACKLOG)
-        self.address = Address("tcps", options.host, port)
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector = selectors.DefaultSelector()
-        for sock in self._sockets:
-            self._selector.register(sock, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        self._rate_limit = ConnectionRateLimit(options.max_connection_rate)
-        self._rate_limit.watch(self._sockets, str(self.address))
 
-    def counts(self) -> Mapping[str, int]:
-        return {"held_off_total": self._rate_limit.held_off}
-
-    def accept(self) -> Channel:
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj == self._wake:
-                    raise OSError("closed")
-                listening = key.fileobj
-                assert isinstance(listening, socket.socket)
-                try:
-                    plain, address = listening.accept()
-                except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                    continue
-                # Errors from here on concern only this client. An OSError of accept() concerns the learner, and makes the listener pause.
-                left_at_fork(plain)
-                plain.setblocking(False)
-                self._rate_limit.let_in(plain)
-                return TlsChannel(plain, name_of(address), self._context)
-
-    def shutdown(self) -> None:
-        os.eventfd_write(self._wake, 1)
-        self._rate_limit.close()
-
-    def close(self) -> None:
-        self._selector.close()
-        free(self._sockets)
-        os.close(self._wake)
+    def channel(self, sock: socket.socket, peer: str) -> Channel:
+        return TlsChannel(sock, peer, self._context)

@@ -13,7 +13,7 @@ from echo_core.client.client import Client
 from echo_core.security import tls
 from echo_core.security.tokens import TokenSource, check_exposure
 from echo_core.wire.channel import Channel, ChannelTransport
-from echo_core.wire.transport import Connection, Transport
+from echo_core.wire.transport import Connection, Listener, Transport
 
 from .connection import TcpConnection
 from .options import TcpConnectOptions, TcpListenOptions, TcpsConnectOptions, TcpsListenOptions
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from echo_core.spec.spec import Spec
     from echo_core.wire.sink import Sink
 
-    from .listener import TcpListener
     from .secure import TlsAcceptor
 
 __all__ = ["TcpClient", "TcpTransport", "TcpsTransport"]
@@ -56,11 +55,16 @@ class TcpTransport(Transport):
     ) -> None:
         super().__init__(port=port, num_threads=num_threads, host=host, **options)
 
-    def listen(self, sink: Sink) -> TcpListener:
+    def listen(self, sink: Sink) -> Listener:
         from .listener import TcpListener
 
-        options = self.options
+
+        options: TcpListenOptions = self.options
         check_exposure(options.host, options.authenticated, options.allow_insecure)
+        if options.checksum:
+            from .checked import listen_checked
+
+            return listen_checked(options, sink)
         tokens: Callable[[], Sequence[bytes]] = tuple
         if options.authenticated:
             tokens = (lambda: sink.tokens) if options.token is None else TokenSource(options.token)
@@ -69,7 +73,12 @@ class TcpTransport(Transport):
     @classmethod
     def connect(cls, address: Address, spec: Spec, **options: Any) -> Connection:
         _without_path(address)
-        return TcpConnection(address, spec, cls.connect_options(address, options))
+        chosen: TcpConnectOptions = cls.connect_options(address, options)
+        if chosen.checksum:
+            from .checked import connect_checked
+
+            return connect_checked(address, spec, chosen)
+        return TcpConnection(address, spec, chosen)
 
 
 class TcpsTransport(ChannelTransport):
