@@ -16,6 +16,7 @@ from ..wire.transport import Transport
 from .capabilities import Capabilities
 from .clauses.ending import EndingClauses
 from .clauses.experience import ExperienceClauses
+from .clauses.exposure import ExposureClauses
 from .clauses.hygiene import HygieneClauses
 from .clauses.identity import IdentityClauses
 from .clauses.processes import ProcessClauses
@@ -34,6 +35,7 @@ TOKEN = "the token of the conformance kit, which is long enough"
 class TransportContract(
     ExperienceClauses,
     RefusalClauses,
+    ExposureClauses,
     WaitingClauses,
     EndingClauses,
     RecoveryClauses,

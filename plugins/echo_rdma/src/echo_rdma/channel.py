@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from echo_core.base.address import Address
+from echo_core.base.address import Address, is_loopback_host
 from echo_core.base.errors import ConfigError
 from echo_core.wire.channel import Acceptor, Channel
 from echo_core.wire.network.listening import found_by_trying
@@ -136,7 +136,7 @@ class RdmaAcceptor(Acceptor):
         self._lock = threading.Lock()  # guards the choice of the engine
         self._over = False
         self._stops: list[threading.Thread] = []  # threads that stop former engines
-        self._context = library.context()  # made once, so that a replacing engine has the same settings
+        self._context = library.context(is_loopback_host(options.host) and not options.require_rdma)  # made once, so that a replacing engine has the same settings
         try:
             number = resolve(options.host, options.port)
         except OSError as error:

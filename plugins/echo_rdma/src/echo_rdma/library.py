@@ -140,8 +140,11 @@ def shares_memory(version: tuple[int, ...]) -> bool:
     return version >= (1, 16) and version[:2] != (1, 17)
 
 
-def context() -> _ucx.Context:
+def context(loopback: bool = False) -> _ucx.Context:
     """UCX with the current settings of the environment. There is one shared object for each set of settings, and it is kept for good.
+
+    `loopback` is for a listener on this machine's own address. UCX otherwise opens a port on every network interface, whichever address it
+    listens at.
 
     Raises ConfigError if there is no library, or UCX_* variables leave no transport; ForkError in a child of a process that has used UCX.
     """
@@ -153,7 +156,7 @@ def context() -> _ucx.Context:
         )
     _, version = ucx()
     _process = os.getpid()
-    wanted = dict(RELIED_ON)
+    wanted = dict(RELIED_ON) | ({"NET_DEVICES": "lo"} if loopback else {})
     if not shares_memory(version):
         wanted["TLS"] = "^sm"
         log.info("UCX %d.%d.%d: shared memory is left out, since the loss of a peer breaks it; 1.16, and 1.18 and newer, use it", *version)
