@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from echo_core.base.errors import PluginError, PluginNotFound
+from echo_core.base.installing import how_to_install
 from echo_core.config.schema import options_schema
 from echo_core.plugins import discovery
 from echo_core.plugins.discovery import PluginRecord
@@ -41,7 +42,7 @@ def list_(as_json: bool) -> int:
     """
     rows = [_row(record) for group in _GROUPS for record in discovery.default.examine(group)]
     have = {(row["kind"], row["name"]) for row in rows}
-    for group, name, install in discovery.known():
+    for group, name, requirement in discovery.known():
         if (_NOUNS[group], name) not in have:
             rows.append(
                 {
@@ -51,7 +52,7 @@ def list_(as_json: bool) -> int:
                     "version": None,
                     "api": None,
                     "state": "missing",
-                    "note": install,
+                    "note": how_to_install(requirement),
                 }
             )
     if as_json:

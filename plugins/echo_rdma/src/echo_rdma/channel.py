@@ -136,7 +136,8 @@ class RdmaAcceptor(Acceptor):
         self._lock = threading.Lock()  # guards the choice of the engine
         self._over = False
         self._stops: list[threading.Thread] = []  # threads that stop former engines
-        self._context = library.context(is_loopback_host(options.host) and not options.require_rdma)  # made once, so that a replacing engine has the same settings
+        local = is_loopback_host(options.host) and not options.require_rdma
+        self._context = library.context(local)  # made once, so that a replacing engine has the same settings
         try:
             number = resolve(options.host, options.port)
         except OSError as error:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from echo_core.base.errors import ConfigError, ForkError
+from echo_core.base.installing import how_to_install
 
 from . import _ucx
 
@@ -24,7 +25,7 @@ LIBRARY = "ECHO_UCX_LIBRARY"  # environment variable: use only this libucp
 OLDEST = (1, 13)
 SETS_LISTENERS = (1, 17)  # older versions take the settings of listeners from the environment
 ADVICE = (
-    'install UCX: pip install "echo-rdma[wheel]" brings one with shared memory and TCP; for InfiniBand and RoCE use that of your'
+    f"install UCX: echo-rdma[wheel] brings one with shared memory and TCP ({how_to_install('echo-rdma[wheel]')}); for InfiniBand and RoCE use that of your"
     f" system (apt install libucx0, dnf install ucx ucx-ib, or the vendor's), or name its libucp.so.0 in {LIBRARY}"
 )
 ENOUGH_LOCKED = 1 << 30
