@@ -45,5 +45,5 @@ def test_a_dial_that_returns_nothing() -> None:
 
     with serve() as server:
         with pytest.raises(PluginError, match=r"local://learner: dial\(\) returned None, which is no Channel; end it with: return YourChannel"):
-            Forgetful.connect(server.address, server.spec, token="a token of this test that is long enough", timeout=10.0)
+            Forgetful.connect(server.address, server.spec, timeout=10.0)
         connect().close()
