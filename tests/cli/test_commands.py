@@ -93,6 +93,20 @@ def test_a_configuration_is_shown_with_origins_and_checked(echoctl, tmp_path: Pa
     assert wrong.code == 2 and "did you mean 'port'?" in wrong.err
 
 
+def test_a_file_needs_no_option_and_two_ends_that_do_not_fit_are_noticed(echoctl, tmp_path: Path) -> None:
+    (tmp_path / "echo.toml").write_text('[shared]\naddress = "tcp://learner:5555"\nlisten_host = "0.0.0.0"\n[server]\nbatch_size = 8\n')
+    assert (echoctl("config", "validate", "echo.toml").code, echoctl("config", "validate", "echo.toml", "server.batch_size=9").out) == (0, "valid\n")
+    shown = echoctl("config", "show", "echo.toml", "--json").json
+    assert shown["server.transport.host"] == {"value": "0.0.0.0", "origin": "echo.toml"}
+    assert shown["server.transport.max_connections"] == {"value": 4096, "origin": "default"}
+    assert shown["client.reconnect"] == {"value": True, "origin": "default"}
+    apart = echoctl("config", "validate", "echo.toml", "client.address=tcp://learner:6666", "--json")
+    assert apart.code == 1 and "listens on port 5555, and the client connects to port 6666" in apart.json["disagreement"]
+    assert echoctl("config", "validate", "echo.toml", "client.address=tcp://learner:6666", "--proxied").code == 0
+    missing = echoctl("config", "validate", "ecko.toml")
+    assert missing.code == 2 and "ecko.toml: cannot be read" in missing.err
+
+
 def test_the_schema_is_one_and_knows_the_plugins(echoctl, tmp_path: Path) -> None:
     schema = echoctl("config", "schema", "--json").json
     one = schema["properties"]["server"]["properties"]["transport"]["anyOf"][0]["anyOf"]

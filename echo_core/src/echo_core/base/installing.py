@@ -47,7 +47,7 @@ def how_to_mend(name: str) -> str:
     if folder := editable_folder(name):
         return f"mend the code in {folder}"
     if _canonical(name) in OWN:
-        return f"uninstall {name}, then {how_to_install(name)}"
+        return f"uninstall {name}, then {how_to_install(_canonical(name))}"
     return f"install a version of {name} that works with this Python and this echo-core"
 
 

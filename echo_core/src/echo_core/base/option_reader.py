@@ -13,13 +13,13 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
 from .errors import ConfigError, did_you_mean
 
-__all__ = ["Text", "build_options", "fault_of_options", "is_dataclass", "is_required", "kind_of", "option_fields", "read_toml_value"]
+__all__ = ["Text", "build_options", "default_options", "fault_of_options", "is_dataclass", "is_required", "kind_of", "option_fields", "read_toml_value"]
 
 _T = TypeVar("_T")
 
@@ -247,6 +247,15 @@ def kind_of(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def is_dataclass(kind: Any) -> bool:
     return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
+def default_options(cls: type[Any], given: Iterable[str]) -> dict[str, Any]:
+    """The default of every option of the dataclass `cls` that is not in `given`; required options and secrets have none here."""
+    made = {}
+    for name, (field, _) in option_fields(cls).items():
+        if name not in given and field.repr and not is_required(field):
+            made[name] = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+    return made
 
 
 def fault_of_options(owner: type[Any], name: str, base: type[Any] | None = None) -> str | None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 from ..base.address import Address
 from ..base.errors import AddressError, ConfigError, PluginError, did_you_mean, nearest
-from ..base.option_reader import Text, build_options
+from ..base.option_reader import Text, build_options, default_options, option_fields
 from ..plugins.discovery import PluginHost
 from ..spec.example import from_table
 from ..store.sampler import Sampler
@@ -27,7 +28,9 @@ from .sections import (
     PluginsConfig,
     SecurityConfig,
     ServerConfig,
+    SharedConfig,
 )
+from .shared import disagreement, with_shared
 from .table_config import table_configs
 
 __all__ = [
@@ -51,11 +54,12 @@ class Config:
     """A whole configuration, made by `load`. Only the keys that core knows are checked.
 
     Attributes:
-        server, client, security, plugins: the sections.
+        shared, server, client, security, plugins: the sections. `server` and `client` have what `shared` gave them.
         example: the pytree that the tables of `[example]` describe; None if there are no such tables.
         host: the installed plugins, with the settings of `[plugins]` applied.
     """
 
+    shared: SharedConfig
     server: ServerConfig
     client: ClientConfig
     security: SecurityConfig
@@ -64,11 +68,13 @@ class Config:
     example: Any
 
     def __init__(self, layer: Layer, env: Mapping[str, str] | None = None) -> None:
-        self._layer = layer
+        self._given = layer
         self._env = env
-        self._origins = layer.dotted_origins()
         self._check_keys()
+        self._layer = layer = with_shared(layer)
+        self._origins = layer.dotted_origins()
         sections = {name: {} for name in KEYS} | layer.nested()
+        self.shared = self._build(SharedConfig, sections["shared"], "shared")
         self.example = from_table(sections["example"]) if "example" in sections else None
         self.plugins = self._build(PluginsConfig, sections["plugins"], "plugins")
         self.host = PluginHost(self.plugins.disable, self.plugins.require, env)
@@ -106,7 +112,10 @@ class Config:
         return value
 
     def explain(self) -> list[tuple[str, Any, str]]:
-        """Every key that has a value, as `(key, value, origin)`, defaults included."""
+        """Every key that has a value, as `(key, value, origin)`, defaults included.
+
+        The defaults of the chosen transports and samplers are included too, if these plugins are installed.
+        """
         lines = {".".join(path): value for path, value in self._layer.values.items()}
         for section, names in KEYS.items():
             for name in names:
@@ -114,7 +123,36 @@ class Config:
                 if key in lines or key not in self._origins:
                     value = getattr(getattr(self, section), name, None)
                     lines[key] = value.type if isinstance(value, PluginChoice) else value
+        for key, value in self._plugin_defaults():
+            lines.setdefault(key, value)
         return [(key, lines[key], self.origin(key)) for key in sorted(lines)]
+
+    def _plugin_defaults(self) -> Iterator[tuple[str, Any]]:
+        choices = [*self.server.transports, *([] if self.server.tables else [self.server.sampler])]
+        for table in self.server.tables:
+            choices += [choice for choice in (table.sampler, table.remover) if isinstance(choice, PluginChoice)]
+        for choice in choices:
+            with suppress(PluginError):  # a worker need not have the learner's plugins
+                yield from ((f"{choice.where}.{name}", value) for name, value in choice.defaults().items())
+        if self.client.address is not None:
+            given = {*self.client.options, *self.client.address.options, "token"}
+            with suppress(PluginError):
+                options = self.host.transport_class(self.client.address.scheme).ConnectOptions
+                yield from ((f"client.{name}", value) for name, value in default_options(options, given).items())
+
+    def disagreement(self) -> str | None:
+        """Why this configuration's client would reach none of its server's transports, in words. None if it may reach one, or if the
+        configuration describes one end only. Between the two there may be a proxy that makes up for the difference.
+
+        Raises:
+            ConfigError, PluginError: a plugin is missing, or an option does not fit.
+        """
+        address = self.client.address
+        if address is None or not self.server.transports:
+            return None
+        fallbacks = {"auth": self.security.auth, "allow_insecure": self.security.allow_insecure}
+        why = disagreement(self.server.transports, address, fallbacks, self.host)
+        return why and f"{self.origin('client.address')}: client.address: {address} reaches no transport of [server]: {why}"
 
     def check(self) -> None:
         """Also load every plugin that the configuration names, and check its options.
@@ -159,13 +197,16 @@ class Config:
         except PluginError as error:
             origin = self.origin("client.address")
             raise type(error)(f"{origin}: client.address: {error}") from error
+        unknown = [key for key in self.client.options if key not in option_fields(plugin.ConnectOptions)]
+        if (near := nearest("address", unknown)) is not None:
+            raise ConfigError(f"{self.origin(f'client.{near}')}: client.{near}: unknown key; did you mean 'address'?")
         checked: Any = build_options(plugin.ConnectOptions, given, "client", self._origins)
         return {key: getattr(checked, key) for key in given}
 
     def replace(self, overrides: Mapping[str, Any]) -> Config:
         """This configuration with `overrides` on top, which have the form that `load(..., overrides=...)` takes."""
         layer = Layer()
-        layer.merge(self._layer)
+        layer.merge(self._given)
         layer.merge(from_mapping(overrides, "arguments"))
         return Config(layer, self._env)
 
@@ -236,7 +277,7 @@ class Config:
         return dataclasses.replace(config, options=free)
 
     def _check_keys(self) -> None:
-        for path, origin in self._layer.origins.items():
+        for path, origin in self._given.origins.items():
             self._check_key(path, origin)
 
     def _check_key(self, path: tuple[str, ...], origin: str) -> None:
