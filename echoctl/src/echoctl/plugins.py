@@ -220,7 +220,8 @@ def _contract(record: PluginRecord) -> str:
 
 def _result(progress: Path, timeout: float | None) -> dict[str, Any]:
     """What `kit_progress` wrote. `timeout` is given if the run was stopped after so many seconds: then the clause that ran is named."""
-    running, ended, found = None, {}, 0
+    running, found = None, 0
+    ended: dict[str, tuple[str, str]] = {}  # by clause: its outcome, and why
     for line in map(json.loads, progress.read_text().splitlines()):
         if line["event"] == "found":
             found = line["count"]

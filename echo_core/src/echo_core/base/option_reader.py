@@ -253,8 +253,12 @@ def default_options(cls: type[Any], given: Iterable[str]) -> dict[str, Any]:
     """The default of every option of the dataclass `cls` that is not in `given`; required options and secrets have none here."""
     made = {}
     for name, (field, _) in option_fields(cls).items():
-        if name not in given and field.repr and not is_required(field):
-            made[name] = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+        if name in given or not field.repr:
+            continue
+        if field.default is not dataclasses.MISSING:
+            made[name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            made[name] = field.default_factory()
     return made
 
 

@@ -134,14 +134,15 @@ def import_class(record: PluginRecord, path: str, base: type | None = None) -> t
         if base is not None and not issubclass(found, base):
             raise TypeError(f"{path} is not a subclass of {base.__module__}.{base.__qualname__}")
         if base is not None:
+            loaded: Any = found
             try:
-                found.check_class()
+                loaded.check_class()
             except PluginError as error:
                 raise PluginError(f"{record.title}: {error}") from None
         return found
 
-    loaded: type[Any] = _guarded(record, load)
-    return loaded
+    result: type[Any] = _guarded(record, load)
+    return result
 
 
 def new_manager() -> pluggy.PluginManager:
