@@ -189,6 +189,7 @@ def docs(session: nox.Session) -> None:
     install(session, ["docs"], "echo-core[all,testing]")
     session.run("python", "tools/hooks.py", "--check")
     session.run("python", "tools/benchpage.py", "--check")
+    session.run("python", "tools/meanings.py", "--check")
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "build/docs")
 
 
