@@ -54,7 +54,8 @@ class Small:
         return done.stderr
 
     def number(self, package: str) -> str:
-        return subprocess.run([str(self.python), "-I", "-c", f"import {package}; print({package}.number)"], capture_output=True, text=True, check=False).stdout.strip()
+        command = [str(self.python), "-I", "-c", f"import {package}; print({package}.number)"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @pytest.fixture(scope="module")

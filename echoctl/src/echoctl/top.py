@@ -129,7 +129,7 @@ def render(snapshot: Snapshot, address: str) -> RenderableType:
         )
     waits = Text("\n".join(snapshot.waits) or "nobody waits", style="yellow" if snapshot.waits else "dim")
     head = Text.assemble(("Echo ", "bold"), address, f"   {counted(len(snapshot.workers), 'worker')}, {counted(snapshot.samples_total, 'sample')}")
-    parts = [head, Columns(figures, padding=(0, 3)), *([tables] if snapshot.tables else []), waits, workers]
+    parts: list[RenderableType] = [head, Columns(figures, padding=(0, 3)), *([tables] if snapshot.tables else []), waits, workers]
     return Group(*[each for part in parts for each in (part, Text())][:-1])
 
 
