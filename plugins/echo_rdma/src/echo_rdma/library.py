@@ -144,8 +144,8 @@ def shares_memory(version: tuple[int, ...]) -> bool:
 def context(loopback: bool = False) -> _ucx.Context:
     """UCX with the current settings of the environment. There is one shared object for each set of settings, and it is kept for good.
 
-    `loopback` is for a listener on this machine's own address. UCX otherwise opens a port on every network interface, whichever address it
-    listens at.
+    `loopback` is for a listener on this machine's own address, and for who connects to one. UCX otherwise opens a port on every network
+    interface, whichever address it listens at.
 
     Raises ConfigError if there is no library, or UCX_* variables leave no transport; ForkError in a child of a process that has used UCX.
     """

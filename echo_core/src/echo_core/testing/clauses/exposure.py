@@ -44,7 +44,9 @@ class ExposureClauses:
 
     def test_unless_told_otherwise_it_is_open_to_this_machine_only(self, rig: Rig) -> None:
         before = open_to_others()
-        address = rig.server(listen={"auth": False}).address
+        server = rig.server(listen={"auth": False})
+        address = server.address
+        rig.client(server, auth=False)
         assert address.is_loopback, f"it listens at {address} without authentication; {_REMEDY}"
         assert open_to_others() == before, f"its address is {address}, and other machines can connect all the same; {_REMEDY}"
 
