@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ..base.address import Address
 from ..base.errors import AddressError, ConfigError, PluginError, did_you_mean, nearest
-from ..base.option_reader import Text, build_options, default_options, option_fields
+from ..base.option_reader import Text, build_options, option_fields
 from ..plugins.discovery import PluginHost
 from ..spec.example import from_table
 from ..store.sampler import Sampler
 from ..wire.transport import Transport
 from .layers import Layer, from_command_line, from_environment, from_file, from_mapping
+from .plugin_defaults import plugin_defaults
 from .sections import (
     KEYS,
     ClientConfig,
@@ -123,22 +123,9 @@ class Config:
                 if key in lines or key not in self._origins:
                     value = getattr(getattr(self, section), name, None)
                     lines[key] = value.type if isinstance(value, PluginChoice) else value
-        for key, value in self._plugin_defaults():
+        for key, value in plugin_defaults(self.server, self.client, self.host):
             lines.setdefault(key, value)
         return [(key, lines[key], self.origin(key)) for key in sorted(lines)]
-
-    def _plugin_defaults(self) -> Iterator[tuple[str, Any]]:
-        choices = [*self.server.transports, *([] if self.server.tables else [self.server.sampler])]
-        for table in self.server.tables:
-            choices += [choice for choice in (table.sampler, table.remover) if isinstance(choice, PluginChoice)]
-        for choice in choices:
-            with suppress(PluginError):  # a worker need not have the learner's plugins
-                yield from ((f"{choice.where}.{name}", value) for name, value in choice.defaults().items())
-        if self.client.address is not None:
-            given = {*self.client.options, *self.client.address.options, "token"}
-            with suppress(PluginError):
-                options = self.host.transport_class(self.client.address.scheme).ConnectOptions
-                yield from ((f"client.{name}", value) for name, value in default_options(options, given).items())
 
     def disagreement(self) -> str | None:
         """Why this configuration's client would reach none of its server's transports, in words. None if it may reach one, or if the
@@ -260,8 +247,8 @@ class Config:
         name = options.pop("type", None)
         if not isinstance(name, str) or not name:
             origin = self._origins.get(f"{where}.type") or self._origins.get(where)
-            example = "tcp" if kind == "transport" else "fifo"
-            raise ConfigError(f'{origin}: {where}: the key "type" is missing; add type = "{example}"')
+            advice = 'add type = "tcp", or an address for both ends under [shared]' if kind == "transport" else 'add type = "fifo"'
+            raise ConfigError(f'{origin}: {where}: the key "type" is missing; {advice}')
         return PluginChoice(kind, str(name), options, where, self._origins, self.host)
 
     def _client(self, table: dict[str, Any]) -> ClientConfig:
