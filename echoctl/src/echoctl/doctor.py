@@ -27,7 +27,7 @@ from echo_core.plugins import discovery
 from echo_core.security.tokens import default_token_path, find_token
 from echo_core.wire.transport import Finding
 
-from .output import console, json_option, print_json
+from .output import console, counted, json_option, print_json
 
 __all__ = ["command"]
 
@@ -234,7 +234,7 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
         workers = sum(key.endswith("/state") for key in stats)
         held = f"{stats['store/samples']}/{stats['store/capacity']} stored"
         yield from (finding for finding in way.findings() if finding not in before)  # findings about this connection
-        yield Finding(OK, "server", f"{workers} workers, {stats['store/samples_inserted_total']} samples, {held}")
+        yield Finding(OK, "server", f"{counted(workers, 'worker')}, {counted(stats['store/samples_inserted_total'], 'sample')}, {held}")
 
 
 def _remedy(error: Exception, address: Address) -> str:
