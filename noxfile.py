@@ -21,13 +21,14 @@ INCLUDE = "echo_core/src/echo_core/include"
 def install(session: nox.Session, groups: list[str], *distributions: str) -> None:
     """Install dependency groups of the root pyproject.toml, and distributions of this repository as wheels."""
     session.install(*nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), *groups))
-    session.run("python", "tools/install.py", *distributions, silent=True)
+    session.run("python", "tools/install.py", *distributions)  # it says how far it is
 
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """A learner and several workers learn CartPole over TCP, with a live view. Arguments go to `python -m examples.cartpole`."""
-    install(session, ["demo"], "echo-core[tcp]")
+    """A learner and several workers learn CartPole, with a live view. Arguments go to `python -m examples.cartpole`: --transport shm, grpc or rdma."""
+    wanted = str(session.run("python", "tools/demo.py", *session.posargs, silent=True)).split()[-1]
+    install(session, ["demo"], wanted)
     session.run("python", "-m", "examples.cartpole", *session.posargs)
 
 
@@ -189,6 +190,7 @@ def docs(session: nox.Session) -> None:
     install(session, ["docs"], "echo-core[all,testing]")
     session.run("python", "tools/hooks.py", "--check")
     session.run("python", "tools/benchpage.py", "--check")
+    session.run("python", "tools/meanings.py", "--check")
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "build/docs")
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from echo_core import Client, PluginError, Server, SpecError
+from echo_core.base.installing import how_to_install
 from echo_core.client.observer import Observer
 from echo_core.plugins import discovery
 
@@ -92,7 +93,7 @@ def missing(names: dict[str, list[str]]) -> None:
         try:
             discovery.transport_class("tcp")
         except PluginError as error:
-            assert 'pip install "echo-core[tcp]"' in str(error), error
+            assert how_to_install("echo-core[tcp]") in str(error), error
 
 
 def command() -> bool:
@@ -102,7 +103,7 @@ def command() -> bool:
         version("click")
         version("rich")
     except PackageNotFoundError:
-        assert done.returncode == 2 and 'pip install "echo-core[cli]"' in done.stderr, done.stderr
+        assert done.returncode == 2 and how_to_install("echo-core[cli]") in done.stderr, done.stderr
         return False
     assert done.returncode == 0, done.stdout + done.stderr
     return True

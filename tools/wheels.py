@@ -20,10 +20,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
+import time
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ PLACES = ("*", "plugins/*", "systems/*")  # examples that are also distributions
 FOUND = sorted({str(file.parent.relative_to(ROOT)) for place in PLACES for file in ROOT.glob(f"{place}/pyproject.toml")})
 PROJECTS = ["echo_core", *(folder for folder in FOUND if folder != "echo_core")]
 COMPILED = [project for project in PROJECTS if (ROOT / project / "setup.py").exists()]
+SAY_SECONDS = 10.0  # between two lines that say how far a build is
 SOURCES = {".py", ".pyx", ".pxi", ".pxd", ".hpp", ".h", ".toml", ".in", ".md", ".typed", ".proto", ".html", ".pyi"}
 
 
@@ -55,8 +59,49 @@ def alone(name: str) -> Iterator[None]:
         yield
 
 
+@cache
+def uv_program() -> str:
+    """The uv on the PATH or beside this Python, or one that is fetched into build/uv, so that nobody has to install it beforehand."""
+    beside = Path(sys.executable).with_name("uv")
+    if found := shutil.which("uv") or (str(beside) if beside.exists() else None):
+        return found
+    folder = ROOT / "build" / "uv"
+    if not (folder / "bin" / "uv").exists():
+        say("fetching uv, which installs packages, into build/uv")
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        subprocess.run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "uv"], check=True)
+    return str(folder / "bin" / "uv")
+
+
 def uv(*arguments: str | Path, env: dict[str, str] | None = None) -> None:
-    subprocess.run(["uv", *map(str, arguments)], check=True, env=env)
+    subprocess.run([uv_program(), *map(str, arguments)], check=True, env=env)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(project: str, copy: Path) -> Iterator[None]:
+    """Say what is built and, from time to time, how far it is. `copy` is the folder in which it is built."""
+    modules, start, over = len(list(copy.rglob("*.pyx"))), time.monotonic(), threading.Event()
+
+    def count() -> None:
+        while not over.wait(SAY_SECONDS):
+            translated, compiled = (len(list((copy / "build").rglob(pattern))) for pattern in ("*.cpp", "*.o"))
+            took = time.monotonic() - start
+            say(f"  {project}: {min(translated, modules)} of {modules} modules translated, {compiled} compiled, after {took // 60:.0f}:{took % 60:02.0f} min")
+
+    say(f"building {project}" + (f": {modules} module{'s' * (modules > 1)} to compile" if modules else ""))
+    thread = threading.Thread(target=count, daemon=True)
+    if modules:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if modules:
+            thread.join()
 
 
 def tools(tag: str) -> Path:
@@ -85,7 +130,8 @@ def build(project: str, out: Path, kinds: list[str], python: Path) -> None:
     shutil.copytree(ROOT / project, copy, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "*.so"))
     env = {"CXXFLAGS": "-g0", **os.environ, **compiler(dict(os.environ))}  # -g would take a quarter of the time
     try:
-        uv("build", "--quiet", *kinds, "--no-build-isolation", "--python", python, "--out-dir", partial / "out", copy, env=env)
+        with progress(project, copy):
+            uv("build", "--quiet", *kinds, "--no-build-isolation", "--python", python, "--out-dir", partial / "out", copy, env=env)
         for made in [*(partial / "out").glob("*.whl"), *(partial / "out").glob("*.tar.gz")]:
             made.rename(out / made.name)  # rename is atomic, as others may read the folder meanwhile
     finally:
@@ -133,6 +179,7 @@ def main() -> None:
         out.mkdir(parents=True, exist_ok=True)
         wanted = [name for name in PROJECTS if name in chosen and not list(out.glob(f"{distribution(name)}-*.whl"))]
         if wanted:
+            say("Echo is built once for these sources and this Python; that takes some minutes")
             build_all(wanted, out, kinds, tag)
     print(out)
 

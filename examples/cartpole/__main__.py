@@ -21,7 +21,7 @@ def main() -> int:
         from .job import run
     except ImportError as error:
         print(
-            f'cartpole: {error}; run: pip install "echo-core[tcp]" gymnasium numpy rich matplotlib',
+            f"cartpole: {error}; `./dev demo` installs everything, or install Echo (docs/install.md) and run: pip install gymnasium rich matplotlib",
             file=sys.stderr,
         )
         return 2

@@ -21,7 +21,7 @@ def main() -> int:
         else:
             from .job import run
     except ImportError as error:
-        print(f'dqn: {error}; run: pip install "echo-core[tcp]" gymnasium numpy matplotlib', file=sys.stderr)
+        print(f"dqn: {error}; install Echo (docs/install.md), and run: pip install gymnasium matplotlib", file=sys.stderr)
         return 2
     return int(run(options))
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from echo_core.base.installing import how_to_install
+
 pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers", "click", "rich")
 
 
@@ -25,7 +27,8 @@ def test_without_the_extra_it_says_what_to_install(python, tmp_path: Path) -> No
         from echoctl import main
         with redirect_stderr(io.StringIO()) as said:
             assert main() == 2
-        assert 'pip install "echo-core[cli]"' in said.getvalue()
+        from echo_core.base.installing import how_to_install
+        assert how_to_install("echo-core[cli]") in said.getvalue()
         """
     )
     assert done.returncode == 0
@@ -48,9 +51,8 @@ def test_plugins_are_listed_with_what_is_missing_and_broken(echoctl, tmp_path: P
     rows = {(row["kind"], row["name"]): row for row in done.json}
     assert rows["transport", "tcp"]["state"] == "ok" and rows["transport", "tcp"]["api"] == 1
     assert rows["sampler", "fifo"]["distribution"] == "echo-samplers"
-    assert 'pip install "echo-core[rdma]"' in (
-        rows["transport", "rdma"]["note"] if rows["transport", "rdma"]["state"] == "missing" else 'pip install "echo-core[rdma]"'
-    )
+    if rows["transport", "rdma"]["state"] == "missing":
+        assert rows["transport", "rdma"]["note"] == how_to_install("echo-core[rdma]")
     disabled = echoctl("plugins", "list", ECHO_DISABLE_PLUGINS="tcp")
     assert disabled.code == 0 and "ECHO_DISABLE_PLUGINS" in disabled.out
     info = tmp_path / "site" / "echo_broken-1.0.dist-info"
@@ -89,6 +91,20 @@ def test_a_configuration_is_shown_with_origins_and_checked(echoctl, tmp_path: Pa
     assert echoctl("config", "validate", "-c", "echo.toml", "--json").json == {"valid": True}
     wrong = echoctl("config", "validate", "server.transport=tcp://127.0.0.1:0?prot=1")
     assert wrong.code == 2 and "did you mean 'port'?" in wrong.err
+
+
+def test_a_file_needs_no_option_and_two_ends_that_do_not_fit_are_noticed(echoctl, tmp_path: Path) -> None:
+    (tmp_path / "echo.toml").write_text('[shared]\naddress = "tcp://learner:5555"\nlisten_host = "0.0.0.0"\n[server]\nbatch_size = 8\n')
+    assert (echoctl("config", "validate", "echo.toml").code, echoctl("config", "validate", "echo.toml", "server.batch_size=9").out) == (0, "valid\n")
+    shown = echoctl("config", "show", "echo.toml", "--json").json
+    assert shown["server.transport.host"] == {"value": "0.0.0.0", "origin": "echo.toml"}
+    assert shown["server.transport.max_connections"] == {"value": 4096, "origin": "default"}
+    assert shown["client.reconnect"] == {"value": True, "origin": "default"}
+    apart = echoctl("config", "validate", "echo.toml", "client.address=tcp://learner:6666", "--json")
+    assert apart.code == 1 and "listens on port 5555, and the client connects to port 6666" in apart.json["disagreement"]
+    assert echoctl("config", "validate", "echo.toml", "client.address=tcp://learner:6666", "--proxied").code == 0
+    missing = echoctl("config", "validate", "ecko.toml")
+    assert missing.code == 2 and "ecko.toml: cannot be read" in missing.err
 
 
 def test_the_schema_is_one_and_knows_the_plugins(echoctl, tmp_path: Path) -> None:
@@ -184,5 +200,37 @@ def test_check_fails_for_a_plugin_that_breaks_its_contract(echoctl, tmp_path: Pa
     done = echoctl("plugins", "check", "echo-faulty", "--json", PYTHONPATH=os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
     assert done.code == 1 and done.json["failed"] and done.json["passed"] > 0
     nobody = echoctl("plugins", "check", "echo-nobody")
-    assert nobody.code == 3 and "pip install echo-nobody" in nobody.err
+    assert nobody.code == 3 and "no package named 'echo-nobody' is installed" in nobody.err and "pip" not in nobody.err
+    assert "did you mean 'echo-tcp'?" in echoctl("plugins", "check", "echo-tpc").err
+    assert "'tcp' is a plugin of echo-tcp; run: echoctl plugins check echo-tcp" in echoctl("plugins", "check", "tcp").err
     assert echoctl("plugins", "check", "echo-core").code == 3
+
+
+def test_a_check_that_runs_out_of_time_names_the_clause_that_hung(echoctl, tmp_path: Path) -> None:
+    (tmp_path / "test_slow.py").write_text("""
+import subprocess, time
+
+class TestSlow:
+    def test_first(self): pass
+    def test_second(self): assert 1 == 2
+    def test_third(self):
+        with open("children", "w") as file:
+            file.write(str(subprocess.Popen(["sleep", "600"]).pid))
+        time.sleep(600)
+    def test_fourth(self): pass
+""")
+    done = echoctl("plugins", "check", "echo-tcp", "--tests", "test_slow.py", "--timeout", 8, "--json")
+    assert done.code == 1
+    assert (done.json["passed"], done.json["skipped"], done.json["not_run"]) == (1, 0, 1)
+    assert [failure["clause"] for failure in done.json["failed"]] == ["TestSlow.test_second"]
+    assert done.json["hung"] == "stopped after 8 s (--timeout): TestSlow.test_third was running"
+    child = Path("/proc", (tmp_path / "children").read_text(), "stat")
+    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z", "nothing that it started goes on"
+    shown = echoctl("plugins", "check", "echo-tcp", "--tests", "test_slow.py", "--timeout", 8)
+    assert shown.code == 1 and "TestSlow.test_third was running" in shown.out and "1 clause passed, 1 failed" in shown.out
+
+
+def test_a_kit_whose_process_dies_names_the_clause(echoctl, tmp_path: Path) -> None:
+    (tmp_path / "test_dying.py").write_text("import os\n\nclass TestDying:\n    def test_it(self): os.abort()\n")
+    done = echoctl("plugins", "check", "echo-tcp", "--tests", "test_dying.py", "--json")
+    assert done.code == 1 and done.json["hung"] == "the kit's process died in TestDying.test_it" and done.json["passed"] == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_core import Client, Server
+from echo_core import Client, Queue, Server, Table
 from echo_core.server.prometheus import Exporter, exposition
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,10 @@ def test_the_dashboard_asks_for_figures_that_there_are() -> None:
         client.send(example)
         client.wait(10)
         text = exposition(server.stats())
-    there = set(re.findall(r"^(echo_\w+)", text, re.M))
+    with Server(tables=[Table("queue", example, capacity=4, sampler="fifo", rate_limiter=Queue(4))], batch_size=2) as server:
+        tables = exposition(server.stats())
+    assert 'echo_table_limiter_holds{table="queue",side="samples"} 1' in tables and 'echo_table_limiter_holds{table="queue",side="inserts"} 0' in tables
+    there = set(re.findall(r"^(echo_\w+)", text + tables, re.M))
     board = json.loads((ROOT / "docs" / "monitoring" / "grafana.json").read_text())
     asked = {name for panel in board["panels"] for target in panel["targets"] for name in re.findall(r"echo_\w+", target["expr"])}
     assert asked and asked <= there, asked - there

@@ -117,6 +117,48 @@ def test_top_sees_workers_rates_and_who_waits(serve, echoctl) -> None:
     server.end()
 
 
+TABLES = """
+[server]
+batch_size = 4
+transport = "tcp://127.0.0.1:0"
+
+[[server.tables]]
+name = "replay"
+capacity = 1_000_000
+sampler = "uniform"
+rate_limiter = { type = "SampleToInsertRatio", samples_per_insert = 4, min_size_to_sample = 8, error_buffer = 32 }
+
+[[server.tables]]
+name = "queue"
+capacity = 10
+sampler = "fifo"
+rate_limiter = { type = "Queue", size = 10 }
+
+[example]
+obs = { shape = [3], dtype = "float32" }
+next.reward = { dtype = "float32" }
+"""
+
+
+def test_top_has_a_row_for_each_table(serve, echoctl, tmp_path: Path) -> None:
+    (tmp_path / "tables.toml").write_text(TABLES)
+    server = serve("-c", "tables.toml")
+    with Client(server.address, EXAMPLE, table="replay") as client:
+        client.send_batch(samples(12))
+        client.wait(10)
+        client.table("replay").sample(4, timeout=10)
+        (shown,) = map(json.loads, echoctl("top", server.address, "--count", 1, "--interval", 0.2, "--json").out.splitlines())
+        rows = {row["name"]: row for row in shown["tables"]}
+        assert list(rows) == ["replay", "queue"]
+        assert (rows["replay"]["size"], rows["replay"]["capacity"]) == (12, 1_000_000)
+        assert rows["replay"]["samples_per_insert"] == pytest.approx(4 / 12)
+        assert (rows["replay"]["holds"], rows["queue"]["holds"]) == ("nobody", "the learner")
+        assert any(text.startswith("the limiter holds the learner, for ") and "table 'queue': Queue(10)" in text for text in shown["waits"])
+        seen = echoctl("top", server.address, "--count", 1, "--interval", 0.2).out
+        assert "12 of 1.00M" in seen and "1 worker, 12 samples" in seen and "samples/insert" not in seen.partition("per insert")[0]
+    server.end()
+
+
 def test_tap_shows_samples_decoded_and_takes_none(serve, echoctl) -> None:
     server = serve()
     nothing = echoctl("tap", server.address, "--timeout", 0.3)

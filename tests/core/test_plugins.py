@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from echo_core.base.errors import (
     PluginNotFound,
     PluginVersionError,
 )
+from echo_core.base.installing import how_to_install
 from echo_core.plugins import discovery, hookspecs
 from echo_core.plugins.discovery import OBSERVERS, SAMPLERS, TRANSPORTS, PluginHost
 from echo_core.plugins.hookspecs import PLUGIN_API, TransportInfo
@@ -105,15 +108,20 @@ def echo_transports():
 def test_samplers_are_checked_to_be_samplers(install: Install) -> None:
     source = """
 from echo_core.plugins.hookspecs import SamplerInfo, hookimpl
+from echo_core.store.sampler import Sampler
 
 @hookimpl
 def echo_samplers():
-    return [SamplerInfo("dict", "builtins:dict"), SamplerInfo("real", "echo_core.store.sampler:Sampler")]
+    return [SamplerInfo("dict", "builtins:dict"), SamplerInfo("real", "fake_samplers:Real")]
+
+class Real(Sampler):
+    storage = "stream"
+    insert = delete = update = sample = __len__ = state = restore = lambda self: None
 """
     names = {"dict": "fake_samplers", "real": "fake_samplers"}
     install("echo-s", "1", SAMPLERS, names, fake_samplers=source)
     assert discovery.sampler("dict").factory == "builtins:dict"
-    assert discovery.sampler_class("real").__name__ == "Sampler"
+    assert discovery.sampler_class("real").__name__ == "Real"
     with pytest.raises(PluginError, match=r"'dict' \(echo-s 1\).*not a subclass of .*Sampler"):
         discovery.sampler_class("dict")
 
@@ -125,18 +133,17 @@ def echo_samplers():
         (
             discovery.transport,
             "rdma",
-            "transport 'rdma' is not installed; run: pip install \"echo-core[rdma]\"",
+            "transport 'rdma' is not installed; " + how_to_install("echo-core[rdma]"),
         ),
         (
             discovery.sampler,
             "fifo",
-            "sampler 'fifo' is not installed; run: pip install \"echo-core[samplers]\"",
+            "sampler 'fifo' is not installed; " + how_to_install("echo-core[samplers]"),
         ),
         (
             discovery.transport,
             "tpc",
-            "no transport named 'tpc' (installed: none); did you mean 'tcp'? "
-            'run: pip install "echo-core[tcp]"',
+            "no transport named 'tpc' (installed: none); did you mean 'tcp'? Then " + how_to_install("echo-core[tcp]"),
         ),
         (discovery.sampler, "zzzz", "no sampler named 'zzzz' (installed: none)"),
     ],
@@ -202,8 +209,8 @@ def test_another_plugin_api(install: Install) -> None:
     with pytest.raises(PluginVersionError) as error:
         discovery.transport("old")
     assert str(error.value) == (
-        f"echo-old 0.1 speaks echo plugin API 0, this echo-core speaks {PLUGIN_API}; "
-        "run: pip install --upgrade echo-old"
+        f"echo-old 0.1 was written for echo plugin API 0, and this echo-core has {PLUGIN_API}; "
+        "a newer plugin is needed: install echo-old from where its author offers it"
     )
     assert discovery.installed(TRANSPORTS)[0].error == str(error.value)
 
@@ -211,7 +218,7 @@ def test_another_plugin_api(install: Install) -> None:
 def test_a_newer_plugin_api_asks_for_a_newer_core(install: Install) -> None:
     source = TRANSPORT.format(name="new", module="fake_new", api=PLUGIN_API + 1)
     install("echo-new", "9", TRANSPORTS, {"new": "fake_new"}, fake_new=source)
-    with pytest.raises(PluginVersionError, match=r"upgrade echo-core$"):
+    with pytest.raises(PluginVersionError, match=re.escape(f"a newer echo-core is needed: {how_to_install('echo-core')}")):
         discovery.transport("new")
 
 
@@ -229,7 +236,7 @@ def test_a_broken_plugin_is_listed_and_breaks_nobody_else(install: Install, way:
         "transport 'broken' (echo-broken 3) failed to import: ModuleNotFoundError: No module named"
     )
     assert text.endswith(
-        "run: pip install --upgrade --force-reinstall echo-broken, "
+        "install a version of echo-broken that works with this Python and this echo-core, "
         "or disable it: ECHO_DISABLE_PLUGINS=echo-broken"
     )
     assert [r.error for r in discovery.installed(TRANSPORTS) if r.name == "broken"] == [text]
@@ -251,7 +258,7 @@ def test_a_mended_plugin_is_listed_without_its_error(install: Install, site: Pat
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("", "offers nothing, not 'odd'"),
+        ("", "fake_odd describes no transport; it needs a function echo_transports() with the decorator @hookimpl"),
         (TRANSPORT.format(name="even", module="fake_odd", api=1), "offers even, not 'odd'"),
         (TRANSPORT.replace("TransportInfo(", "len("), "failed to import: TypeError"),
         (TRANSPORT.replace("[TransportInfo", "['x', TransportInfo"), "returned 'x'"),
@@ -302,12 +309,12 @@ def test_requirements(way: None) -> None:
             "echo-way>=0.2",
             PluginVersionError,
             "[plugins] require: echo-way>=0.2 is required, but echo-way 0.1 is installed; "
-            'run: pip install "echo-way>=0.2"',
+            "install echo-way>=0.2 from where its author offers it, or take it out of [plugins] require",
         ),
         (
             "echo-rdma>=0.1",
             PluginNotFound,
-            '[plugins] require: echo-rdma is not installed; run: pip install "echo-rdma>=0.1"',
+            f"[plugins] require: echo-rdma is not installed; {how_to_install('echo-rdma>=0.1')}, or take it out of [plugins] require",
         ),
     ]:
         with pytest.raises(error) as caught:
@@ -371,3 +378,80 @@ def test_every_hook_is_documented() -> None:
         "echo_transports",
     ]
     assert all(getattr(hookspecs, name).__doc__ for name in hooks)
+
+
+def test_a_broken_editable_plugin_is_mended_where_its_code_is(install: Install, site: Path) -> None:
+    install("echo-mine", "1", TRANSPORTS, {"mine": "fake_mine"}, fake_mine="1 / 0")
+    (metadata,) = [path for entry in sys.path for path in Path(entry).glob("echo_mine-1.dist-info")]
+    (metadata / "direct_url.json").write_text(json.dumps({"url": "file:///home/me/my%20way", "dir_info": {"editable": True}}))
+    with pytest.raises(PluginError) as error:
+        discovery.transport("mine")
+    assert str(error.value).endswith("mend the code in /home/me/my way, or disable it: ECHO_DISABLE_PLUGINS=echo-mine")
+
+
+FORGOTTEN = TRANSPORT.replace("@hookimpl\n", "").format(name="odd", module="m", api=1)
+ONE = TRANSPORT.replace("return [", "return ").replace("api={api})]", "api=1)").format(name="odd", module="m")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (FORGOTTEN, "echo_transports() has no @hookimpl, so Echo would never call it; write @hookimpl above it (fake_odd.py"),
+        (ONE, "; return a list of it: [TransportInfo(...)]"),
+    ],
+)
+def test_a_mistake_in_the_hook_says_what_to_write(install: Install, source: str, said: str) -> None:
+    install("echo-odd", "1", TRANSPORTS, {"odd": "fake_odd"}, fake_odd=source)
+    with pytest.raises(PluginError) as error:
+        discovery.transport("odd")
+    assert said in re.sub(r"\(/[^ ]*/", "(", str(error.value)) and "'odd' (echo-odd 1)" in str(error.value)
+
+
+def test_an_observer_without_the_decorator_is_an_error() -> None:
+    class Mine:
+        def echo_peer_lost(self, peer: object, reason: str) -> None: ...
+
+    with pytest.raises(PluginError, match=r"echo_peer_lost\(\) has no @hookimpl"):
+        discovery.observers(Mine())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('    scheme = "way"\n', "", 'Way has no scheme; add scheme = "NAME" to it'),
+        ("    def listen(self, sink): ...\n", "", "Way lacks listen(); define what is missing"),
+        ("class Way(Transport):", "class Mine(ListenOptions):\n    path: str\n\nclass Way(Transport):\n    Options = Mine",
+         "Way.Options is the class Mine, which is no dataclass; write @dataclass(frozen=True, kw_only=True) above it"),
+        ("class Way(Transport):", "class Way(Transport):\n    class Options: ...", "Way.Options is the class Options, which is no dataclass"),
+        ("class Way(Transport):", "@dataclass\nclass Mine: ...\n\nclass Way(Transport):\n    ConnectOptions = Mine",
+         "Way.ConnectOptions is the class Mine, which lacks the options that Echo itself reads; derive it from ConnectOptions"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_class_says_what_to_write(install: Install, before: str, after: str, said: str) -> None:
+    head = "from dataclasses import dataclass\nfrom echo_core.base.transport_options import ListenOptions\n"
+    assert before in TRANSPORT_CLASS
+    source = TRANSPORT.format(name="way", module="fake_way", api=1)
+    install("echo-way", "0.1", TRANSPORTS, {"way": "fake_way"}, fake_way=source, fake_way_impl=head + TRANSPORT_CLASS.replace(before, after))
+    with pytest.raises(PluginError) as error:
+        discovery.transport_class("way")
+    assert str(error.value).startswith(f"transport 'way' (echo-way 0.1): {said}")
+    if "lacks listen" not in said:  # Python itself makes no object of a class that lacks a method
+        with pytest.raises(PluginError, match=re.escape(said)):
+            sys.modules["fake_way_impl"].Way()
+
+
+def test_a_sampler_without_storage_says_what_to_write(install: Install) -> None:
+    source = """
+from echo_core.plugins.hookspecs import SamplerInfo, hookimpl
+from echo_core.store.sampler import Sampler
+
+@hookimpl
+def echo_samplers():
+    return [SamplerInfo("draw", "fake_draw:Draw")]
+
+class Draw(Sampler):
+    insert = delete = update = sample = __len__ = state = restore = lambda self: None
+"""
+    install("echo-draw", "1", SAMPLERS, {"draw": "fake_draw"}, fake_draw=source)
+    with pytest.raises(PluginError, match=re.escape('Draw has no storage; add storage = "replay" to it')):
+        discovery.sampler_class("draw")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from echo_core import Client, Queue, Sequences, Server, Steps, Table
+from echo_core import Client, Queue, Sequences, Server, Steps, Table, __version__
 from echo_core.base.errors import ConfigError
 from echo_core.server.prometheus import exposition
 
@@ -87,3 +89,21 @@ def test_what_only_grows_is_a_counter() -> None:
     for name in ("killed_workers", "revoked_claims", "moved_batches", "messages", "direct", "shown", "samples", "refused"):
         assert kinds[f"echo_transport_{name}_total"] == "counter", name
     assert kinds["echo_transport_direct_workers"] == kinds["echo_transport_active_connections"] == "gauge"
+
+
+def test_every_family_has_a_help_line_with_the_text_of_the_page() -> None:
+    done = subprocess.run([sys.executable, str(PAGE.parents[1] / "tools" / "meanings.py"), "--check"], check=False)
+    assert done.returncode == 0, "run: python tools/meanings.py"
+    text = exposition({**over("tcp"), **over("rdma"), **of_tables()})
+    kinds, helps = (dict(re.findall(rf"^# {word} (\w+) (.+)$", text, re.M)) for word in ("TYPE", "HELP"))
+    assert kinds.keys() == helps.keys() and not [name for name, text in helps.items() if "in Server.stats()" in text]
+    assert helps["echo_table_size"] == "number of items in the table, and number that fit"
+    assert helps["echo_table_lag_0"] == "number of items that lag by so many versions: lag_0, lag_1, lag_2_3, lag_4_7, ..."
+    assert helps["echo_copy_max_seconds"] == helps["echo_copy_seconds"] == "how long it took to copy one sample into its slot"
+    assert text.index("# HELP echo_table_size ") < text.index("# TYPE echo_table_size ") < text.index("\necho_table_size{")
+
+
+def test_the_build_is_a_metric() -> None:
+    text = exposition(over("tcp"))
+    python = ".".join(map(str, sys.version_info[:3]))
+    assert re.search(rf'^echo_build_info{{version="{re.escape(__version__)}",python="{re.escape(python)}[^"]*"}} 1$', text, re.M)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from echo_core import Server
 from echo_core.plugins.discovery import transport_class
 from echo_core.testing import TransportContract
 from echo_core.testing.rig import Rig
@@ -85,3 +87,43 @@ def test_a_broken_transport_is_caught(
     test_is_over.set()
     rig.end()
     test_is_over.clear()
+
+
+@pytest.mark.needs("echo-tcp")
+def test_a_transport_that_forgot_to_check_its_exposure_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OverTcp(TransportContract):
+        def transport(self, **options: Any) -> Any:
+            return transport_class("tcp")(port=0, **options)
+
+    contract = OverTcp()
+    contract.scratch = tmp_path
+    contract.test_it_does_not_listen_beyond_this_machine_without_authentication()
+    monkeypatch.setattr("echo_tcp.transport.check_exposure", lambda *_: None)
+    with pytest.raises(pytest.fail.Exception, match="check_exposure"):
+        contract.test_it_does_not_listen_beyond_this_machine_without_authentication()
+
+
+@pytest.mark.needs("echo-tcp")
+def test_a_port_that_other_machines_reach_is_found_whatever_the_address_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OverTcp(TransportContract):
+        def transport(self, **options: Any) -> Any:
+            return transport_class("tcp")(port=0, **options)
+
+    contract = OverTcp()
+    contract.scratch = tmp_path
+    rig = Rig(contract)
+    opened: list[socket.socket] = []
+    start = Server.start
+
+    def with_another_port(self: Server) -> Server:
+        opened.append(socket.create_server(("0.0.0.0", 0)))
+        return start(self)
+
+    monkeypatch.setattr(Server, "start", with_another_port)
+    try:
+        with pytest.raises(AssertionError, match="other machines can connect"):
+            contract.test_unless_told_otherwise_it_is_open_to_this_machine_only(rig)
+    finally:
+        rig.end()
+        for sock in opened:
+            sock.close()

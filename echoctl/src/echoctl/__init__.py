@@ -23,6 +23,8 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise
-        print(f'echoctl needs {error.name}; run: pip install "echo-core[cli]"', file=sys.stderr)
+        from echo_core.base.installing import how_to_install
+
+        print(f"echoctl needs {error.name}; {how_to_install('echo-core[cli]')}", file=sys.stderr)
         return 2
     return run(sys.argv[1:])

@@ -20,7 +20,7 @@ from echo_core.base.errors import ConfigError, EchoError
 from echo_core.plugins import discovery
 from echo_core.server.server import Server
 
-from .output import console, json_option, print_json, table
+from .output import console, counted, json_option, print_json, table
 
 __all__ = ["command"]
 
@@ -70,7 +70,7 @@ def command(transports: tuple[str, ...], sizes: tuple[int, ...], counts: tuple[i
     progress = console(stderr=True)
     for number, (name, size, count) in enumerate(cases, 1):
         if progress.is_terminal:
-            progress.print(f"[dim]\\[{number}/{len(cases)}] {name}, {size} B, {count} workers[/]")
+            progress.print(f"[dim]\\[{number}/{len(cases)}] {name}, {size} B, {counted(count, 'worker')}[/]")
         rows.append(_measure(name, size, count, seconds))
     for row in rows:
         if old := before.get(_case(row)):
@@ -169,7 +169,7 @@ def _plot(rows: list[dict[str, Any]], picture: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot, ticker
 
-    names = [f"{row['transport']}, {row['bytes']} B, {row['workers']} worker{'s' * (row['workers'] > 1)}" for row in rows]
+    names = [f"{row['transport']}, {row['bytes']} B, {counted(row['workers'], 'worker')}" for row in rows]
     rates = [row["samples_per_s"] for row in rows]
     figure, axes = pyplot.subplots(figsize=(8, 0.4 * len(rows) + 1), layout="constrained")
     axes.plot(rates, names, "o")  # no bars, because a logarithmic scale has no zero where they could begin

@@ -6,16 +6,13 @@ import json
 
 import click
 
-from echo_core.config import config as configuration
 from echo_core.config.schema import configuration_schema
 from echo_core.security.tokens import Token
 
 from .output import json_option, print_json, table
+from .sources import files_option, load, words_argument
 
 __all__ = ["command"]
-
-_files = click.option("-c", "--config", "files", multiple=True, type=click.Path(), help="TOML file; may be repeated, and later files win.")
-_settings = click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 
 
 @click.group(name="config", short_help="show, validate and describe configurations")
@@ -24,12 +21,12 @@ def command() -> None:
 
 
 @command.command(short_help="show every value and its origin")
-@_files
-@_settings
+@files_option
+@words_argument
 @json_option
-def show(files: tuple[str, ...], settings: tuple[str, ...], as_json: bool) -> int:
-    """Show every value and its origin."""
-    lines = configuration.load(*files, command_line=settings).explain()
+def show(files: tuple[str, ...], words: tuple[str, ...], as_json: bool) -> int:
+    """Show every value and its origin, with the defaults of the installed transports and samplers that the configuration names."""
+    lines = load(files, words).explain()
     if as_json:
         print_json({key: {"value": None if isinstance(value, Token) else value, "origin": origin} for key, value, origin in lines})
     else:
@@ -38,15 +35,28 @@ def show(files: tuple[str, ...], settings: tuple[str, ...], as_json: bool) -> in
 
 
 @command.command(short_help="check keys, and the options of plugins")
-@_files
-@_settings
+@files_option
+@words_argument
+@click.option("--proxied", is_flag=True, help="Do not compare the two ends: a proxy or a mesh stands between them.")
 @json_option
-def validate(files: tuple[str, ...], settings: tuple[str, ...], as_json: bool) -> int:
-    """Check every key, and the options of every plugin that the configuration names; these plugins must be installed."""
-    config = configuration.load(*files, command_line=settings)
+def validate(files: tuple[str, ...], words: tuple[str, ...], proxied: bool, as_json: bool) -> int:
+    """Check every key, and the options of every plugin that the configuration names; these plugins must be installed.
+
+    If the configuration has both ends, the client must also reach the server: the exit code is 1 if transport, port or path differ.
+    """
+    config = load(files, words)
     config.check()
-    print_json({"valid": True}) if as_json else click.echo("valid")
-    return 0
+    why = None if proxied else config.disagreement()
+    if as_json:
+        print_json({"valid": why is None, "disagreement": why} if why else {"valid": True})
+    elif why is None:
+        click.echo("valid")
+    else:
+        click.echo(
+            f"{why}\nEach key is valid, but the two ends do not fit: write the address once, as [shared] address."
+            " Give --proxied if a proxy or a mesh between them makes up for it."
+        )
+    return int(why is not None)
 
 
 @command.command(short_help="print a JSON Schema, for editors")

@@ -10,21 +10,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Final
 
 import click
 import numpy as np
 import optree
 
+import echo_core
 from echo_core import __version__
 from echo_core.base.address import Address, is_loopback_host
 from echo_core.base.errors import EchoError
+from echo_core.base.installing import how_to_install
 from echo_core.client.observer import Observer
 from echo_core.plugins import discovery
 from echo_core.security.tokens import default_token_path, find_token
 from echo_core.wire.transport import Finding
 
-from .output import console, json_option, print_json
+from .output import console, counted, json_option, print_json
 
 __all__ = ["command"]
 
@@ -82,7 +85,8 @@ def _versions() -> Iterator[Finding]:
             FAILURE,
             "versions",
             f"echo-core {__version__} is imported but {installed} is installed",
-            "pip install --force-reinstall echo-core",
+            f"Python finds {Path(echo_core.__file__).parent} first: take its folder out of PYTHONPATH, or uninstall echo-core, then "
+            + how_to_install("echo-core"),
         )
 
 
@@ -97,8 +101,9 @@ def _plugins() -> Iterator[Finding]:
         if usable:
             yield Finding(OK, noun, ", ".join(usable))
         elif group != discovery.OBSERVERS:
-            ways = "; ".join(dict.fromkeys(install for kind, _, install in discovery.known() if kind == group))
-            yield Finding(WARNING, noun, "none is installed", ways)
+            first, *others = dict.fromkeys(requirement for kind, _, requirement in discovery.known() if kind == group)
+            also = f" (there are also {', '.join(others)})" if others else ""
+            yield Finding(WARNING, noun, "none is installed", how_to_install(first) + also)
 
 
 def _transports() -> Iterator[Finding]:
@@ -229,7 +234,7 @@ def _server(address: Address, timeout: float) -> Iterator[Finding]:
         workers = sum(key.endswith("/state") for key in stats)
         held = f"{stats['store/samples']}/{stats['store/capacity']} stored"
         yield from (finding for finding in way.findings() if finding not in before)  # findings about this connection
-        yield Finding(OK, "server", f"{workers} workers, {stats['store/samples_inserted_total']} samples, {held}")
+        yield Finding(OK, "server", f"{counted(workers, 'worker')}, {counted(stats['store/samples_inserted_total'], 'sample')}, {held}")
 
 
 def _remedy(error: Exception, address: Address) -> str:

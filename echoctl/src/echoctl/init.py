@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from echo_core import __version__
+from echo_core.base.installing import how_to_install
 from echo_core.plugins.hookspecs import PLUGIN_API
 
 from .output import json_option, print_json
@@ -56,7 +57,8 @@ def plugin(kind: str, name: str, folder: Path | None, as_json: bool) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
         made.append(str(target))
-    steps = [f'pip install -e {folder} "echo-core[testing,samplers]"', f"python -m pytest {folder}"]
+    kit = how_to_install("echo-core[testing,samplers]")
+    steps = [f"# if the kit or the samplers are missing: {kit}", f"pip install -e {folder}", f"python -m pytest {folder}"]
     if as_json:
         print_json({"folder": str(folder), "files": made, "next": steps})
     else:

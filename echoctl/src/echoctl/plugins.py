@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import click
 
-from echo_core.base.errors import PluginError, PluginNotFound
+from echo_core.base.errors import PluginError, PluginNotFound, did_you_mean
+from echo_core.base.installing import OWN, how_to_install
 from echo_core.config.schema import options_schema
 from echo_core.plugins import discovery
 from echo_core.plugins.discovery import PluginRecord
 
-from .output import console, json_option, print_json, table
+from .kit_progress import FILE
+from .output import console, counted, json_option, print_json, table
 
 __all__ = ["command"]
 
@@ -41,7 +46,7 @@ def list_(as_json: bool) -> int:
     """
     rows = [_row(record) for group in _GROUPS for record in discovery.default.examine(group)]
     have = {(row["kind"], row["name"]) for row in rows}
-    for group, name, install in discovery.known():
+    for group, name, requirement in discovery.known():
         if (_NOUNS[group], name) not in have:
             rows.append(
                 {
@@ -51,7 +56,7 @@ def list_(as_json: bool) -> int:
                     "version": None,
                     "api": None,
                     "state": "missing",
-                    "note": install,
+                    "note": how_to_install(requirement),
                 }
             )
     if as_json:
@@ -109,55 +114,80 @@ def check(package: str, tests: str | None, expression: str | None, timeout: floa
     """Run the conformance kit against every transport and sampler of the installed distribution PACKAGE.
 
     The check makes a transport with its option `port` (0) or `path` (a new file), and a sampler with `capacity`. If a plugin needs other
-    options, give its own tests with --tests. The exit code is 1 if a clause fails.
+    options, give its own tests with --tests. The exit code is 1 if a clause fails, or if the time runs out: then the clause that was running
+    is named.
     """
     records = [record for group in _GROUPS[:2] for record in discovery.default.examine(group) if _same(record.distribution, package)]
     if not records:
-        try:
-            distribution(package)
-        except PackageNotFoundError:
-            raise PluginNotFound(f"{package} is not installed; run: pip install {package}") from None
-        raise PluginError(
-            f"{package} has no transport and no sampler; its pyproject.toml needs an entry point in echo.transports or echo.samplers"
-        )
+        raise _nothing_to_check(package)
     if broken := [record for record in records if record.error]:
         raise PluginError(str(broken[0].error))
     with tempfile.TemporaryDirectory(prefix="echo-check-") as folder:
         place = Path(folder)
         module = place / "test_contract.py"
         module.write_text(_CONTRACT + "\n".join(_contract(record) for record in records))
-        report = place / "report.xml"
-        command_line = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--rootdir",
-            folder,
-            f"--junit-xml={report}",
-            tests or str(module),
-        ]
-        if expression:
-            command_line += ["-k", expression]
-        done = subprocess.run(
-            command_line, cwd=None if tests else folder, stdout=subprocess.PIPE if as_json else None, stderr=subprocess.STDOUT,
-            timeout=timeout, check=False,
-        )  # fmt: skip
-        if not report.exists():
-            raise PluginError(f'the kit did not run; run: pip install "echo-core[testing]"\n{(done.stdout or b"").decode()[-2000:]}')
-        result = _result(report)
+        command_line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "echoctl.kit_progress"]
+        command_line += ["--rootdir", folder, tests or str(module), *(["-k", expression] if expression else [])]
+        progress = place / "progress"
+        in_time = _run(command_line, None if tests else folder, progress, timeout, quiet=as_json)
+        if not progress.exists():
+            raise PluginError(f"the kit did not run; {how_to_install('echo-core[testing]')}\n{(place / 'output').read_text()[-2000:] if as_json else ''}")
+        result = _result(progress, None if in_time else timeout)
     result = {"distribution": package, "plugins": [record.name for record in records], **result}
     if as_json:
         print_json(result)
     else:
-        kept = result["passed"] > 0 and not result["failed"]
-        console().print(
-            f"{package}: {result['passed']} clauses passed, {len(result['failed'])} failed, {result['skipped']} do not apply",
-            style="green" if kept else "red",
-        )
-    return int(bool(result["failed"]) or not result["passed"])
+        _report(package, result)
+    return int(bool(result["failed"]) or not result["passed"] or bool(result["hung"]))
+
+
+def _nothing_to_check(package: str) -> PluginError:
+    """The error about a distribution that is not installed or has no plugins. It never tells anybody to install a name that was typed."""
+    found = [record for group in _GROUPS[:2] for record in discovery.default.installed(group)]
+    if providers := sorted({record.distribution for record in found if record.name == package}):
+        return PluginError(f"{package!r} is a plugin of {providers[0]}; run: echoctl plugins check {providers[0]}")
+    try:
+        distribution(package)
+    except (PackageNotFoundError, ValueError):
+        have = sorted({record.distribution for record in found})
+        near = did_you_mean(package, have) or f"; the packages with plugins here are {', '.join(have) or 'none'}"
+        if any(_same(package, own) for own in OWN):
+            near = f"; {how_to_install(package)}"
+        return PluginNotFound(f"no package named {package!r} is installed in this Python ({sys.executable}){near}")
+    return PluginError(
+        f"{package} has no transport and no sampler; its pyproject.toml needs an entry point in echo.transports or echo.samplers,"
+        " and a package must be installed again after its entry points have changed"
+    )
+
+
+def _run(command_line: list[str], folder: str | None, progress: Path, timeout: float, quiet: bool) -> bool:
+    """Run the kit. False if it took too long and was killed, with all processes that it had started."""
+    env = {**os.environ, FILE: str(progress)}
+    with open(progress.with_name("output"), "wb") as output:
+        kit = subprocess.Popen(command_line, cwd=folder, env=env, stdout=output if quiet else None, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            kit.wait(timeout)
+            return True
+        except subprocess.TimeoutExpired:
+            return False
+        finally:  # Ctrl-C reaches only this process, because the kit has a session of its own
+            with suppress(ProcessLookupError):
+                os.killpg(kit.pid, signal.SIGKILL)
+            kit.wait()
+
+
+def _report(package: str, result: dict[str, Any]) -> None:
+    screen = console()
+    for failure in result["failed"]:
+        screen.print(f"failed: {failure['clause']}: {failure['why'].splitlines()[0] if failure['why'] else ''}", markup=False)
+    if result["hung"]:
+        screen.print(result["hung"], style="red", markup=False)
+    kept = result["passed"] > 0 and not result["failed"] and not result["hung"]
+    screen.print(
+        f"{package}: {counted(result['passed'], 'clause')} passed, {len(result['failed'])} failed, {result['skipped']} do not apply"
+        + (f", {result['not_run']} not run" if result["not_run"] else ""),
+        style="green" if kept else "red",
+    )
 
 
 _CONTRACT = '''"""Made by `echoctl plugins check`."""
@@ -188,23 +218,35 @@ def _contract(record: PluginRecord) -> str:
     return _CLASS.format(name=name, base=kind.capitalize(), kind=kind, plugin=record.name, given=given)
 
 
-def _result(report: Path) -> dict[str, Any]:
-    """The results in a JUnit report, which our own pytest has just written."""
-    passed, skipped, failed = 0, 0, []
-    for case in ElementTree.parse(report).iter("testcase"):
-        trouble = case.find("failure") if case.find("failure") is not None else case.find("error")
-        if trouble is not None:
-            failed.append(
-                {
-                    "clause": f"{case.get('classname', '').rpartition('.')[2]}.{case.get('name')}",
-                    "why": (trouble.get("message") or "")[:500],
-                }
-            )
-        elif case.find("skipped") is not None:
-            skipped += 1
-        else:
-            passed += 1
-    return {"passed": passed, "skipped": skipped, "failed": failed}
+def _result(progress: Path, timeout: float | None) -> dict[str, Any]:
+    """What `kit_progress` wrote. `timeout` is given if the run was stopped after so many seconds: then the clause that ran is named."""
+    running, found = None, 0
+    ended: dict[str, tuple[str, str]] = {}  # by clause: its outcome, and why
+    for line in map(json.loads, progress.read_text().splitlines()):
+        if line["event"] == "found":
+            found = line["count"]
+        elif line["event"] == "begins":
+            running = line["clause"]
+        elif line["event"] == "over":
+            running = None
+        elif ended.get(line["clause"], ("", ""))[0] != "failed":  # a clause fails too if only its end fails
+            ended[line["clause"]] = line["event"], line["why"]
+    if running is not None:
+        ended.pop(running, None)
+    outcomes = [outcome for outcome, _ in ended.values()]
+    hung = ""
+    if timeout is not None:
+        where = f"{running} was running" if running else "no clause was running: pytest itself was beginning or ending"
+        hung = f"stopped after {timeout:g} s (--timeout): {where}"
+    elif running is not None:
+        hung = f"the kit's process died in {running}"
+    return {
+        "passed": outcomes.count("passed"),
+        "skipped": outcomes.count("skipped"),
+        "failed": [{"clause": clause, "why": why} for clause, (outcome, why) in ended.items() if outcome == "failed"],
+        "hung": hung,
+        "not_run": max(0, found - len(ended) - (running is not None)),
+    }
 
 
 def _row(record: PluginRecord) -> dict[str, Any]:

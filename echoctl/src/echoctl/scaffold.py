@@ -36,7 +36,7 @@ addopts = ["--import-mode=importlib"]
 
 A @kind@ for Echo. Users select it by its name, `@name@`.
 
-    pip install -e . "echo-core[testing,samplers]"
+    pip install -e .                       # it also needs echo-core[testing,samplers]: see Echo's page on installing
     python -m pytest                       # the conformance kit: the whole contract of a @kind@
     echoctl plugins show @name@
 

@@ -21,12 +21,13 @@ from echo_core.server.server import Server
 from echo_core.spec import example as examples
 
 from .output import json_option, print_json
+from .sources import files_option, load, words_argument
 
 __all__ = ["command"]
 
 
 @click.command(name="serve", short_help="run a server from a configuration")
-@click.option("-c", "--config", "files", multiple=True, type=click.Path(), help="TOML file; may be repeated, and later files win.")
+@files_option
 @click.option(
     "--example",
     "example_source",
@@ -46,11 +47,11 @@ __all__ = ["command"]
 @click.option(
     "--drain", type=float, default=10.0, show_default=True, help="Seconds at the end in which workers can deliver samples that are under way."
 )
-@click.argument("settings", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@words_argument
 @json_option
 def command(files: tuple[str, ...], example_source: str | None, transport: str | None, sampler: str | None, batch_size: int | None,
             address_file: Path | None, consume: bool, metrics_port: int | None, metrics_host: str, drain: float,
-            settings: tuple[str, ...], as_json: bool) -> int:  # fmt: skip
+            words: tuple[str, ...], as_json: bool) -> int:  # fmt: skip
     """Run a server, print its address, and close it in good order on SIGTERM or Ctrl-C.
 
     The configuration describes a sample:
@@ -66,7 +67,7 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     given = {"transport": transport, "sampler": sampler, "batch_size": batch_size}
     items = [f"server.{key}={value}" for key, value in given.items() if value is not None]
-    config = configuration.load(*files, command_line=[*items, *settings])
+    config = load(files, words, *items)
     example = examples.load(example_source) if example_source else config.example
     if example is None:
         raise ConfigError("the server needs an example of a sample; add a table [example] to the configuration, or give --example")

@@ -12,12 +12,13 @@ import click
 from echo_core.base.errors import EchoError
 from echo_core.client.observer import Observer
 
-from .output import console, json_option, print_json
+from .output import console, counted, json_option, print_json
 from .view import Snapshot, Watcher
 from .web import WebView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
 __all__ = ["command"]
 
@@ -88,32 +89,38 @@ def _serve(observer: Observer, interval: float, host: str, port: int, as_json: b
 
 def render(snapshot: Snapshot, address: str) -> RenderableType:
     """The snapshot as one rich renderable."""
+    from rich.columns import Columns
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    figures = Table.grid(padding=(0, 3))
-    for _ in range(5):
-        figures.add_column()
-    full = round(snapshot.fill * 20)
-    bar = Text("━" * full, style="yellow") + Text("━" * (20 - full), style="bright_black")
     lag = f"{snapshot.lag_mean:.1f} mean, {snapshot.lag_max} most"
-    figures.add_row(
-        Text.assemble(("samples/s ", "dim"), f"{snapshot.samples_per_s:,.0f}"),
+    figures = [
+        Text.assemble(("samples/s ", "dim"), short(snapshot.samples_per_s)),
         Text.assemble(("MB/s ", "dim"), f"{snapshot.bytes_per_s / 1e6:.2f}"),
         Text.assemble(("batches/s ", "dim"), f"{snapshot.batches_per_s:,.1f}"),
         Text.assemble(("policy ", "dim"), f"v{snapshot.weights_version}", (" lag ", "dim"), lag),
-        Text.assemble(("store ", "dim"), bar, f" {snapshot.stored}/{snapshot.capacity}, {snapshot.leases_held} leased"),
-    )
-    workers = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
+    ]
+    if not snapshot.tables:
+        fill = Text.assemble(("store ", "dim"), _bar(snapshot.stored, snapshot.capacity, 20))
+        figures.append(fill + Text(f" {short(snapshot.stored)}/{short(snapshot.capacity)}, {snapshot.leases_held} leased"))
+    tables = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for name in ("table", "size of capacity", "inserts/s", "samples/s", "per insert", "limiter holds"):
+        tables.add_column(name, justify="left" if name in ("table", "limiter holds") else "right", no_wrap=name != "table", overflow="fold")
+    for row in snapshot.tables:
+        size = _bar(row.size, row.capacity, 6) + Text(f" {short(row.size)} of {short(row.capacity)}")
+        held = Text(row.holds, style="dim" if row.holds == "nobody" else "yellow")
+        tables.add_row(Text(row.name), size, short(row.inserts_per_s), short(row.samples_per_s), f"{row.samples_per_insert:.2f}", held)
+    workers = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for name in ("worker", "samples", "samples/s", "MB/s", "policy", "behind", "state", "since"):
-        workers.add_column(name, justify="left" if name in ("worker", "state") else "right", no_wrap=True)
+        # Only names wrap in a narrow terminal, so that figures stay whole.
+        workers.add_column(name, justify="left" if name in ("worker", "state") else "right", no_wrap=name != "worker", overflow="fold")
     styles = {"streaming": "green", "idle": "dim", "waiting for space": "yellow", "half a message": "magenta"}
     for worker in snapshot.workers:
         workers.add_row(
             Text(worker.name),
-            f"{worker.samples:,}",
-            f"{worker.samples_per_s:,.0f}",
+            short(worker.samples),
+            short(worker.samples_per_s),
             f"{worker.bytes_per_s / 1e6:.2f}",
             f"v{worker.weights_version}" if worker.weights_version else "-",
             "-" if worker.lag is None else str(worker.lag),
@@ -121,5 +128,24 @@ def render(snapshot: Snapshot, address: str) -> RenderableType:
             f"{worker.since:.1f} s",
         )
     waits = Text("\n".join(snapshot.waits) or "nobody waits", style="yellow" if snapshot.waits else "dim")
-    head = Text.assemble(("Echo ", "bold"), address, f"   {len(snapshot.workers)} workers, {snapshot.samples_total:,} samples")
-    return Group(head, Text(), figures, Text(), waits, Text(), workers)
+    head = Text.assemble(("Echo ", "bold"), address, f"   {counted(len(snapshot.workers), 'worker')}, {counted(snapshot.samples_total, 'sample')}")
+    parts: list[RenderableType] = [head, Columns(figures, padding=(0, 3)), *([tables] if snapshot.tables else []), waits, workers]
+    return Group(*[each for part in parts for each in (part, Text())][:-1])
+
+
+def short(value: float) -> str:
+    """A count in at most six characters: `9,999`, `12.3k`, `1.00M`."""
+    if value < 9_999.5:
+        return f"{value:,.0f}"
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:
+            scaled = value / size
+            return f"{scaled:.{2 if scaled < 9.995 else 1 if scaled < 99.95 else 0}f}{letter}"
+    raise AssertionError
+
+
+def _bar(part: int, whole: int, width: int) -> Text:
+    from rich.text import Text
+
+    full = round(width * part / whole) if whole else 0
+    return Text("━" * full, style="yellow") + Text("━" * (width - full), style="bright_black")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Snapshot", "Watcher", "Worker"]
+__all__ = ["HOLDS", "Snapshot", "TableRow", "Watcher", "Worker"]
 
 Stats = Mapping[str, Any]
 
@@ -24,6 +24,26 @@ class Worker:
     lag: int | None
     state: str
     since: float
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One replay table's row: rates per second, `samples_per_insert` since the start, `size` and `capacity` in items (steps for a table of
+    steps), `holds` is who the rate limiter holds now, `why` is its reason, `since` in seconds."""
+
+    name: str
+    size: int
+    capacity: int
+    inserts_per_s: float
+    samples_per_s: float
+    samples_per_insert: float
+    holds: str
+    why: str
+    since: float
+
+
+#: Who is held, by the statistic `blocked` of a table.
+HOLDS = {"": "nobody", "inserts": "the workers", "samples": "the learner", "inserts+samples": "both"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +67,7 @@ class Snapshot:
     lag_max: int
     waits: list[str] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
+    tables: list[TableRow] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,6 +79,7 @@ class Watcher:
     def __init__(self) -> None:
         self._last: Stats = {}
         self._at = 0.0
+        self._held_since: dict[tuple[str, str], float] = {}  # by table and `blocked`: time.monotonic() of the read that first showed it
         self._batches_since = 0.0  # time.monotonic() of the read that showed the last newly taken batch
 
     def look(self, stats: Stats) -> Snapshot:
@@ -67,6 +89,7 @@ class Watcher:
         if not self._last or stats["store/batches_taken_total"] != self._last.get("store/batches_taken_total"):
             self._batches_since = now
         workers = [self._worker(name, stats, seconds) for name in _workers(stats)]
+        tables = self._tables(stats, seconds, now)
         lags = [worker.lag for worker in workers if worker.lag is not None]
         stored, capacity = int(stats["store/samples"]), int(stats["store/capacity"])
         snapshot = Snapshot(
@@ -85,8 +108,9 @@ class Watcher:
             weights_age_s=float(stats["weights/age_s"]),
             lag_mean=sum(lags) / len(lags) if lags else 0.0,
             lag_max=max(lags, default=0),
-            waits=_waits(stats, workers, now - self._batches_since),
+            waits=_waits(stats, workers, tables, now - self._batches_since),
             workers=workers,
+            tables=tables,
         )
         self._last, self._at = dict(stats), now
         return snapshot
@@ -110,28 +134,50 @@ class Watcher:
         )
 
 
+    def _tables(self, stats: Stats, seconds: float, now: float) -> list[TableRow]:
+        names = [key[len("table/") : -len("/inserts")] for key in stats if key.startswith("table/") and key.endswith("/inserts")]
+        held = {(name, str(stats.get(f"table/{name}/blocked", ""))) for name in names}
+        self._held_since = {key: self._held_since.get(key, now) for key in held}
+        return [self._table(name, stats, seconds, now) for name in names]
+
+    def _table(self, name: str, stats: Stats, seconds: float, now: float) -> TableRow:
+        key = f"table/{name}"
+        steps = f"{key}/steps_held" in stats
+        blocked = str(stats.get(f"{key}/blocked", ""))
+        return TableRow(
+            name=name,
+            size=int(stats[f"{key}/steps_held" if steps else f"{key}/size"]),
+            capacity=int(stats[f"{key}/steps_capacity" if steps else f"{key}/capacity"]),
+            inserts_per_s=self._rate(stats, f"{key}/inserts", seconds),
+            samples_per_s=self._rate(stats, f"{key}/samples", seconds),
+            samples_per_insert=float(stats.get(f"{key}/samples_per_insert", 0.0)),
+            holds=HOLDS.get(blocked, blocked),
+            why=str(stats.get(f"{key}/blocked_by", "")),
+            since=now - self._held_since[name, blocked] if blocked else 0.0,
+        )
+
+
 def _workers(stats: Stats) -> list[str]:
     return [key[len("worker/") : -len("/state")] for key in stats if key.startswith("worker/") and key.endswith("/state")]
 
 
-def _waits(stats: Stats, workers: list[Worker], quiet: float) -> list[str]:
-    """Who waits for whom, and since when; the longest wait comes first."""
+def _waits(stats: Stats, workers: list[Worker], tables: list[TableRow], quiet: float) -> list[str]:
+    """Who waits for whom, and since when; the longest wait comes first. Tables say it with the reason of their rate limiter."""
     said: list[tuple[float, str]] = []
     batch, stored = int(stats["store/batch_size"]), int(stats["store/samples"])
     held, buffers = int(stats["store/leases_held"]), int(stats["store/num_buffers"])
     blocked = [worker for worker in workers if worker.state == "waiting for space"]
     hoarded = bool(buffers) and held >= buffers
-    for worker in blocked:
+    said += [(table.since, f"the limiter holds {table.holds}, for {table.since:.1f} s: {table.why}") for table in tables if table.holds != "nobody"]
+    limited = any(table.holds in ("the workers", "both") for table in tables)
+    for worker in blocked if not limited else ():  # the limiter is their reason
         why = "to release batches that it still holds" if hoarded else "to take batches"
         said.append((worker.since, f"{worker.name} waits for the learner {why}, for {worker.since:.1f} s"))
     for worker in workers:
         if worker.state == "half a message":
             said.append((worker.since, f"the learner waits for the rest of a message of {worker.name}, for {worker.since:.1f} s"))
-    if not blocked and not hoarded and stored < batch and quiet >= 1:
+    if not tables and not blocked and not hoarded and stored < batch and quiet >= 1:
         missing = batch - stored
         whom = "workers: none is connected" if not workers else f"workers: {missing} of {batch} samples are missing"
         said.append((quiet, f"the learner can have no batch: it waits for {whom}; the last was taken {quiet:.0f} s ago or more"))
-    for name in sorted({key.split("/")[1] for key in stats if key.startswith("table/") and key.endswith("/blocked")}):
-        if who := stats[f"table/{name}/blocked"]:
-            said.append((0.0, f"table {name}: its rate limiter lets {who} wait"))
     return [text for _, text in sorted(said, key=lambda item: -item[0])]

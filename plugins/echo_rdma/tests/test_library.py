@@ -13,6 +13,7 @@ import pytest
 
 from echo_core import Client, Server
 from echo_core.base.errors import ConfigError, EchoError, ForkError
+from echo_core.base.installing import how_to_install
 from echo_core.testing.processes import forked
 from echo_rdma import lanes, library
 from echo_rdma.transport import RdmaTransport, UcxTransport
@@ -40,7 +41,7 @@ except ConfigError as error:
 
 def test_a_machine_without_ucx_is_told_what_to_install(tmp_path: Path) -> None:
     said = python(SELECT, ECHO_UCX_LIBRARY=str(tmp_path / "libucp.so.0"))
-    assert 'pip install "echo-rdma[wheel]"' in said and "ECHO_UCX_LIBRARY" in said and "libucp.so.0" in said
+    assert how_to_install("echo-rdma[wheel]") in said and "ECHO_UCX_LIBRARY" in said and "libucp.so.0" in said
     said = python("from echo_rdma import library; library._candidates = lambda: []\n" + SELECT, ECHO_UCX_LIBRARY="")
     assert "no libucp was found" in said
 
@@ -169,7 +170,7 @@ def test_slots_are_received_into_only_where_the_receiver_moves_the_bytes(found: 
 def test_without_ucx_the_description_says_what_to_install() -> None:
     code = "from echo_rdma.transport import RdmaTransport; print(RdmaTransport.describe()['UCX'])"
     said = python(code, ECHO_UCX_LIBRARY="/nowhere/libucp.so.0")
-    assert "/nowhere/libucp.so.0" in said and "pip install" in said
+    assert "/nowhere/libucp.so.0" in said and how_to_install("echo-rdma[wheel]") in said
 
 
 @pytest.mark.usefixtures("ucx")

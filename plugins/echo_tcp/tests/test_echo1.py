@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import struct
 import threading
@@ -51,6 +52,29 @@ def test_the_original_client(example, eventually):
         assert server.peers()[0].samples == 100
         client.close()
         eventually(lambda: not server.peers())
+
+
+def test_the_normal_end_of_an_original_client_is_no_warning(eventually, caplog):
+    caplog.set_level(logging.INFO, "echo")
+    with serve() as server:
+        client = original.TcpClient("127.0.0.1", server.port, EXAMPLE)
+        client.send(EXAMPLE)
+        client.wait()
+        client.close()
+        eventually(lambda: not server.peers())
+        left = [record for record in caplog.records if "left" in record.getMessage()]
+        assert [(record.levelno, record.getMessage().partition(" left")[2]) for record in left] == [(logging.INFO, "")]
+
+
+def test_an_original_client_that_goes_in_the_middle_of_a_sample_is_a_warning(eventually, caplog):
+    caplog.set_level(logging.INFO, "echo")
+    with serve() as server, socket.create_connection(server.address.endpoint, timeout=20) as sock:
+        sock.sendall(b"\1" * (server.spec.sample_bytes + 9))
+        eventually(lambda: server.stats()["store/samples"] == 1)
+        sock.shutdown(socket.SHUT_WR)
+        eventually(lambda: not server.peers())
+        (left,) = [record for record in caplog.records if "left" in record.getMessage()]
+        assert left.levelno == logging.WARNING and "in the middle of a message" in left.getMessage()
 
 
 def test_several_original_clients_at_once():

@@ -129,3 +129,107 @@ def test_any_mapping_will_do() -> None:
     assert server.batch_size == 8
     assert type(server.batch_size) is int
     assert (server.sampler.type, server.sampler.options) == ("draw", {"alpha": 1})
+
+
+SHARED = '[shared]\naddress = "way://learner:5555"\n'
+
+
+def transport_of(config: Any) -> tuple[str, dict[str, Any]]:
+    (choice,) = config.server.transports
+    return choice.type, dict(choice.options)
+
+
+def test_one_shared_address_is_both_ends() -> None:
+    config = load({"shared": {"address": "way://learner:5555"}}, env={})
+    assert transport_of(config) == ("way", {"host": "learner", "port": 5555})
+    assert str(config.client.address) == "way://learner:5555"
+    assert config.origin("client.address") == config.origin("server.transport.port") == "mapping 1"
+    config = load({"shared": {"address": "path://run1"}}, env={})
+    assert (transport_of(config), str(config.client.address)) == (("path", {"path": "run1"}), "path://run1")
+
+
+def test_each_end_adds_its_own_options_to_the_shared_address(fakes: None, write: Callable[[str, str], str]) -> None:
+    config = load(write("a.toml", SHARED + "[server.transport]\nthreads = 3\n[client]\nwindow = 7\n"), env={"ECHO_SERVER__TRANSPORT__MODE": "fast"})
+    assert transport_of(config) == ("way", {"host": "learner", "port": 5555, "threads": 3, "mode": "fast"})
+    assert config.connect_options() == {"window": 7}
+    config.check()
+
+
+def test_the_learner_may_listen_elsewhere_than_at_the_shared_host() -> None:
+    shared = {"address": "way://learner:5555", "listen_host": "0.0.0.0"}
+    config = load({"shared": shared}, env={})
+    assert transport_of(config) == ("way", {"host": "0.0.0.0", "port": 5555})
+    assert str(config.client.address) == "way://learner:5555"
+    config = load({"shared": shared}, env={}, command_line=["shared.address=path://run1"])  # one setting selects another transport
+    assert (transport_of(config), str(config.client.address)) == (("path", {"path": "run1"}), "path://run1")
+
+
+def test_what_an_end_says_itself_wins_over_the_shared_address(write: Callable[[str, str], str]) -> None:
+    path = write("a.toml", SHARED)
+    config = load(path, env={}, overrides={"server.transport": "path://mine"})
+    assert (transport_of(config), str(config.client.address)) == (("path", {"path": "mine"}), "way://learner:5555")
+    config = load(path, env={"ECHO_CLIENT__ADDRESS": "way://other:1"})
+    assert (transport_of(config), str(config.client.address)) == (("way", {"host": "learner", "port": 5555}), "way://other:1")
+    assert load(path, env={"ECHO_SERVER__TRANSPORT": "none"}).server.transports == ()
+    again = load(path, env={}).replace({"shared.address": "way://moved:6666"})
+    assert (transport_of(again)[1]["host"], str(again.client.address)) == ("moved", "way://moved:6666")
+
+
+@pytest.mark.parametrize(
+    ("shared", "said"),
+    [
+        ({"address": "learner:5555"}, 'mapping 1: shared.address: "learner:5555" has no scheme; did you mean "tcp://learner:5555"?'),
+        ({"address": "way://learner:5555?threads=3"}, "shared.address: options behind the '?' (threads) belong to one end"),
+        ({"listen_host": "0.0.0.0"}, "mapping 1: shared.listen_host: it needs a shared.address"),
+        ({"adress": "way://learner:5555"}, "mapping 1: shared.adress: unknown key; did you mean 'address'?"),
+    ],
+)
+def test_errors_of_the_shared_section(shared: dict[str, str], said: str) -> None:
+    assert said in fails(ConfigError, lambda: load({"shared": shared}, env={}))
+
+
+@pytest.mark.parametrize(
+    ("transport", "address", "said"),
+    [
+        ("way://127.0.0.1:5555", "way://127.0.0.1:5555", None),
+        ("way://0.0.0.0:5555", "way://learner:5555", None),
+        ("way://127.0.0.1:5555", "way://localhost:5555", None),
+        (["path://a", "way://0.0.0.0:5555"], "way://learner:5555", None),
+        ("path://run1", "path://run1", None),
+        ("path://run1", "way://learner:5555", "server.transport is 'path', and the client's address begins with way://"),
+        ("way://0.0.0.0:5555", "way://learner:5556", "server.transport listens on port 5555, and the client connects to port 5556"),
+        ("way", "way://127.0.0.1:5555", "takes any free port (port = 0), and the client connects to port 5555"),
+        ("way://127.0.0.1:5555", "way://learner:5555", "listens for this machine only (host = '127.0.0.1'), and the client connects to 'learner'"),
+        ("path://run1", "path://run2", "has the path 'run1', and the client's address has 'run2'"),
+        (["path://a", "way://[::1]:1"], "way://[::1]:2", "server.transport.0 is 'path'"),
+    ],
+)
+def test_two_ends_that_do_not_fit_are_noticed(fakes: None, transport: Any, address: str, said: str | None) -> None:
+    config = load({"server": {"transport": transport}, "client": {"address": address}}, env={})
+    why = config.disagreement()
+    if said is None:
+        assert why is None
+    else:
+        assert why is not None and why.startswith(f"mapping 1: client.address: {address} reaches no transport of [server]: ") and said in why
+
+
+def test_the_defaults_of_plugins_are_explained(fakes: None) -> None:
+    config = load({"server": {"transport": "way://127.0.0.1:1", "sampler": "draw"}, "client": {"address": "way://127.0.0.1:1?timeout=3"}}, env={})
+    explained = {key: (value, origin) for key, value, origin in config.explain()}
+    assert explained["server.transport.threads"] == (1, "default")
+    assert explained["server.transport.port"] == (1, "mapping 1")
+    assert explained["server.sampler.alpha"] == (0.5, "default")
+    assert explained["client.window"] == (64, "default")
+    assert "client.token" not in explained and "server.transport.token" not in explained
+    tables = [{"name": "a", "capacity": 10, "sampler": "draw"}]
+    assert ("server.tables.0.sampler.alpha", 0.5, "default") in load({"server": {"tables": tables}}, env={}).explain()
+
+
+def test_explaining_needs_no_plugins() -> None:
+    config = load({"shared": {"address": "nowhere://learner:1"}}, env={"ECHO_DISABLE_PLUGINS": "draw"})
+    assert ("server.transport.type", "nowhere", "mapping 1") in config.explain()
+
+
+def test_a_misspelt_address_is_guessed_although_another_source_gives_it(fakes: None) -> None:
+    config = load({"client": {"adress": "way://a:1"}}, env={}, overrides={"client.address": "way://b:1"})
+    assert fails(ConfigError, config.connect_options) == "mapping 1: client.adress: unknown key; did you mean 'address'?"

@@ -7,18 +7,19 @@ its options as a plain standard-library dataclass, and `build_options` does the 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import numbers
 import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
 from .errors import ConfigError, did_you_mean
 
-__all__ = ["Text", "build_options", "is_dataclass", "is_required", "kind_of", "option_fields", "read_toml_value"]
+__all__ = ["Text", "build_options", "default_options", "fault_of_options", "is_dataclass", "is_required", "kind_of", "option_fields", "read_toml_value"]
 
 _T = TypeVar("_T")
 
@@ -246,6 +247,36 @@ def kind_of(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def is_dataclass(kind: Any) -> bool:
     return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
+def default_options(cls: type[Any], given: Iterable[str]) -> dict[str, Any]:
+    """The default of every option of the dataclass `cls` that is not in `given`; required options and secrets have none here."""
+    made = {}
+    for name, (field, _) in option_fields(cls).items():
+        if name in given or not field.repr:
+            continue
+        if field.default is not dataclasses.MISSING:
+            made[name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            made[name] = field.default_factory()
+    return made
+
+
+def fault_of_options(owner: type[Any], name: str, base: type[Any] | None = None) -> str | None:
+    """What is wrong with the class of options `owner.<name>`, and how to mend it; None if nothing is.
+
+    A class that derives from a dataclass counts as one itself, but its own fields do not, unless it is decorated too.
+    """
+    cls = getattr(owner, name)
+    where = f"{owner.__name__}.{name}"
+    if not isinstance(cls, type):
+        return f"{where} is {cls!r}; it must be a dataclass"
+    decorated = "__dataclass_fields__" in vars(cls)
+    if not decorated and (not dataclasses.is_dataclass(cls) or inspect.get_annotations(cls)):
+        return f"{where} is the class {cls.__name__}, which is no dataclass; write @dataclass(frozen=True, kw_only=True) above it"
+    if base is not None and not issubclass(cls, base):
+        return f"{where} is the class {cls.__name__}, which lacks the options that Echo itself reads; derive it from {base.__name__}"
+    return None
 
 
 def is_required(field: dataclasses.Field[Any]) -> bool:

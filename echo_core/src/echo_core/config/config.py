@@ -14,12 +14,13 @@ from typing import Any, Literal
 
 from ..base.address import Address
 from ..base.errors import AddressError, ConfigError, PluginError, did_you_mean, nearest
-from ..base.option_reader import Text, build_options
+from ..base.option_reader import Text, build_options, option_fields
 from ..plugins.discovery import PluginHost
 from ..spec.example import from_table
 from ..store.sampler import Sampler
 from ..wire.transport import Transport
 from .layers import Layer, from_command_line, from_environment, from_file, from_mapping
+from .plugin_defaults import plugin_defaults
 from .sections import (
     KEYS,
     ClientConfig,
@@ -27,7 +28,9 @@ from .sections import (
     PluginsConfig,
     SecurityConfig,
     ServerConfig,
+    SharedConfig,
 )
+from .shared import disagreement, with_shared
 from .table_config import table_configs
 
 __all__ = [
@@ -51,11 +54,12 @@ class Config:
     """A whole configuration, made by `load`. Only the keys that core knows are checked.
 
     Attributes:
-        server, client, security, plugins: the sections.
+        shared, server, client, security, plugins: the sections. `server` and `client` have what `shared` gave them.
         example: the pytree that the tables of `[example]` describe; None if there are no such tables.
         host: the installed plugins, with the settings of `[plugins]` applied.
     """
 
+    shared: SharedConfig
     server: ServerConfig
     client: ClientConfig
     security: SecurityConfig
@@ -64,11 +68,13 @@ class Config:
     example: Any
 
     def __init__(self, layer: Layer, env: Mapping[str, str] | None = None) -> None:
-        self._layer = layer
+        self._given = layer
         self._env = env
-        self._origins = layer.dotted_origins()
         self._check_keys()
+        self._layer = layer = with_shared(layer)
+        self._origins = layer.dotted_origins()
         sections = {name: {} for name in KEYS} | layer.nested()
+        self.shared = self._build(SharedConfig, sections["shared"], "shared")
         self.example = from_table(sections["example"]) if "example" in sections else None
         self.plugins = self._build(PluginsConfig, sections["plugins"], "plugins")
         self.host = PluginHost(self.plugins.disable, self.plugins.require, env)
@@ -106,7 +112,10 @@ class Config:
         return value
 
     def explain(self) -> list[tuple[str, Any, str]]:
-        """Every key that has a value, as `(key, value, origin)`, defaults included."""
+        """Every key that has a value, as `(key, value, origin)`, defaults included.
+
+        The defaults of the chosen transports and samplers are included too, if these plugins are installed.
+        """
         lines = {".".join(path): value for path, value in self._layer.values.items()}
         for section, names in KEYS.items():
             for name in names:
@@ -114,7 +123,23 @@ class Config:
                 if key in lines or key not in self._origins:
                     value = getattr(getattr(self, section), name, None)
                     lines[key] = value.type if isinstance(value, PluginChoice) else value
+        for key, value in plugin_defaults(self.server, self.client, self.host):
+            lines.setdefault(key, value)
         return [(key, lines[key], self.origin(key)) for key in sorted(lines)]
+
+    def disagreement(self) -> str | None:
+        """Why this configuration's client would reach none of its server's transports, in words. None if it may reach one, or if the
+        configuration describes one end only. Between the two there may be a proxy that makes up for the difference.
+
+        Raises:
+            ConfigError, PluginError: a plugin is missing, or an option does not fit.
+        """
+        address = self.client.address
+        if address is None or not self.server.transports:
+            return None
+        fallbacks = {"auth": self.security.auth, "allow_insecure": self.security.allow_insecure}
+        why = disagreement(self.server.transports, address, fallbacks, self.host)
+        return why and f"{self.origin('client.address')}: client.address: {address} reaches no transport of [server]: {why}"
 
     def check(self) -> None:
         """Also load every plugin that the configuration names, and check its options.
@@ -159,13 +184,16 @@ class Config:
         except PluginError as error:
             origin = self.origin("client.address")
             raise type(error)(f"{origin}: client.address: {error}") from error
+        unknown = [key for key in self.client.options if key not in option_fields(plugin.ConnectOptions)]
+        if (near := nearest("address", unknown)) is not None:
+            raise ConfigError(f"{self.origin(f'client.{near}')}: client.{near}: unknown key; did you mean 'address'?")
         checked: Any = build_options(plugin.ConnectOptions, given, "client", self._origins)
         return {key: getattr(checked, key) for key in given}
 
     def replace(self, overrides: Mapping[str, Any]) -> Config:
         """This configuration with `overrides` on top, which have the form that `load(..., overrides=...)` takes."""
         layer = Layer()
-        layer.merge(self._layer)
+        layer.merge(self._given)
         layer.merge(from_mapping(overrides, "arguments"))
         return Config(layer, self._env)
 
@@ -219,8 +247,8 @@ class Config:
         name = options.pop("type", None)
         if not isinstance(name, str) or not name:
             origin = self._origins.get(f"{where}.type") or self._origins.get(where)
-            example = "tcp" if kind == "transport" else "fifo"
-            raise ConfigError(f'{origin}: {where}: the key "type" is missing; add type = "{example}"')
+            advice = 'add type = "tcp", or an address for both ends under [shared]' if kind == "transport" else 'add type = "fifo"'
+            raise ConfigError(f'{origin}: {where}: the key "type" is missing; {advice}')
         return PluginChoice(kind, str(name), options, where, self._origins, self.host)
 
     def _client(self, table: dict[str, Any]) -> ClientConfig:
@@ -236,7 +264,7 @@ class Config:
         return dataclasses.replace(config, options=free)
 
     def _check_keys(self) -> None:
-        for path, origin in self._layer.origins.items():
+        for path, origin in self._given.origins.items():
             self._check_key(path, origin)
 
     def _check_key(self, path: tuple[str, ...], origin: str) -> None:

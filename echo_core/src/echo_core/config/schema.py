@@ -10,7 +10,7 @@ from ..base.errors import PluginError
 from ..base.option_reader import is_dataclass, is_required, kind_of, option_fields
 from ..plugins import discovery
 from ..plugins.discovery import PluginHost
-from .sections import PluginsConfig, SecurityConfig, ServerConfig
+from .sections import PluginsConfig, SecurityConfig, ServerConfig, SharedConfig
 from .table import Table
 from .table_config import ITEMS, LIMITERS
 
@@ -61,6 +61,7 @@ def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
         "type": "object",
         "additionalProperties": False,
         "properties": {
+            "shared": options_schema(SharedConfig),
             "server": server,
             "client": {"type": "object", "properties": client, "additionalProperties": False},
             "security": security,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..base.address import Address
 from ..base.errors import PluginError
-from ..base.option_reader import build_options
+from ..base.option_reader import build_options, default_options
 from ..plugins.discovery import PluginHost
 from ..security.tokens import Token, find_tokens
 
@@ -21,10 +21,12 @@ __all__ = [
     "PluginsConfig",
     "SecurityConfig",
     "ServerConfig",
+    "SharedConfig",
 ]
 
 # The keys that users may write in each section. [client] also takes options of its transport.
 KEYS: dict[str, tuple[str, ...]] = {
+    "shared": ("address", "listen_host"),
     "server": ("batch_size", "sampler", "transport", "tables", "num_buffers", "lease_timeout", "pinned"),
     "client": ("address", "timeout", "name"),
     "security": ("token_file", "token", "auth", "allow_insecure"),
@@ -76,6 +78,10 @@ class PluginChoice:
         """
         return self.load()(**self.checked(**fallbacks))
 
+    def defaults(self) -> dict[str, Any]:
+        """The options that are not given and have a default value, with it; secrets are left out. Raises PluginError like `load`."""
+        return default_options(self.load().Options, self.options)
+
     def checked(self, **fallbacks: Any) -> dict[str, Any]:
         """The given options, checked and converted, and the `fallbacks` that the plugin has. Raises the same errors as `create`."""
         plugin = self.load()
@@ -106,6 +112,14 @@ class ServerConfig:
             raise ValueError(f"num_buffers must be at least 2, not {self.num_buffers}")
         if not self.lease_timeout >= 0:
             raise ValueError(f"lease_timeout must be 0 or more seconds, not {self.lease_timeout}")
+
+
+@dataclass(frozen=True)
+class SharedConfig:
+    """The section `[shared]`: where the learner is, for both ends. `with_shared` has passed it on to `[server]` and `[client]`."""
+
+    address: str | None = None
+    listen_host: str | None = None  # where the learner listens, if that is not the host of the address: "0.0.0.0"
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from ..base.errors import (
     PluginVersionError,
     nearest,
 )
+from ..base.installing import how_to_install, how_to_replace
 from ..store.sampler import Sampler
 from ..wire.transport import Transport
 from .hookspecs import SamplerInfo, TransportInfo
@@ -214,7 +215,7 @@ class PluginHost:
         by = self._disabled_by(wanted.name)
         if by:
             raise ConfigError(f"{where}: {wanted.name} is required and disabled by {by}; take it out of one of the two")
-        fix = f'run: pip install "{text}"'
+        fix = f"{how_to_replace(wanted.name, text)}, or take it out of {where}"
         try:
             have = version(wanted.name)
         except PackageNotFoundError:
@@ -262,20 +263,20 @@ class PluginHost:
                 f"take {name!r} or {record.distribution!r} out of it"
             )
         if name in known:
-            return PluginNotFound(f"{noun} {name!r} is not installed; {_install(known[name])}")
+            return PluginNotFound(f"{noun} {name!r} is not installed; {how_to_install(f'echo-core[{known[name]}]')}")
         have = sorted({record.name for record, _ in self._found(group) if not record.disabled})
         near = nearest(name, [*have, *known])
         hint = "" if near is None else f"; did you mean {near!r}?"
         if near in known and near not in have:
-            hint += f" {_install(known[near])}"
+            hint += f" Then {how_to_install(f'echo-core[{known[near]}]')}"
         return PluginNotFound(
             f"no {noun} named {name!r} (installed: {', '.join(have) or 'none'}){hint}"
         )
 
 
 def known() -> list[tuple[str, str, str]]:
-    """Transports and samplers that exist in other distributions, installed or not: `(group, name, how to install it)`."""
-    return [(group, name, _install(extra)) for group, names in _EXTRAS.items() for name, extra in names.items()]
+    """Transports and samplers of Echo's other distributions, installed or not: `(group, name, requirement)`."""
+    return [(group, name, f"echo-core[{extra}]") for group, names in _EXTRAS.items() for name, extra in names.items()]
 
 
 def notify(manager: pluggy.PluginManager, hook: str, **arguments: Any) -> None:
@@ -318,10 +319,6 @@ def _provider(entry: EntryPoint) -> tuple[str, str]:
 
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _install(extra: str) -> str:
-    return f'run: pip install "echo-core[{extra}]"'
 
 
 default = PluginHost()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import pluggy
 
 from ..base.errors import PluginError, PluginVersionError, did_you_mean
+from ..base.installing import how_to_install, how_to_mend, how_to_replace
 from . import hookspecs
 from .hookspecs import PLUGIN_API, PROJECT, SamplerInfo, TransportInfo
 
@@ -106,8 +108,8 @@ def load_info(record: PluginRecord, entry: EntryPoint) -> Any:
         if info is not None and info.api != PLUGIN_API:
             newer = isinstance(info.api, int) and info.api > PLUGIN_API
             raise PluginVersionError(
-                f"{record} speaks echo plugin API {info.api}, this echo-core speaks {PLUGIN_API}; "
-                f"run: pip install --upgrade {'echo-core' if newer else record.distribution}"
+                f"{record} was written for echo plugin API {info.api}, and this echo-core has {PLUGIN_API}; a newer "
+                + (f"echo-core is needed: {how_to_install('echo-core')}" if newer else f"plugin is needed: {how_to_replace(record.distribution)}")
             )
         return info
 
@@ -131,10 +133,16 @@ def import_class(record: PluginRecord, path: str, base: type | None = None) -> t
             raise TypeError(f"{path} is not a class")
         if base is not None and not issubclass(found, base):
             raise TypeError(f"{path} is not a subclass of {base.__module__}.{base.__qualname__}")
+        if base is not None:
+            loaded: Any = found
+            try:
+                loaded.check_class()
+            except PluginError as error:
+                raise PluginError(f"{record.title}: {error}") from None
         return found
 
-    loaded: type[Any] = _guarded(record, load)
-    return loaded
+    result: type[Any] = _guarded(record, load)
+    return result
 
 
 def new_manager() -> pluggy.PluginManager:
@@ -152,6 +160,11 @@ def register(
     Raises:
         PluginError: `plugin` has an unknown hook, or a hook with unknown arguments; the message starts with `title`.
     """
+    for hook, forgotten in _unmarked(plugin):
+        raise PluginError(
+            f"{title}: {hook}() has no @hookimpl, so Echo would never call it; write @hookimpl above it"
+            f" ({forgotten}), with: from echo_core.plugins.hookspecs import hookimpl"
+        )
     try:
         manager.register(plugin, name)
         manager.check_pending()
@@ -162,26 +175,44 @@ def register(
         raise PluginError(f"{title}: {' '.join(str(error).split())}{hint}") from error
 
 
+def _unmarked(plugin: object) -> Iterator[tuple[str, str]]:
+    """Functions that are named like a hook and lack its decorator, each with where it was written."""
+    for hook in (name for name in vars(hookspecs) if name.startswith("echo_")):
+        function = getattr(plugin, hook, None)
+        if inspect.isroutine(function) and not hasattr(function, f"{PROJECT}_impl") and not hasattr(function, f"{PROJECT}_spec"):
+            code = getattr(function, "__code__", None)
+            yield hook, f"{code.co_filename}, line {code.co_firstlineno}" if code else repr(function)
+
+
 def _describe(record: PluginRecord, module: object) -> TransportInfo | SamplerInfo | None:
     manager = new_manager()
     register(manager, module, record.name, record.title)
     kind = KINDS[record.group]
     if not kind.hook:
         return None
-    infos: list[Any] = [info for result in getattr(manager.hook, kind.hook)() for info in result]
+    results = getattr(manager.hook, kind.hook)()
+    for result in results:
+        if not isinstance(result, Iterable):
+            raise PluginError(f"{record.title}: {kind.hook}() returned {result!r}; return a list of it: [{kind.info.__name__}(...)]")
+    infos: list[Any] = [info for result in results for info in result]
     odd = [info for info in infos if not isinstance(info, kind.info)]
     if odd:
         raise PluginError(
             f"{record.title}: {kind.hook}() returned {odd[0]!r}, which is not a "
-            f"{kind.info.__name__}; {_repair(record)}"
+            f"{kind.info.__name__}; return a list of these: [{kind.info.__name__}(...)]"
         )
     for info in infos:
         if record.name in (info.name, *getattr(info, "schemes", ())):
             return info  # type: ignore[no-any-return]
-    listed = ", ".join(sorted(info.name for info in infos)) or "nothing"
+    if not infos:
+        raise PluginError(
+            f"{record.title}: {record.value} describes no {kind.noun}; it needs a function {kind.hook}() with the decorator @hookimpl"
+            f" that returns [{kind.info.__name__}({record.name!r}, ...)]"
+        )
+    listed = ", ".join(sorted(info.name for info in infos))
     raise PluginError(
         f"{record.title}: the @hookimpl {kind.hook}() of {record.value} offers {listed}, "
-        f"not {record.name!r}; {_repair(record)}"
+        f"not {record.name!r}; give the entry point and the {kind.info.__name__} the same name"
     )
 
 
@@ -207,7 +238,4 @@ def _key(record: PluginRecord) -> tuple[str, str, str]:
 
 
 def _repair(record: PluginRecord) -> str:
-    return (
-        f"run: pip install --upgrade --force-reinstall {record.distribution}, "
-        f"or disable it: ECHO_DISABLE_PLUGINS={record.distribution}"
-    )
+    return f"{how_to_mend(record.distribution)}, or disable it: ECHO_DISABLE_PLUGINS={record.distribution}"

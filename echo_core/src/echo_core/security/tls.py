@@ -8,7 +8,7 @@ A learner that is given no certificate gets one from the user's own authority, w
 file. TLS therefore needs no set-up on one machine, or wherever a home directory is shared. Clients trust this authority in addition
 to the system's authorities.
 
-The `cryptography` package makes the keys (`pip install "echo-core[tls]"`); where it is missing, the `openssl` command does.
+The `cryptography` package makes the keys (the extra `tls` brings it); where it is missing, the `openssl` command does.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 from ..base.address import is_ip
 from ..base.errors import SecurityError
+from ..base.installing import how_to_install
 from ..base.transport_options import ConnectOptions, ListenOptions
 from .tokens import check_directory, check_genuine, check_private, default_token_path
 
@@ -339,7 +340,7 @@ def _openssl(*arguments: str | Path) -> None:
         subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, umask=0o077, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
         raise SecurityError(
-            'making certificates needs the cryptography package or the openssl command; run: pip install "echo-core[tls]"'
+            f"making certificates needs the cryptography package or the openssl command; {how_to_install('echo-core[tls]')}"
         ) from None
     except subprocess.CalledProcessError as error:
         raise SecurityError(f"openssl {arguments[0]} failed: {error.stderr.decode(errors='replace').strip()[-300:]}") from None

@@ -7,12 +7,16 @@ the same kind: `echo_worker_samples_total{worker="w0"}`, `echo_transport_bytes_r
 from __future__ import annotations
 
 import logging
+import platform
 import re
 import threading
 import weakref
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from .meanings import MEANINGS
 
 if TYPE_CHECKING:
     from .server import Server
@@ -37,13 +41,16 @@ _log = logging.getLogger("echo")
 def exposition(stats: Mapping[str, float | int | str]) -> str:
     """`Server.stats()` as Prometheus' text format."""
     families: dict[str, tuple[str, list[str]]] = {}
+    helps = {"echo_build_info": "1; its labels name the versions that run here"}
 
     def put(name: str, kind: str, value: Any, labels: Mapping[str, str], suffix: str = "") -> None:
         shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
         lines = families.setdefault(name, (kind, []))[1]
         lines.append(f"{name}{suffix}{{{shown}}} {value}" if shown else f"{name}{suffix} {value}")
 
+    put("echo_build_info", "gauge", 1, {"version": __version__, "python": platform.python_version()})
     for key, value in stats.items():
+        known = len(families)
         group, _, rest = key.partition("/")
         labels = {}
         if group in _LABELS:
@@ -54,6 +61,9 @@ def exposition(stats: Mapping[str, float | int | str]) -> str:
         elif group == "worker" and rest == "state":
             for state in STATES:
                 put("echo_worker_state", "gauge", int(value == state), {**labels, "state": state})
+        elif group == "table" and rest == "blocked":
+            for side in ("inserts", "samples"):
+                put("echo_table_limiter_holds", "gauge", int(side in str(value).split("+")), {**labels, "side": side})
         elif not isinstance(value, str) and not isinstance(value, bool):
             grows = rest.endswith(("_total", "_count")) or (group != "store" and rest in _GROWS)
             base = (
@@ -63,10 +73,21 @@ def exposition(stats: Mapping[str, float | int | str]) -> str:
             )
             name = f"echo_{group}_{_legal(base)}" + ("_total" if grows else "")
             put(name, "counter" if grows else "gauge", value, labels)
+        if len(families) > known:
+            helps[list(families)[-1]] = _meaning(group, rest)
     lines = []
     for name, (kind, samples) in families.items():
-        lines += [f"# TYPE {name} {kind}", *samples]
+        lines += [f"# HELP {name} {helps[name]}", f"# TYPE {name} {kind}", *samples]
     return "\n".join(lines) + "\n"
+
+
+def _meaning(group: str, figure: str) -> str:
+    """The text of a figure's # HELP line."""
+    figure = re.sub(r"^lag_\d+$", "lag_<n>", re.sub(r"^lag_\d+_\d+$", "lag_<n>_<m>", re.sub(r"^lane_.*", "lane_<name>", figure)))
+    if group == "latency" and (found := re.fullmatch(r"(.+)_(count|p50|p90|p99|max)(?:_ns)?", figure)):
+        figure = found[1]
+    text = MEANINGS.get(f"{group}/{figure}", f"the figure {figure} of {group} in Server.stats()")
+    return text.replace("\\", r"\\").replace("\n", r"\n")
 
 
 def _latency(put: Any, rest: str, value: Any) -> None:

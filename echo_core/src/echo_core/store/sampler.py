@@ -26,8 +26,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..base.errors import DuplicateKeyError, UnknownKeyError
-from ..base.option_reader import build_options
+from ..base.errors import DuplicateKeyError, PluginError, UnknownKeyError
+from ..base.option_reader import build_options, fault_of_options
 
 __all__ = ["Keys", "Priorities", "Sampler", "check_held", "check_keys", "check_new", "check_priorities"]
 
@@ -83,11 +83,19 @@ class Sampler(ABC):
         storage = getattr(cls, "storage", None)
         if storage not in (None, "stream", "replay"):
             raise TypeError(f'{cls.__name__}.storage must be "stream" or "replay", not {storage!r}')
-        if not dataclasses.is_dataclass(cls.Options):
-            raise TypeError(f"{cls.__name__}.Options must be a dataclass")
+        if fault := fault_of_options(cls, "Options"):
+            raise TypeError(fault)
         names = {field.name for field in dataclasses.fields(cls.Options)}
         if storage == "replay" and "capacity" not in names:
             raise TypeError(f"{cls.__name__}.Options needs a field `capacity: int`, as it replays")
+
+    @classmethod
+    def check_class(cls) -> None:
+        """Check what a subclass has to declare. Raises PluginError, which names what is missing and how to add it."""
+        if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+            raise PluginError(f"{cls.__name__} lacks {', '.join(f'{name}()' for name in missing)}; define what is missing, as its base class describes it")
+        if not hasattr(cls, "storage"):
+            raise PluginError(f'{cls.__name__} has no storage; add storage = "replay" to it, or "stream"')
 
     @abstractmethod
     def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:

@@ -1,6 +1,4 @@
-"""The conformance kit: tests to inherit that check the duties of every transport and every sampler.
-
-    pip install "echo-core[testing]"
+"""The conformance kit: tests to inherit that check the duties of every transport and every sampler. The extra `testing` brings what it needs.
 
 A plugin's test module subclasses a contract, defines how to make the plugin's object, and inherits
 one test for each clause. A transport over sockets needs only this:
@@ -45,6 +43,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..base.installing import how_to_install
+
 if "pytest" in sys.modules:
     # This makes a failed `assert` of this package show its values. Other processes of a test import
     # only `echo_core.testing.workers`, and start without pytest.
@@ -76,5 +76,5 @@ def __getattr__(name: str) -> Any:
         if error.name != "pytest":
             raise
         raise ModuleNotFoundError(
-            'the contracts are pytest classes; run: pip install "echo-core[testing]"', name="pytest"
+            f"the contracts are pytest classes; {how_to_install('echo-core[testing]')}", name="pytest"
         ) from error

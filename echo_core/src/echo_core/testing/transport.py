@@ -19,6 +19,7 @@ from .capabilities import Capabilities
 from .clauses.client_ids import ClientIdClauses
 from .clauses.ending import EndingClauses
 from .clauses.experience import ExperienceClauses
+from .clauses.exposure import ExposureClauses
 from .clauses.hygiene import HygieneClauses
 from .clauses.identity import IdentityClauses
 from .clauses.processes import ProcessClauses
@@ -39,6 +40,7 @@ TOKEN = "the token of the conformance kit, which is long enough"
 class TransportContract(
     ExperienceClauses,
     RefusalClauses,
+    ExposureClauses,
     WaitingClauses,
     EndingClauses,
     RecoveryClauses,

@@ -60,8 +60,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from ..base.errors import ConfigError
-from ..base.option_reader import Text, build_options
+from ..base.errors import ConfigError, PluginError
+from ..base.option_reader import Text, build_options, fault_of_options
 from ..base.transport_options import ConnectOptions, ListenOptions
 from ..store.store_memory import StoreMemory
 from .peer import Peer
@@ -114,8 +114,20 @@ class Transport(ABC):
     store_memory: StoreMemory | None = None  # None: the store may lie in private memory
 
     def __init__(self, **options: Any) -> None:
-        """Check `options` against `Options`; nothing is opened yet. Raises ConfigError."""
+        """Check `options` against `Options`; nothing is opened yet. Raises ConfigError, and PluginError like `check_class`."""
+        self.check_class()
         self.options: Any = build_options(self.Options, options, self.scheme)
+
+    @classmethod
+    def check_class(cls) -> None:
+        """Check what a subclass has to declare. Raises PluginError, which names what is missing and how to add it."""
+        if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+            raise PluginError(f"{cls.__name__} lacks {', '.join(f'{name}()' for name in missing)}; define what is missing, as its base class describes it")
+        if not isinstance(getattr(cls, "scheme", None), str):
+            raise PluginError(f'{cls.__name__} has no scheme; add scheme = "NAME" to it, with the name of its entry point')
+        for name, base in (("Options", ListenOptions), ("ConnectOptions", ConnectOptions)):
+            if fault := fault_of_options(cls, name, base):
+                raise PluginError(fault)
 
     @classmethod
     def at(cls, address: Address, **options: Any) -> Transport:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from echo_core.base.installing import how_to_install
+
 if TYPE_CHECKING:
     import grpc
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -28,7 +30,7 @@ def enable(server: grpc.Server, service: str, health: str) -> None:
         from grpc_health.v1 import health_pb2
         from grpc_reflection.v1alpha import reflection, reflection_pb2
     except ImportError as error:
-        raise ImportError(f'{error}; reflection=True needs: pip install "echo-grpc[reflection]"') from error
+        raise ImportError(f"{error}; reflection=True needs echo-grpc[reflection]: {how_to_install('echo-grpc[reflection]')}") from error
     pool = DescriptorPool()
     pool.Add(describe())
     for module in (health_pb2, reflection_pb2):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from echo_core.base.errors import ConfigError, ForkError
+from echo_core.base.installing import how_to_install
 
 from . import _ucx
 
@@ -24,7 +25,7 @@ LIBRARY = "ECHO_UCX_LIBRARY"  # environment variable: use only this libucp
 OLDEST = (1, 13)
 SETS_LISTENERS = (1, 17)  # older versions take the settings of listeners from the environment
 ADVICE = (
-    'install UCX: pip install "echo-rdma[wheel]" brings one with shared memory and TCP; for InfiniBand and RoCE use that of your'
+    f"install UCX: echo-rdma[wheel] brings one with shared memory and TCP ({how_to_install('echo-rdma[wheel]')}); for InfiniBand and RoCE use that of your"
     f" system (apt install libucx0, dnf install ucx ucx-ib, or the vendor's), or name its libucp.so.0 in {LIBRARY}"
 )
 ENOUGH_LOCKED = 1 << 30
@@ -140,8 +141,11 @@ def shares_memory(version: tuple[int, ...]) -> bool:
     return version >= (1, 16) and version[:2] != (1, 17)
 
 
-def context() -> _ucx.Context:
+def context(loopback: bool = False) -> _ucx.Context:
     """UCX with the current settings of the environment. There is one shared object for each set of settings, and it is kept for good.
+
+    `loopback` is for a listener on this machine's own address, and for who connects to one. UCX otherwise opens a port on every network
+    interface, whichever address it listens at.
 
     Raises ConfigError if there is no library, or UCX_* variables leave no transport; ForkError in a child of a process that has used UCX.
     """
@@ -153,7 +157,7 @@ def context() -> _ucx.Context:
         )
     _, version = ucx()
     _process = os.getpid()
-    wanted = dict(RELIED_ON)
+    wanted = dict(RELIED_ON) | ({"NET_DEVICES": "lo"} if loopback else {})
     if not shares_memory(version):
         wanted["TLS"] = "^sm"
         log.info("UCX %d.%d.%d: shared memory is left out, since the loss of a peer breaks it; 1.16, and 1.18 and newer, use it", *version)

@@ -194,9 +194,9 @@ cdef class ReplayTable(KeyedTable):
         n = self.batch_size if n is None else n
         if self.table.limited(False, n):
             return (f"table {self.name!r}: {self.limiter} allows no batch of {n} from {c.size} items after {c.inserts} inserts and "
-                    f"{c.samples} samples ({c.connections} workers connected); the workers insert slower than the learner samples, "
+                    f"{c.samples} samples (connected workers: {c.connections}); the workers insert slower than the learner samples, "
                     f"or were not started")
-        return f"table {self.name!r}: it has {c.size} items, and a batch of {n} needs more ({c.connections} workers connected)"
+        return f"table {self.name!r}: it has {c.size} items, and a batch of {n} needs more (connected workers: {c.connections})"
 
     # ---- figures and native interfaces ------------------------------------------------------------------------------------
 

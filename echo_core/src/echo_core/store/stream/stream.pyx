@@ -237,7 +237,7 @@ cdef class Stream(LocalInsert):
         if c.stored >= self.ring.batch_size():
             return (f"{c.stored} samples are there, and the earliest batch misses one: its slot was claimed and is not committed yet, "
                     f"or it was given back and the next sample will fill it")
-        return (f"{c.stored} of {self.ring.batch_size()} samples are there, {c.connections} workers connected, "
+        return (f"{c.stored} of {self.ring.batch_size()} samples are there, connected workers: {c.connections}, "
                 f"{c.inserted} samples inserted so far; the workers are slower than the learner, or not started; start more of them, or wait longer (timeout=)")
 
     # ---- figures and the native interface ----------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
-from ...base.errors import ProtocolError
+from ...base.address import Address
+from ...base.errors import PluginError, ProtocolError
 from ...base.transport_options import ListenOptions
 from ...security.tokens import TokenSource
 from ..peer import Peer
@@ -84,7 +85,11 @@ class ChannelListener(Listener, Host[ServedClient]):
 
     @classmethod
     def on(cls, acceptor: Acceptor, sink: Sink, options: ListenOptions) -> Self:
-        """One that serves `acceptor`, which is closed if it cannot."""
+        """One that serves `acceptor`, which is closed if it cannot. Raises PluginError if `bind` returned something else."""
+        if not isinstance(acceptor, Acceptor):
+            raise PluginError(f"bind() returned {acceptor!r}, which is no Acceptor; end it with: return YourAcceptor(...)")
+        if not isinstance(getattr(acceptor, "address", None), Address):
+            raise PluginError(f"{type(acceptor).__name__} has no address; set self.address, with the actual port, in its __init__")
         try:
             return cls(acceptor, sink, options)
         except BaseException:

@@ -27,6 +27,7 @@ from ...base.errors import (
     EchoError,
     EchoTimeoutError,
     HandshakeRefused,
+    PluginError,
     ProtocolError,
 )
 from ...base.transport_options import ConnectOptions
@@ -125,7 +126,10 @@ class Uplink:
 
     def dial(self, seconds: float) -> Channel:
         """A hook: a channel to the learner, within `seconds`; as `ChannelTransport.dial`. An override may prepare the channel that it gets here."""
-        return self._dial(self.address, self.options, seconds)
+        channel = self._dial(self.address, self.options, seconds)
+        if not isinstance(channel, Channel):
+            raise PluginError(f"{self.address}: dial() returned {channel!r}, which is no Channel; end it with: return YourChannel(...)")
+        return channel
 
     # --------------------------- for callers: gate.lock held, but not for end(), close(), forget()
 

@@ -209,7 +209,9 @@ private:
 
     Step hung_up(Peer &p, ssize_t got) {
         if (got == 0) {
+            // The original protocol has no goodbye: between two samples, hanging up is how its workers end.
             p.reason = p.mid_message() ? "the worker went away in the middle of a message"
+                       : p.echo1       ? ""
                                        : "the worker hung up without a goodbye";
         } else {
             p.reason = std::string("connection lost: ") + std::strerror(errno);

@@ -1,0 +1,61 @@
+"""What the live views compute, from figures of a server."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("click")
+
+from echo_core import Client, Queue, Sequences, Server, Steps, Table
+from echo_core.base.errors import EchoTimeoutError
+from echoctl.output import counted
+from echoctl.top import short
+from echoctl.view import Watcher
+
+pytestmark = pytest.mark.needs("echo-samplers", "echo-tcp")
+
+EXAMPLE = {"x": np.zeros(2, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (9_999.4, "9,999"), (9_999.6, "10.0k"), (12_345, "12.3k"), (999_499, "999k"), (999_600, "1.00M"), (1_000_000, "1.00M"), (2.5e9, "2.50G")],
+)
+def test_counts_stay_short(value: float, shown: str) -> None:
+    assert short(value) == shown and len(shown) <= 6
+
+
+def test_one_is_no_plural() -> None:
+    assert [counted(n, "worker") for n in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
+
+
+def test_a_table_shows_its_rates_and_whom_its_limiter_holds_since_when() -> None:
+    with Server(tables=[Table("queue", EXAMPLE, capacity=10, sampler="fifo", rate_limiter=Queue(10))], batch_size=2) as server:
+        watcher = Watcher()
+        empty = watcher.look(server.stats()).tables[0]
+        assert (empty.size, empty.capacity, empty.holds, empty.since) == (0, 10, "the learner", 0.0)
+        again = watcher.look(server.stats()).tables[0]
+        assert again.holds == "the learner" and again.since > 0
+        for _ in range(10):
+            server.submit(EXAMPLE)
+        with pytest.raises(EchoTimeoutError):
+            server.submit(EXAMPLE, timeout=0)
+        full = watcher.look(server.stats())
+        (row,) = full.tables
+        assert (row.size, row.holds, row.since) == (10, "the workers", 0.0) and row.inserts_per_s > 0 and row.samples_per_s == 0
+        assert "Queue(10) allows no insert" in row.why and row.why in full.waits[0]
+        server.sample(1)
+        (row,) = watcher.look(server.stats()).tables
+        assert row.holds == "nobody" and row.samples_per_s > 0 and row.samples_per_insert == pytest.approx(0.2)
+
+
+def test_a_table_of_steps_is_as_large_as_its_steps() -> None:
+    step = {"x": np.zeros(2, np.float32), "reward": np.float32(0)}
+    tables = [Table("steps", step, capacity=64, sampler="uniform", items=Sequences(length=2, period=2))]
+    with Server(tables=tables, batch_size=2, transport="tcp://127.0.0.1:0") as server, Client(server.address, Steps(step)) as client:
+        for _ in range(6):
+            client.send(step)
+        client.wait(10)
+        (row,) = Watcher().look(server.stats()).tables
+        assert (row.size, row.capacity) == (6, server.stats()["table/steps/steps_capacity"])
