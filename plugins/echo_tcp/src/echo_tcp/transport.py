@@ -166,6 +166,11 @@ class TcpClient(Client):
             warnings.warn(f"{error}. TcpClient.close() waits no longer than {STANDSTILL_SECONDS:g} s for a learner that commits nothing; "
                           "give close(timeout=...) to wait longer", RuntimeWarning, stacklevel=2)
 
+    @property
+    def _in_flight_count(self) -> int:
+        """`unacknowledged`, under the name that programs for the original Echo read."""
+        return self.unacknowledged
+
     def _stands_still(self) -> bool:
         """Wait for the delivery of all samples; returns True if a connected learner commits none of them any more."""
         left = self.unacknowledged
