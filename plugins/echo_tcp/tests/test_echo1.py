@@ -148,6 +148,23 @@ def test_first_samples_that_spell_a_hello_byte_by_byte(eventually):
         assert server.sample(10).batch.tobytes() == HELLO[:12]
 
 
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_a_first_sample_that_looks_like_a_hello_waits_for_space(hangs_up, eventually):
+    with serve(np.zeros(4, np.uint8), batch_size=1) as server:  # room for 3
+        for _ in range(3):
+            server.submit(np.zeros(4, np.uint8))
+        with socket.create_connection(server.address.endpoint, timeout=20) as sock:
+            sock.recv(1000)
+            sock.sendall(HELLO[:4])
+            if hangs_up:
+                sock.shutdown(socket.SHUT_WR)
+            eventually(lambda: [p for p in server.peers() if p.state == "waiting for space"])
+            batches = [server.sample(10).batch.tobytes() for _ in range(4)]
+            assert batches == [bytes(4)] * 3 + [HELLO[:4]]
+            assert sock.recv(1) == b"\x01"
+        eventually(lambda: not server.peers())
+
+
 @pytest.mark.parametrize("version", [2, 3, 200])
 @pytest.mark.parametrize("cut", [0, 1, 5, 13])
 def test_a_hello_that_comes_in_pieces_is_no_sample(version, cut, eventually):
