@@ -143,6 +143,20 @@ def test_close_of_a_client_whose_learner_is_gone_raises() -> None:
         client.close()
 
 
+def test_attributes_that_programs_of_the_original_read() -> None:
+    from echo_core import Server, TcpClient, TcpTransport, TrajectoryAccumulator
+
+    accumulator = TrajectoryAccumulator({"step": {"obs": np.zeros((3, 2), np.float32)}, "episode": {"return": np.zeros((), np.float32)}})
+    accumulator.add("step", {"obs": np.ones(2)})
+    accumulator.add("step", {"obs": np.full(2, 2.0)})
+    assert accumulator._counts == {"step": 3, "episode": 1} and accumulator._slot == {"step": 2, "episode": 0}
+    assert accumulator._tree["step"]["obs"].tolist() == [[1, 1], [2, 2], [0, 0]]
+    with Server(transition(), 1, TcpTransport(port=0)) as server, TcpClient("localhost", server.port, transition()) as client:
+        client.send(transition())
+        client.wait()
+        assert client._in_flight_count == 0
+
+
 def test_sending_after_the_end_is_a_connection_closed_error() -> None:
     from echo_core import ConnectionClosedError, Server, TcpClient, TcpTransport
 

@@ -153,9 +153,17 @@ def test_rows_may_have_a_leading_one_and_scalars_are_weak() -> None:
 @pytest.mark.parametrize(
     ("dtype", "good", "bad"),
     [
-        ("f4", [0.1, 1e-50, np.inf, -np.inf, np.nan, np.float16(0.1), 3, np.uint8(200), True, np.longdouble(0.5), np.array(0.1)], [1e39, -1e300, 2**24 + 1, np.int64(-(2**62) - 1), 2**70 + 1]),
+        (
+            "f4",
+            [0.1, 1e-50, np.inf, -np.inf, np.nan, np.float16(0.1), 3, np.uint8(200), True, np.longdouble(0.5), np.array(0.1)],
+            [1e39, -1e300, 2**24 + 1, np.int64(-(2**62) - 1), 2**70 + 1],
+        ),
         ("f8", [np.float32(0.1), 2**53, np.uint64(2**63)], [2**53 + 1, np.int64(2**63 - 1), np.uint64(2**64 - 1)]),
-        ("i4", [1.0, -7.0, np.float32(1e6), np.int64(2**31 - 1), np.uint64(5), False, np.array(2.0)], [0.5, np.nan, np.inf, 2.0**31, np.float64(-(2.0**40)), np.int64(2**31), 1e300]),
+        (
+            "i4",
+            [1.0, -7.0, np.float32(1e6), np.int64(2**31 - 1), np.uint64(5), False, np.array(2.0)],
+            [0.5, np.nan, np.inf, 2.0**31, np.float64(-(2.0**40)), np.int64(2**31), 1e300],
+        ),
         ("i8", [2.0**62, -(2.0**63)], [2.0**63, -np.inf, np.uint64(2**63), 2**63]),
         ("u8", [2.0**63, np.int8(3)], [2.0**64, -1.0, np.int8(-1), -(2.0**63)]),
         ("u1", [255.0, np.int64(0)], [256.0, -1, np.int64(256), -0.5]),

@@ -141,7 +141,8 @@ def test_the_wrong_protocol_at_either_end_is_told():
 
 
 HELLO = ClientHandshake(Server(EXAMPLE, 4).spec, b"0123456789abcdef").start()
-LIKE_A_HELLO = [HELLO[:1], HELLO[:4], HELLO[:7], HELLO[:8], HELLO[:12], HELLO[:13], HELLO[:8] + b"tail", HELLO[:12] + b"[1]", b"ECHO\x01\x01\0\0", b"ECHO\x02\x07\0\0"]
+LIKE_A_HELLO = [HELLO[:n] for n in (1, 4, 7, 8, 12, 13)]
+LIKE_A_HELLO += [HELLO[:8] + b"tail", HELLO[:12] + b"[1]", b"ECHO\x01\x01\0\0", b"ECHO\x02\x07\0\0"]
 
 
 @pytest.mark.parametrize("end", ["waits", "hangs up", "learner closes"])
@@ -169,6 +170,23 @@ def test_first_samples_that_spell_a_hello_byte_by_byte(eventually):
                 eventually(lambda n=n: server.peers() and server.peers()[0].bytes == n + 1)
             assert sock.recv(12, socket.MSG_WAITALL) == b"\x01" * 12
         assert server.sample(10).batch.tobytes() == HELLO[:12]
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_a_first_sample_that_looks_like_a_hello_waits_for_space(hangs_up, eventually):
+    with serve(np.zeros(4, np.uint8), batch_size=1) as server:  # room for 3
+        for _ in range(3):
+            server.submit(np.zeros(4, np.uint8))
+        with socket.create_connection(server.address.endpoint, timeout=20) as sock:
+            sock.recv(1000)
+            sock.sendall(HELLO[:4])
+            if hangs_up:
+                sock.shutdown(socket.SHUT_WR)
+            eventually(lambda: [p for p in server.peers() if p.state == "waiting for space"])
+            batches = [server.sample(10).batch.tobytes() for _ in range(4)]
+            assert batches == [bytes(4)] * 3 + [HELLO[:4]]
+            assert sock.recv(1) == b"\x01"
+        eventually(lambda: not server.peers())
 
 
 @pytest.mark.parametrize("version", [2, 3, 200])
@@ -199,9 +217,9 @@ def test_a_byte_order_that_the_protocol_cannot_say_is_refused_at_both_ends(dtype
     example = {"fine": np.zeros(3, "u1"), "other": np.zeros(4, dtype)}
     with pytest.raises(SpecError, match=r"leaf 'other'.*byte order.*newbyteorder"):
         serve(example).start()
-    with serve({"fine": np.zeros(3, "u1"), "other": np.zeros(4, np.dtype(dtype).newbyteorder("="))}) as server:
-        with pytest.raises(SpecError, match=r"leaf 'other'.*byte order.*newbyteorder"):
-            TcpClient("127.0.0.1", server.port, example, protocol="echo1")
+    native = {"fine": np.zeros(3, "u1"), "other": np.zeros(4, np.dtype(dtype).newbyteorder("="))}
+    with serve(native) as server, pytest.raises(SpecError, match=r"leaf 'other'.*byte order.*newbyteorder"):
+        TcpClient("127.0.0.1", server.port, example, protocol="echo1")
 
 
 def test_values_of_another_byte_order_are_converted_to_the_examples():

@@ -116,7 +116,8 @@ NUMBERS = [0.1, 1e-50, 1e38, 1e39, -1e300, float("inf"), float("nan"), 1.0, 2.5,
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i4", "i8", "u1", "u8", "?", "c8", "c16", ml_dtypes.bfloat16, ml_dtypes.int4], ids=str)
 def test_a_numpy_scalar_is_taken_exactly_where_the_python_scalar_of_its_value_is(dtype: Any) -> None:
     spec = Spec.from_example({"x": np.zeros((), dtype)})
-    numpys = {float: [np.float64, np.float32, np.float16], int: [np.int64, np.int32, np.uint64, np.int8], bool: [np.bool_], complex: [np.complex128, np.complex64]}
+    numpys = {float: [np.float64, np.float32, np.float16], int: [np.int64, np.int32, np.uint64, np.int8], bool: [np.bool_]}
+    numpys[complex] = [np.complex128, np.complex64]
     for python in NUMBERS:
         for kind in numpys[type(python)]:
             try:

@@ -123,6 +123,20 @@ class TrajectoryAccumulator:
         """The number of rows that fill each timescale."""
         return {name: scale.capacity for name, scale in self._scales.items()}
 
+    # The original Echo keeps these three under the names below, and programs that were written for it read them.
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        return self.capacities
+
+    @property
+    def _slot(self) -> dict[str, int]:
+        return self.counts
+
+    @property
+    def _tree(self) -> dict[str, Any]:
+        return {name: scale.tree(copy=False) for name, scale in self._scales.items()}
+
     def __repr__(self) -> str:
         rows = ", ".join(f"{n}: {s.filled}/{s.capacity}" for n, s in self._scales.items())
         return f"TrajectoryAccumulator({rows})"
@@ -161,8 +175,8 @@ class _Timescale:
             if leaf.shape[0] != first.shape[0]:
                 raise SpecError(
                     f"timescale {name!r}: leaf {leaf.path!r} has leading dimension {leaf.shape[0]}, "
-                    f"leaf {first.path!r} has {first.shape[0]}; give every leaf the same number of "
-                    "rows, or make one leaf 0-d for a timescale of a single item"
+                    f"leaf {first.path!r} has {first.shape[0]}; give every leaf the same leading dimension, "
+                    "the number of rows, or make one leaf 0-d for a timescale of a single item"
                 )
         if first.shape[0] == 0:
             raise SpecError(f"timescale {name!r} has 0 rows; give its leaves N > 1 rows, or 1")

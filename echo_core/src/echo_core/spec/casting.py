@@ -27,6 +27,7 @@ class CastingLeaf(LeafSpec):
 
     def convert(self, value: Any, mode: int = EXACT, n: int = -1) -> np.ndarray | device.Lent:
         """Like `LeafSpec.convert`, for numbers of every dtype. Raises SpecError that names the leaf and the first value that does not fit."""
+        array: np.ndarray | device.Lent
         if isinstance(value, (bool, int, float, complex)):
             array = np.asarray(value)
             if self.shape and not isinstance(value, np.generic):
@@ -35,8 +36,8 @@ class CastingLeaf(LeafSpec):
             return super().convert(value, mode, n)
         else:
             array = self._as_array(value)
-        numbers = not isinstance(array, device.Lent) and kind_of(array.dtype) in NUMBERS and kind_of(self.dtype) in NUMBERS
-        if not numbers or array.dtype == self.dtype:
+        numbers = kind_of(array.dtype) in NUMBERS and kind_of(self.dtype) in NUMBERS
+        if isinstance(array, device.Lent) or not numbers or array.dtype == self.dtype:
             return super().convert(value, mode, n)
         self._check_shape(array, mode, n)
         return self._cast(array)
@@ -60,8 +61,10 @@ def _lost(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     """Which real numbers of `after`, which was cast from `before`, are neither the same nor the same after rounding."""
     rounded = kind_of(before.dtype) == kind_of(after.dtype) == "f"
     before, after = _extended(before), _extended(after)
-    same = (before == after) | (np.isnan(before) & np.isnan(after))
-    return ~(same | (np.isfinite(before) & np.isfinite(after))) if rounded else ~same
+    same: np.ndarray = (before == after) | (np.isnan(before) & np.isnan(after))
+    if rounded:
+        same |= np.isfinite(before) & np.isfinite(after)
+    return ~same
 
 
 def _extended(numbers: np.ndarray) -> np.ndarray:

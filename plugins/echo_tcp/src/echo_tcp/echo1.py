@@ -3,7 +3,8 @@
 The learner speaks first: the magic `ECHO`, version byte 1, u32 number of arrays, and for each
 u32 item size, u32 number of dimensions, u32 dimensions, all little-endian. Then the worker sends
 bare samples, leaf after leaf, and each is answered by one byte 0x01. There is no authentication,
-no resuming, and nothing says where a sample begins.
+no resuming, and nothing says where a sample begins. A client of a later protocol that comes to such a learner is known by the
+header of its first message; a shorter first message that may be the beginning of one is a sample if nothing follows for a second.
 
 Here is how a connection begins, at both ends. The native engines speak the rest: `Peer::echo1` at the learner, `EngineConfig::original` at
 a worker.

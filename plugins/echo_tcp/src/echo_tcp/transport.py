@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -175,18 +176,22 @@ class TcpClient(Client):
             warnings.warn(f"{error}. TcpClient.close() waits no longer than {STANDSTILL_SECONDS:g} s for a learner that commits nothing; "
                           "give close(timeout=...) to wait longer", RuntimeWarning, stacklevel=2)
 
+    @property
+    def _in_flight_count(self) -> int:
+        """`unacknowledged`, under the name that programs for the original Echo read."""
+        return self.unacknowledged
+
     def _stands_still(self) -> bool:
         """Wait for the delivery of all samples; returns True if a connected learner commits none of them any more."""
-        left = self.unacknowledged
-        while True:
+        left, since = self.unacknowledged, time.monotonic()
+        while time.monotonic() - since < STANDSTILL_SECONDS:
             try:
-                self.wait(STANDSTILL_SECONDS)
+                self.wait(STANDSTILL_SECONDS / 10)
                 return False
             except EchoTimeoutError:
                 before, left = left, self.unacknowledged
-                if not self.stats()["connected"]:
-                    return False
-                if left >= before:
-                    return True
+                if left < before:
+                    since = time.monotonic()
             except ConnectionClosedError:
                 return False
+        return bool(self.stats()["connected"])
