@@ -66,7 +66,7 @@ class Handshake(ABC):
         start = bytes(buffer[: len(MAGIC)])
         if not MAGIC.startswith(start):
             raise ProtocolError(
-                f"the {self.other} does not speak Echo: it began with {bytes(buffer[:16])!r}"
+                f"the {self.other} does not speak Echo: it began with {bytes(buffer[:16])!r}, not with the magic {MAGIC!r}"
             )
         if len(buffer) >= 6:
             self._check_version(buffer[4], buffer[5])
