@@ -269,9 +269,10 @@ def test_steps_after_an_end_without_a_reset_are_no_transitions() -> None:
 class Spaces(gymnasium.vector.VectorEnv):
     """Takes every action and counts its steps."""
 
-    def __init__(self, action: gymnasium.Space, observation: gymnasium.Space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)) -> None:
+    def __init__(self, action: gymnasium.Space, observation: gymnasium.Space | None = None) -> None:
         self.num_envs, self.metadata, self.steps = 2, SAME_STEP, 0
-        self.single_observation_space, self.single_action_space = observation, action
+        self.single_observation_space = observation or gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+        self.single_action_space = action
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         return np.zeros((2, 1), np.float32), {}
@@ -363,7 +364,12 @@ def test_an_example_never_depends_on_a_draw(name: str) -> None:
     from echo_adapters.gymnasium import transition_example
 
     spaces, box = gymnasium.spaces, gymnasium.spaces.Box(-1, 1, (2,), np.float32)
-    of = {"Text": lambda: spaces.Text(5), "Sequence": lambda: spaces.Sequence(box), "Graph": lambda: spaces.Graph(box, None), "OneOf": lambda: spaces.OneOf([box, box])}
+    of = {
+        "Text": lambda: spaces.Text(5),
+        "Sequence": lambda: spaces.Sequence(box),
+        "Graph": lambda: spaces.Graph(box, None),
+        "OneOf": lambda: spaces.OneOf([box, box]),
+    }
     with pytest.raises(TypeError, match=rf"observation\['a'\]\[1\] is a {name} space"):
         transition_example(Spaces(box, spaces.Dict(a=spaces.Tuple([box, of[name]()]))))
     with pytest.raises(TypeError, match=f"action is a {name} space"):

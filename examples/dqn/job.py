@@ -70,7 +70,10 @@ def _tell(run: Run) -> None:
 
 
 def table(options: Options) -> Table:
-    """The replay table. Workers insert steps, of which it makes transitions over `span` steps. Its rate limiter gives every sampler the same number of samples per transition, even on a busy machine."""
+    """The replay table. Workers insert steps, of which it makes transitions over `span` steps.
+
+    Its rate limiter gives every sampler the same number of samples per transition, even on a busy machine.
+    """
     limiter = SamplesPerInsert(options.samples_per_insert, options.min_size, error_buffer=64 * options.samples_per_insert * options.workers)
     return Table(
         "replay",

@@ -49,7 +49,9 @@ class Player:
         action = np.where(explore, self.rng.integers(0, ACTIONS, self.count), action)
         before, sent, boundary = self.obs, ~self.terminated, self.truncated & ~self.terminated
         self.obs, reward, self.terminated, self.truncated, _ = self.envs.step(action)
-        ends = np.where(boundary, "boundary", np.where(self.terminated, "terminated", None))
+        ends = np.full(self.count, None, object)
+        ends[self.terminated] = "terminated"
+        ends[boundary] = "boundary"  # this step only resets, so the environment did not end with it
         made = {"obs": before, "action": action, "reward": reward}
         steps = {key: np.asarray(made[key], leaf.dtype)[sent] for key, leaf in example().items()}
         return Played(steps, list(ends[sent]), np.flatnonzero(sent))

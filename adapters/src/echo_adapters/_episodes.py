@@ -65,13 +65,13 @@ class Watcher(VectorWrapper):
         if self._obs is None:
             raise RuntimeError("call reset() before step(), and again after a step whose observations could not be read")
         action = exact(self.single_action_space, actions, self.num_envs, "action")  # before the environments step: an error changes nothing
-        result = self.env.step(actions)
+        obs, reward, terminated, truncated, info = self.env.step(actions)
         try:
-            self._happened(self._read(action, *result))
+            self._happened(self._read(action, obs, reward, terminated, truncated, info))
         except BaseException:
             self._lost()
             raise
-        return result
+        return obs, reward, terminated, truncated, info
 
     def _read(self, action: Any, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> Happened:
         before, self._obs = self._obs, None  # unknown, if the lines below raise

@@ -62,7 +62,8 @@ class EchoReplayBuffer(ReplayBuffer):
     `model.load_replay_buffer` keeps that of the model; `attach` gives it to a buffer that has none.
 
     Args:
-        server: a started server with `sb3_example` as its example; None if `attach` gives it later. The buffer takes its transitions in portions of its `batch_size`.
+        server: a started server with `sb3_example` as its example; None if `attach` gives it later. The buffer takes its
+            transitions in portions of its `batch_size`.
         wait: seconds to wait for workers while the buffer is empty.
         n_steps: must be 1, here and in the model: transitions of several workers arrive mixed, so none is followed by the next of its episode.
         others: the same as in `ReplayBuffer`. `handle_timeout_termination=False` applies to workers' transitions too.
