@@ -12,7 +12,7 @@ pytestmark = pytest.mark.needs("echo-samplers", "torch")
 
 from torch.utils.data import DataLoader  # noqa: E402
 
-from echo_core import EchoTimeoutError, Server  # noqa: E402
+from echo_core import EchoTimeoutError, Server, SpecError  # noqa: E402
 
 
 def test_batches_are_tensors_over_the_store() -> None:
@@ -48,3 +48,25 @@ def test_it_ends_with_the_server_and_refuses_worker_processes() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError, match="CUDA"):
             BatchDataset(server, pin_memory=True)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_narrow_floats_are_tensors_of_their_own_dtype(name: str) -> None:
+    types = pytest.importorskip("ml_dtypes")
+    from echo_adapters.torch import BatchDataset
+
+    server = Server({"x": np.zeros(3, getattr(types, name)), "y": np.zeros((), getattr(types, name))}, 2)
+    server.submit_batch({"x": np.array([[0.5, -2, 3]] * 2, getattr(types, name)), "y": np.array([1, 0.25], getattr(types, name))})
+    server.close()
+    (batch,) = BatchDataset(server)
+    assert batch["x"].dtype is getattr(torch, name) and batch["x"].float().tolist() == [[0.5, -2, 3]] * 2
+    assert batch["y"].shape == (2,) and batch["y"].float().tolist() == [1, 0.25]
+
+
+@pytest.mark.parametrize("dtype", ["U3", "M8[s]", "int4"])
+def test_leaves_without_a_dtype_in_torch_are_refused_by_name(dtype: str) -> None:
+    from echo_adapters.torch import BatchDataset
+
+    kind = np.dtype(pytest.importorskip("ml_dtypes").int4 if dtype == "int4" else dtype)
+    with Server({"fine": np.zeros(2), "odd": np.zeros(2, kind)}, 2) as server, pytest.raises(SpecError, match="the leaf 'odd' of"):
+        BatchDataset(server)

@@ -37,16 +37,27 @@ def example(steps: int) -> dict[str, NDArray[Any]]:
     }
 
 
+def make_envs(count: int) -> Any:
+    """Return ``count`` CartPole-v1 environments, which reset themselves in the step after an end.
+
+    Raises RuntimeError if this version of Gymnasium resets at another time, because ends of
+    episodes would be stored in the wrong place.
+    """
+    import gymnasium as gym
+    from gymnasium.vector import AutoresetMode
+
+    # CartPole's own vector environment steps all of them in one numpy expression.
+    envs = gym.make_vec("CartPole-v1", num_envs=count, vectorization_mode="vector_entry_point")
+    if envs.metadata.get("autoreset_mode") is not AutoresetMode.NEXT_STEP:
+        raise RuntimeError(f"this example is for environments that reset in the next step, not {envs.metadata}")
+    return envs
+
+
 class Rollouts:
     """Steps ``count`` CartPole-v1 environments together, and cuts their steps into rollouts of ``steps``."""
 
     def __init__(self, count: int, steps: int, seed: int) -> None:
-        import gymnasium as gym
-
-        # CartPole's own vector environment steps all of them in one numpy expression.
-        self.envs = gym.make_vec(
-            "CartPole-v1", num_envs=count, vectorization_mode="vector_entry_point"
-        )
+        self.envs = make_envs(count)
         self.count, self.steps = count, steps
         self.rng = np.random.default_rng(seed)
         self.obs, _ = self.envs.reset(seed=seed)

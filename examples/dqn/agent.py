@@ -61,16 +61,17 @@ class Agent:
         self.target = QNetwork(observations, actions, seed=seed)
         self.optimiser = Adam(self.online.flat.size)
 
-    def learn(self, batch: dict[str, NDArray[Any]], weights: NDArray[Any], progress: float = 0.0) -> NDArray[Any]:
-        """Make one update on N transitions with importance weights (N,). `progress` (0 to 1) says how much of the run is over.
+    def learn(self, sample: Any, progress: float = 0.0) -> NDArray[Any]:
+        """Make one update on the N transitions of a table's sample. `progress` (0 to 1) says how much of the run is over.
 
         Returns their temporal-difference errors (N,), whose absolute values are their next priorities.
         """
-        settings, rows = self.settings, np.arange(len(weights))
-        best = forward(self.online.layers, batch["next_obs"])[0].argmax(axis=1)
-        following = forward(self.target.layers, batch["next_obs"])[0][rows, best]
-        targets = settings.reward_scale * batch["reward"] + batch["discount"] * following
-        _, errors = loss_and_errors(self.online, batch["obs"], batch["action"], targets.astype(np.float32), weights)
+        settings, rows, following = self.settings, np.arange(len(sample.weights)), sample.next["obs"]
+        best = forward(self.online.layers, following)[0].argmax(axis=1)
+        values = forward(self.target.layers, following)[0][rows, best]
+        # A terminated episode has no value after its end. One that was cut off is bootstrapped from its last observation.
+        targets = settings.reward_scale * sample.returns + sample.discounts * ~sample.terminated * values
+        _, errors = loss_and_errors(self.online, sample.batch["obs"], sample.batch["action"], targets.astype(np.float32), sample.weights)
         self.optimiser.step(self.online.flat, self.online.gradient, settings.learning_rate * (1 - 0.9 * progress), settings.gradient_norm)
         self.target.flat += settings.follow * (self.online.flat - self.target.flat)
         return errors

@@ -1,9 +1,9 @@
 """The learner's side of the job: this is how a program uses a replay table of Echo.
 
-    with Server(tables=[Table("replay", example, capacity=..., sampler="prioritized", rate_limiter=...)], ...) as server:
+    with Server(tables=[Table("replay", step, items=NStep(5), capacity=..., sampler="prioritized", rate_limiter=...)], ...) as server:
         while True:
             sample = server.sample()
-            errors = agent.learn(sample.batch, sample.weights)
+            errors = agent.learn(sample)
             server.update_priorities(sample.keys, abs(errors))
             server.publish(agent.weights)
 """
@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from echo_core import EchoError, EchoTimeoutError, SamplesPerInsert, Server, Table
+from echo_core import EchoError, EchoTimeoutError, NStep, SamplesPerInsert, Server, Table
 
 from ..cartpole.fleet import Fleet, FleetError
 from . import worker
 from .agent import Agent, Settings
 from .options import SAMPLERS, Options
-from .transitions import ACTIONS, OBSERVATIONS, evaluate, example
+from .steps import ACTIONS, OBSERVATIONS, evaluate, example
 
 PUBLISH = 8  # updates between two versions of the weights
 EVALUATE = 1000  # transitions between two evaluations
@@ -70,10 +70,19 @@ def _tell(run: Run) -> None:
 
 
 def table(options: Options) -> Table:
-    """The replay table. Its rate limiter gives every sampler the same number of samples per transition, even on a busy machine."""
+    """The replay table. Workers insert steps, of which it makes transitions over `span` steps.
+
+    Its rate limiter gives every sampler the same number of samples per transition, even on a busy machine.
+    """
     limiter = SamplesPerInsert(options.samples_per_insert, options.min_size, error_buffer=64 * options.samples_per_insert * options.workers)
     return Table(
-        "replay", example(), capacity=options.capacity, sampler=SAMPLERS[options.sampler], rate_limiter=limiter, seed=options.seed
+        "replay",
+        example(),
+        items=NStep(options.span, gamma=options.discount),
+        capacity=options.capacity,
+        sampler=SAMPLERS[options.sampler],
+        rate_limiter=limiter,
+        seed=options.seed,
     )
 
 
@@ -111,7 +120,7 @@ def _learn(server: Server, fleet: Fleet, agent: Agent, options: Options, told: T
         inserted = sample.info.inserted
         progress = min(1.0, inserted / options.steps)
         replay.beta = BETA[0] + (BETA[1] - BETA[0]) * progress
-        errors = agent.learn(sample.batch, sample.weights, progress)
+        errors = agent.learn(sample, progress)
         server.update_priorities(sample.keys, np.abs(errors))
         effective.append(sample.info.effective_sample_size)
         done.updates += 1

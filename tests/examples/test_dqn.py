@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from examples.dqn import agent, transitions  # noqa: E402
+from echo_core import Server  # noqa: E402
+from examples.dqn import agent, job, steps  # noqa: E402
+from examples.dqn.options import Options  # noqa: E402
 
 pytestmark = pytest.mark.needs("echo-core", "echo-samplers", "echo-tcp")
 
@@ -40,25 +43,39 @@ def test_gradient_is_that_of_the_loss(assert_gradient: Callable[..., None]) -> N
     assert_gradient(net.flat, gradient, loss)
 
 
+def _items(limit: int = 500) -> Any:
+    """All transitions that the job's table makes of 300 steps of 8 environments under a random policy."""
+    net = agent.QNetwork(4, 2)
+    player = steps.Player(count=8, seed=5)
+    player.envs.unwrapped.max_episode_steps = limit
+    table = job.table(Options(sampler="uniform", capacity=4000, min_size=3000, span=3, discount=0.5))
+    with Server(tables=[table], batch_size=1) as server:
+        writer = server.table().writer()
+        for _ in range(300):
+            played = player.step(net.layers, epsilon=1.0)
+            writer.send_batch(played.steps, ends=played.ends, streams=played.streams)
+        player.close()
+        return server.table().peek(server.table().keys())[0]
+
+
 def test_a_sample_spans_steps_of_one_episode() -> None:
     """Every reward is 1, so a return tells how many steps are in it: as many as asked for, fewer only before an end, which has no value."""
-    net = agent.QNetwork(4, 2)
-    player = transitions.Player(count=8, span=3, discount=0.5, seed=5)
-    try:
-        batch = player.play(net.layers, epsilon=1.0, steps=300)
-    finally:
-        player.close()
-    for key, leaf in transitions.example().items():
-        assert batch[key].dtype == leaf.dtype and batch[key].shape == (len(batch["obs"]), *leaf.shape)
-    assert set(batch["reward"].tolist()) == {1.0, 1.5, 1.75}
-    whole, ended = batch["reward"] == 1.75, batch["discount"] == 0
-    assert (batch["discount"][~ended] == 0.125).all()  # a random policy is never cut after 500 steps
-    assert (whole | ended).all()
-    fallen = (np.abs(batch["next_obs"][:, 0]) > 2.4) | (np.abs(batch["next_obs"][:, 2]) > 0.2095)
-    assert (fallen == ended).all()
+    made = _items()
+    assert set(made.returns.tolist()) == {1.0, 1.5, 1.75}
+    ended = made.terminated
+    assert (made.returns[~ended] == 1.75).all() and (made.discounts[~ended] == 0.125).all()
     # One in which the pole falls at once, one after two steps and one after three, for each end.
-    counts = [int(((batch["reward"] == reward) & ended).sum()) for reward in (1.0, 1.5, 1.75)]
-    assert max(counts) - min(counts) <= 8
+    counts = [int(((made.returns == total) & ended).sum()) for total in (1.0, 1.5, 1.75)]
+    assert counts[0] > 50 and max(counts) - min(counts) <= 8
+
+
+def test_an_episode_at_its_time_limit_is_bootstrapped_from_its_last_observation() -> None:
+    """A pole never falls within 5 steps. The cart moves by its velocity times 0.02 s, so the position tells which step an observation follows."""
+    made = _items(limit=5)
+    assert not made.terminated.any() and set(made.discounts.tolist()) == {0.5, 0.25, 0.125}
+    last = made.discounts == 0.5
+    assert last.sum() == 8 * 50 and (made.returns[last] == 1).all()
+    assert np.allclose(made.next["obs"][last, 0], made.batch["obs"][last, 0] + 0.02 * made.batch["obs"][last, 1], atol=1e-6)
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import optree
+import torch
 from torch import Tensor, cuda, from_numpy
 from torch.utils.data import IterableDataset, get_worker_info
 
-from echo_core import Server
+from echo_core import Server, SpecError
 
 __all__ = ["BatchDataset"]
 
 
 class BatchDataset(IterableDataset[Any]):
-    """Yields whole batches: the pytree of the server's example, with tensors of shape `(batch_size, *leaf.shape)` as leaves.
+    """Yields whole batches: the pytree of the server's example, with tensors of shape `(batch_size, *leaf.shape)` as leaves. The tensors have
+    the leaves' own dtypes, bfloat16 and the float8 types of `ml_dtypes` included.
 
     Without pinning nothing is copied. A tensor then lies in the writable memory that the workers filled; the memory is given back when
     the tensor and all its views are gone. The iteration ends when the server is closed.
@@ -33,11 +36,17 @@ class BatchDataset(IterableDataset[Any]):
     Raises:
         RuntimeError: `pin_memory` is set without a CUDA device, or the dataset is used in a DataLoader with worker processes, which
             cannot share the store.
+        SpecError: PyTorch has no dtype for a leaf (strings, dates, records, int4); the message names the leaf.
     """
 
     def __init__(self, server: Server, *, pin_memory: bool = False, timeout: float | None = None) -> None:
         if pin_memory and not cuda.is_available():
             raise RuntimeError("pin_memory needs a CUDA device, but PyTorch finds none; leave pin_memory out")
+        for leaf in server.spec.leaves:
+            try:
+                _tensor(np.zeros(0, leaf.dtype))
+            except TypeError:
+                raise SpecError(f"PyTorch has no dtype for the leaf {leaf.path!r} of {leaf.dtype}; read it with server.sample()") from None
         self._server, self._pin, self._timeout = server, pin_memory, timeout
 
     def __iter__(self) -> Iterator[Any]:
@@ -50,5 +59,16 @@ class BatchDataset(IterableDataset[Any]):
             del batch
 
     def _tensor(self, array: Any) -> Tensor:
-        tensor = from_numpy(array)
+        tensor = _tensor(array)
         return tensor.pin_memory() if self._pin else tensor
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """Return a tensor over the array's memory; raises TypeError if PyTorch has no such dtype."""
+    if array.dtype.isbuiltin != 2:
+        return from_numpy(array)
+    name = array.dtype.name  # a type of ml_dtypes; PyTorch has these floats by the same names, or not at all
+    dtype = getattr(torch, name, None) if name.startswith(("bfloat16", "float8")) else None  # its int4 and the like cannot compute
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"PyTorch has no dtype {array.dtype}")
+    return from_numpy(array.view(f"u{array.dtype.itemsize}")).view(dtype)
