@@ -235,7 +235,7 @@ def test_items_by_key_from_another_process() -> None:
         assert (counts == server.table().priority_histogram(10)[0]).all() and len(edges) == 11
         with pytest.raises(SpecError, match="no leaf 'filter'"):
             remote.update_items(keys[:1], {"filter": fresh[:1]})
-        with pytest.raises(SpecError, match="leaf 'filler': 1 items need float32"):
+        with pytest.raises(SpecError, match="leaf 'filler' must be float32, got float64"):
             remote.update_items(keys[:1], {"filler": fresh[:1].astype(np.float64)})
         with pytest.raises(EchoError, match="leaves must be paths"):
             client.request("update_items", {"n": 1, "leaves": ["nothing"]}, b"\0" * 8)

@@ -10,13 +10,45 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import optree
+import torch
 from torch import Tensor, cuda, from_numpy
 from torch.utils.data import IterableDataset, get_worker_info
 
 from echo_core import Server
 
-__all__ = ["BatchDataset"]
+__all__ = ["BatchDataset", "as_tensors"]
+
+
+def as_tensors(tree: Any, *, namespace: str = "") -> Any:
+    """Return a tree of numpy arrays, such as a batch or the `params` of received weights, with tensors instead of the arrays.
+
+        model.load_state_dict(as_tensors(client.weights().params))
+
+    A tensor has the shape and the dtype of its array, bfloat16 and float8 included, and shares its memory. Only read-only arrays, such as
+    received weights, are copied, because torch has no read-only tensors. Leaves that are no arrays stay as they are.
+
+    Args:
+        namespace: the optree namespace in which the tree's classes are registered.
+
+    Raises:
+        TypeError: torch has no dtype for an array.
+    """
+    return optree.tree_map(_tensor_of, tree, namespace=namespace)
+
+
+def _tensor_of(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    array = leaf if leaf.flags.writeable else leaf.copy()
+    name = array.dtype.name
+    if array.dtype.isbuiltin != 2:  # one of numpy's own types
+        return from_numpy(array)
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or dtype.itemsize != array.dtype.itemsize:
+        raise TypeError(f"torch has no dtype for arrays of {name}")
+    return from_numpy(array.view(np.uint8 if dtype.itemsize == 1 else np.int16)).view(dtype)
 
 
 class BatchDataset(IterableDataset[Any]):
@@ -50,5 +82,5 @@ class BatchDataset(IterableDataset[Any]):
             del batch
 
     def _tensor(self, array: Any) -> Tensor:
-        tensor = from_numpy(array)
+        tensor = _tensor_of(array)
         return tensor.pin_memory() if self._pin else tensor

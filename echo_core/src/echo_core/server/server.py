@@ -304,7 +304,11 @@ class Server(ServerState):
     def publish(self, weights: Any) -> Published:
         """Offer a pytree of arrays to the workers, and return at once. The latest version wins, and no worker ever sees a torn one.
 
-        The arrays are copied, so they may be changed right after. Workers confirm the version and digest that they hold: see `stats()`.
+        Leaves may be arrays and tensors, and Python numbers, bools, strings and bytes, which arrive exactly as they were given. All are copied, so
+        they may be changed right after. Workers confirm the version and digest that they hold: see `stats()`.
+
+        Raises:
+            SpecError: a leaf cannot travel unchanged; the text names it.
         """
         self._check_process()
         with self._publishing:

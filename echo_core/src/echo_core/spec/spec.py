@@ -14,6 +14,7 @@ import optree
 
 from ..base.errors import SpecError
 from . import device, structure
+from .arrays import as_array
 from .dtypes import dtype_from_json, dtype_to_json, native, refusal
 from .leaf import LeafSpec
 from .pytree.flattener import Flattener
@@ -198,27 +199,9 @@ def _leaf_of(path: str, value: Any) -> LeafSpec:
             f"{where} is the Python {type(value).__name__} {value!r:.40}, which leaves its dtype "
             f"to be guessed; say it, for instance {hint}"
         )
-    lent: device.Lent | str = ""
-    try:
-        array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    except Exception as error:
-        if not (lent := device.lend(value)):
-            raise SpecError(
-                f"{where}: numpy cannot read this {type(value).__name__}: {error}; use numpy arrays"
-            ) from error
-    else:
-        if array.dtype.hasobject and not isinstance(value, np.ndarray):
-            lent = device.lend(value)
-    if isinstance(lent, device.Lent):
-        return LeafSpec(path, lent.shape, lent.dtype)
-    if lent:
-        raise SpecError(f"{where}: {lent}")
-    if array.dtype.hasobject and not isinstance(value, np.ndarray):
-        raise SpecError(
-            f"{where} is a {type(value).__name__}, neither an array nor a container optree knows; "
-            "register the class (optree.register_pytree_node, optree.dataclasses.dataclass) and "
-            "pass its namespace, or use a dict"
-        )
+    array = as_array(value, where)
+    if isinstance(array, device.Lent):
+        return LeafSpec(path, array.shape, array.dtype)
     reason = refusal(array.dtype)
     if reason is not None:
         raise SpecError(f"{where}: {reason}")

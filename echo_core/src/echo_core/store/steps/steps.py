@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import EchoTimeoutError, SpecError
+from ...spec.arrays import as_numbers
 from ...spec.spec import Spec
 
 __all__ = ["ENDS", "StepStreams", "Steps", "new_client_id"]
@@ -150,7 +151,7 @@ class StepStreams:
             raise ValueError("give either stream, for N steps of one environment, or streams, for one step of each of N")
         if n == 0:
             return
-        numbers: Any = np.arange(n) if streams is None else np.asarray(streams)
+        numbers: Any = np.arange(n) if streams is None else as_numbers(streams, "streams")
         if streams is not None and (numbers.shape != (n,) or len(np.unique(numbers)) != n):
             raise ValueError(f"streams must be {n} numbers, none twice, not {streams!r:.200}; for N steps of one environment give stream=")
         self._enter(timeout)
