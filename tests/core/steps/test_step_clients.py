@@ -41,8 +41,13 @@ def test_clients_of_tables_of_steps() -> None:
             copy.wait()
             assert server.stats()["table/steps/streams"] == 1
             copy.close()
-        with pytest.raises(SpecError, match="echo"):
+        with pytest.raises(SpecError, match=r"samples at the learner are steps of episodes and those here are plain samples; .* is given Steps\(example\)") as refused:
             Client(server.address, STEP)
+        assert "'echo'" not in str(refused.value)
+        with pytest.raises(SpecError, match=r"steps of episodes .* plain samples; .* any other table the example itself"):
+            Client(server.address, Steps(STEP), table="plain")
+        with pytest.raises(SpecError, match=r"leaf 'obs' is float32 \(3,\) here but float32 \(2,\) at the learner"):
+            Client(server.address, Steps({**STEP, "obs": np.zeros(3, np.float32)}))
 
 
 @pytest.mark.needs("echo-tcp")

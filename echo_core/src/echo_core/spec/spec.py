@@ -24,6 +24,7 @@ __all__ = ["MAX_LEAVES", "MAX_NDIM", "MAX_SAMPLE_BYTES", "LeafSpec", "Spec"]
 
 MAX_LEAVES = 4096
 MAX_NDIM = 32
+STEP_MARK = LeafSpec("echo", (2,), np.dtype(np.uint64))  # the first leaf of what a worker sends to a table of steps
 MAX_SAMPLE_BYTES = 1 << 46  # this keeps every product of sizes within 64 bits
 
 
@@ -147,6 +148,15 @@ class Spec:
         """
         if self.fingerprint == other.fingerprint:
             return None
+        steps_here, steps_there = _step_in(self), _step_in(other)
+        if steps_here is not None and steps_there is not None:
+            return steps_here.difference(steps_there, here, there)
+        if steps_here is not None or steps_there is not None:
+            stepped, plain = (here, there) if steps_here is not None else (there, here)
+            return (
+                f"the samples {stepped} are steps of episodes and those {plain} are plain samples; a client of a table of steps (items=...) is given Steps(example), "
+                "and a client of any other table the example itself"
+            )
         mine = {leaf.path: leaf for leaf in self.leaves}
         theirs = {leaf.path: leaf for leaf in other.leaves}
         for path, leaf in mine.items():
@@ -184,6 +194,19 @@ class Spec:
         shown_leaves = ", ".join(f"{leaf.path or 'array'}: {leaf}" for leaf in self.leaves[:8])
         more = f", ... {len(self.leaves)} leaves" if len(self.leaves) > 8 else ""
         return f"Spec({shown_leaves}{more}; {self.sample_bytes} bytes)"
+
+
+def _step_in(spec: Spec) -> Spec | None:
+    """Return what the user calls a step, if this is the spec of a step with its mark (store/steps/steps.py has it); otherwise None."""
+    containers: Any = spec.structure  # a peer may have sent anything
+    entries = containers.get("dict") if isinstance(containers, dict) else None
+    if spec.leaves[:1] != (STEP_MARK,) or not isinstance(entries, list) or len(entries) != 2:
+        return None
+    mark, step = entries
+    if mark != ["echo", 0] or not isinstance(step, list) or len(step) != 2 or step[0] != "step":
+        return None
+    leaves = tuple(LeafSpec(leaf.path.removeprefix("step").removeprefix("/"), leaf.shape, leaf.dtype) for leaf in spec.leaves[1:])
+    return Spec(leaves, step[1])
 
 
 def _leaf_of(path: str, value: Any) -> LeafSpec:
