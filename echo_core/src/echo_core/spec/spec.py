@@ -154,8 +154,8 @@ class Spec:
         if steps_here is not None or steps_there is not None:
             stepped, plain = (here, there) if steps_here is not None else (there, here)
             return (
-                f"the samples {stepped} are steps of episodes and those {plain} are plain samples; a client of a table of steps (items=...) is given Steps(example), "
-                "and a client of any other table the example itself"
+                f"the samples {stepped} are steps of episodes and those {plain} are plain samples; a client of a table of steps (items=...) "
+                "is given Steps(example), and a client of any other table the example itself"
             )
         mine = {leaf.path: leaf for leaf in self.leaves}
         theirs = {leaf.path: leaf for leaf in other.leaves}

@@ -128,7 +128,11 @@ class StepStreams:
             at = self._count(stream)
             continues = CONTINUES if self._open[stream] else 0
             _PACK.pack_into(self._mark, 0, self._client | int(stream), at << 8 | flags | continues)
-            self._send({"echo": self._mark, "step": step}, timeout)
+            try:
+                self._send({"echo": self._mark, "step": step}, timeout)
+            except SpecError:
+                self.step.check(step)  # its error has the step's own names
+                raise
             self._sent[stream], self._open[stream] = at + 1, flags == 0
         finally:
             self._lock.release()
