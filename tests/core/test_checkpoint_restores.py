@@ -202,3 +202,16 @@ def test_a_closed_server_takes_no_checkpoint(tmp_path: Path) -> None:
     closed.close()
     with pytest.raises(ClosedError, match="restore into a new one"):
         closed.restore(tmp_path)
+
+
+def test_restore_takes_what_checkpoint_returned(tmp_path: Path) -> None:
+    server = two(5)
+    first = server.checkpoint(tmp_path)
+    table = next(iter(server.tables))
+    assert two(0).restore(first).tables[table].keys().tolist() == server.tables[table].keys().tolist()
+    second = server.checkpoint(tmp_path)
+    assert two(0).restore(second).tables[table].keys().tolist() == server.tables[table].keys().tolist()
+    with pytest.raises(CheckpointError, match=r"00000001 is not the newest checkpoint, which is .*00000002; restore from"):
+        two(0).restore(first)
+    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+        two(0).restore(tmp_path / "elsewhere" / "00000001")

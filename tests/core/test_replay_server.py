@@ -235,7 +235,7 @@ def test_items_by_key_from_another_process() -> None:
         assert (counts == server.table().priority_histogram(10)[0]).all() and len(edges) == 11
         with pytest.raises(SpecError, match="no leaf 'filter'"):
             remote.update_items(keys[:1], {"filter": fresh[:1]})
-        with pytest.raises(SpecError, match="leaf 'filler': 1 items need float32"):
+        with pytest.raises(SpecError, match="leaf 'filler' must be float32, got float64"):
             remote.update_items(keys[:1], {"filler": fresh[:1].astype(np.float64)})
         with pytest.raises(EchoError, match="leaves must be paths"):
             client.request("update_items", {"n": 1, "leaves": ["nothing"]}, b"\0" * 8)
@@ -303,3 +303,21 @@ def test_a_mixture_for_a_learner_in_another_process() -> None:
             assert (batch["number"][:4] < 50).all() and (batch["number"][4:] >= 1000).all() and weights.shape == (16,)
             assert parts["online"].batch["number"].tolist() == batch["number"][4:].tolist()
             assert client.update_priorities(parts["online"].keys, np.ones(12), table="online") == 0
+
+
+def test_the_first_table_is_known_by_its_own_name() -> None:
+    tables = [Table(name, EXAMPLE, capacity=20, sampler="prioritized", seed=0) for name in ("replay", "other")]
+    with Server(tables=tables, batch_size=4, transport=TCP) as server, Client(server.address, EXAMPLE) as client:
+        client.send({name: leaf[0] for name, leaf in items(0, 1).items()}, table="replay")
+        client.send_batch(items(1, 3), table="replay")
+        client.send_batch(items(3, 5), table="replay", priorities=[1.0, 2.0])
+        client.wait()
+        assert len(server.table("replay")) == 5 and len(server.table("other")) == 0
+        assert client.table("replay").top(5)[0].tolist() == server.table("replay").top(5)[0].tolist()
+        sample = client.sample(4, table="replay")
+        assert client.update_priorities(sample.keys, np.ones(4), table="replay") == 0
+        for call in (lambda: client.table("other"), lambda: client.send(items(0, 1), table="othre")):
+            with pytest.raises(UnknownTableError, match=r"no example for table 'oth.*Client\(\.\.\., tables="):
+                call()
+    with Server(EXAMPLE, 4, TCP) as server, Client(server.address, EXAMPLE) as client, pytest.raises(UnknownTableError, match="'replay'"):
+        client.send({name: leaf[0] for name, leaf in items(0, 1).items()}, table="replay")

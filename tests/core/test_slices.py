@@ -50,7 +50,9 @@ class Model:
         return max(0, self.tail - self.capacity)
 
     def claim(self, wanted: int) -> int:
-        n = min(wanted, self.capacity - self.tail % self.capacity)
+        needed = (self.stack - 1 + self.items.length) * (len(self.open) + 1)  # these steps, and half of the table, must not be under a claim
+        most = self.capacity - min(max(needed, self.capacity // 2), self.capacity - 1)
+        n = min(wanted, self.capacity - self.tail % self.capacity, most)
         self.tail += n
         self.open = {key: episode for key, episode in self.open.items() if episode.steps[-1][0] >= self.head}
         return n

@@ -195,6 +195,7 @@ void play(const Scenario &s, double seconds) {
     ring->close();
     for (auto &t : threads) t.join();
     const auto counters = ring->counters();
+    if (s.writers == 1 && s.learners == 1 && counters.batches_out_of_order != 0) forbidden("batches of one writer leave in order, and none is counted");
     if (s.tapped && looked_at == 0) forbidden("a look shows what is there");
     if (counters.inserted != committed.load()) forbidden("samples_inserted_total counts every commit");
     if (committed.load() - taken.load() != counters.stored) forbidden("what was committed was taken or is still stored");
@@ -213,6 +214,7 @@ int main(int argc, char **argv) {
         {"batch of one, four writers", 4, 1, 1, 2, 1, 0, 0, false},
         {"batch of one, two learners", 2, 2, 1, 4, 1, 5, 1, false},
         {"batch of one, polling learner", 1, 1, 1, 3, 1, 0, 0, false, true},
+        {"batch of one, one writer", 1, 1, 1, 16, 1, 0, 0, false},
         {"batches of 32", 2, 1, 32, 3, 1, 0, 1, false},
         {"runs and aborts", 3, 1, 32, 3, 7, 4, 1, false},
         {"runs across batches", 2, 2, 16, 5, 40, 9, 2, false},

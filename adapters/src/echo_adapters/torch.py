@@ -18,7 +18,30 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from echo_core import Server, SpecError
 
-__all__ = ["BatchDataset"]
+__all__ = ["BatchDataset", "as_tensors"]
+
+
+def as_tensors(tree: Any, *, namespace: str = "") -> Any:
+    """Return a tree of numpy arrays, such as a batch or the `params` of received weights, with tensors instead of the arrays.
+
+        model.load_state_dict(as_tensors(client.weights().params))
+
+    A tensor has the shape and the dtype of its array, bfloat16 and float8 included, and shares its memory. Only read-only arrays, such as
+    received weights, are copied, because torch has no read-only tensors. Leaves that are no arrays stay as they are.
+
+    Args:
+        namespace: the optree namespace in which the tree's classes are registered.
+
+    Raises:
+        TypeError: torch has no dtype for an array.
+    """
+    return optree.tree_map(_tensor_of, tree, namespace=namespace)
+
+
+def _tensor_of(leaf: Any) -> Any:
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    return _tensor(leaf if leaf.flags.writeable else leaf.copy())
 
 
 class BatchDataset(IterableDataset[Any]):

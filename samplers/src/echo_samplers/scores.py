@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from echo_core.spec.arrays import as_float64
+
 __all__ = ["TrajectoryScore", "effective_sample_size", "plain_priority", "td_error"]
 
 Scores = npt.NDArray[np.float64]
@@ -33,7 +35,7 @@ def td_error(errors: npt.ArrayLike) -> Scores:
     Raises:
         ValueError: the shape is another one, or an error is not finite.
     """
-    array = np.abs(np.asarray(errors, np.float64))
+    array = np.abs(as_float64(errors, "errors"))
     if array.ndim == 2 and array.shape[1] > 1:
         array = 0.9 * array.max(axis=1) + 0.1 * array.mean(axis=1)
     return _checked(_column(array, "errors"), "TD error")
@@ -76,11 +78,11 @@ class TrajectoryScore:
             ValueError: the shapes do not fit, or a sample is not finite. The average is then
                 unchanged.
         """
-        flat = np.asarray(trajectories, np.float64)
+        flat = as_float64(trajectories, "trajectories")
         if flat.ndim == 0 or not len(flat):
             raise ValueError(f"trajectories must be a batch with at least one sample, not of shape {flat.shape}")
         flat = flat.reshape(len(flat), -1)
-        reward = np.abs(np.asarray(rewards, np.float64))
+        reward = np.abs(as_float64(rewards, "rewards"))
         if reward.ndim == 0 or len(reward) != len(flat):
             raise ValueError(f"{len(flat)} trajectories need {len(flat)} rewards, not shape {reward.shape}")
         if self.average is not None and self.average.shape != flat.shape[1:]:
@@ -123,7 +125,7 @@ def effective_sample_size(weights: npt.ArrayLike) -> float:
     Raises:
         ValueError: the weights do not meet these conditions.
     """
-    array = np.asarray(weights, np.float64).ravel()
+    array = as_float64(weights, "weights").ravel()
     if not (array.size and np.isfinite(array).all() and (array >= 0).all() and array.max() > 0):
         raise ValueError("weights must be finite, not negative, and at least one of them positive")
     scaled = array / array.max()  # squares of small probabilities would vanish
@@ -131,7 +133,7 @@ def effective_sample_size(weights: npt.ArrayLike) -> float:
 
 
 def _column(values: npt.ArrayLike, what: str) -> npt.NDArray[np.float64]:
-    array = np.asarray(values, np.float64)
+    array = as_float64(values, what)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:

@@ -189,12 +189,15 @@ class TestWhereItLies:
         got = Spec.from_example({"obs": value}).flattener.flatten({"obs": OnDevice(gpu, value)})[0]
         assert got.dtype == value.dtype and got.tolist() == value.tolist()
 
-    def test_bfloat16(self, gpu: Gpu) -> None:
-        ml_dtypes = pytest.importorskip("ml_dtypes")
-        value = np.arange(6).astype(ml_dtypes.bfloat16)
+    @pytest.mark.parametrize(
+        ("name", "code"), [("bfloat16", (4, 16, 1)), ("float8_e4m3fn", (10, 8, 1)), ("float8_e5m2", (12, 8, 1)), ("float8_e8m0fnu", (14, 8, 1))]
+    )
+    def test_types_of_ml_dtypes(self, gpu: Gpu, name: str, code: tuple[int, int, int]) -> None:
+        value = np.array([1, 2, 4, 8]).astype(getattr(pytest.importorskip("ml_dtypes"), name))
         one = OnDevice(gpu, value)
-        one.code = 4, 16, 1
-        assert (Spec.from_example({"obs": value}).flattener.flatten({"obs": one})[0] == value).all()
+        one.code = code
+        got = Spec.from_example({"obs": value}).flattener.flatten({"obs": one})[0]
+        assert got.dtype == value.dtype and (got == value).all()
 
     def test_nothing_at_all(self, gpu: Gpu) -> None:
         spec = Spec.from_example({"obs": np.zeros((0, 3), np.float32), "more": np.zeros((0,), np.int8)})

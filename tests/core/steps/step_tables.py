@@ -23,3 +23,8 @@ def serve(items: Any, capacity: int = 1000, batch_size: int = 4, **more: Any) ->
 def episode(writer: Any, start: int, length: int, end: str = "terminated", stream: int = 0) -> None:
     for i in range(length):
         writer.send(step(start + i), end=end if i == length - 1 else None, stream=stream)
+
+
+def most_claimed(capacity: int, width: int, open_episodes: int) -> int:
+    """The most steps that a claim takes: `width` steps of each open episode and half of the table must not be under it."""
+    return capacity - min(max(width * (open_episodes + 1), capacity // 2), capacity - 1)

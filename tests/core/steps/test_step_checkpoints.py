@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from step_tables import episode, serve, step
+from step_tables import STEP, episode, serve, step
 
-from echo_core import CheckpointError, Sequences
+from echo_core import CheckpointError, Client, Sequences, Server, Steps, Table
+from echo_core.server import returning
+from echo_core.testing.processes import until
 
 pytestmark = pytest.mark.needs("echo-samplers")
 
@@ -65,3 +68,33 @@ def test_a_checkpoint_of_other_items_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises(CheckpointError, match=r"0\.step\.0 is corrupted"):
         serve(Sequences(4, period=2)).restore(tmp_path)
+
+
+@pytest.mark.needs("echo-tcp")
+def test_restored_episodes_of_workers_that_do_not_return_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(returning, "SECONDS", 3.0)
+    table = Table("steps", STEP, capacity=100, items=Sequences(4, pad=True), sampler="uniform")
+
+    def server(port: int = 0) -> Server:
+        return Server(tables=[table], batch_size=2, transport=f"tcp://127.0.0.1:{port}")
+
+    first = server().start()
+    with Client(first.address, Steps(STEP)) as returns:
+        gone = first.table().writer()
+        for writer in (returns, gone):
+            for i in range(3):
+                writer.send(step(i))
+        returns.wait()
+        first.checkpoint(tmp_path)
+        port = first.port
+        first.close()
+        with server(port).restore(tmp_path) as again:
+            assert again.stats()["table/steps/streams"] == 2
+            returns.send(step(3))
+            returns.wait()
+            assert until(lambda: again.stats()["table/steps/streams"] == 1, "the episode of the worker that is gone ends")
+            assert again.stats()["table/steps/truncated"] == 1 and len(again.table()) == 2  # its padded window, and a whole one
+            returns.send(step(4), end="terminated")
+            returns.wait()
+            assert again.stats()["table/steps/streams"] == 0
+    assert not any(thread.name == "echo-returns" for thread in threading.enumerate())

@@ -41,8 +41,19 @@ def test_clients_of_tables_of_steps() -> None:
             copy.wait()
             assert server.stats()["table/steps/streams"] == 1
             copy.close()
-        with pytest.raises(SpecError, match="echo"):
+        with Client(server.address, Steps(STEP)) as client:
+            for wrong, words in (({"obs": np.zeros(3, np.float32)}, r"^leaf 'obs' must have shape \(2,\)"), ({"reward": None}, "'reward'")):
+                with pytest.raises(SpecError, match=words):
+                    client.send({**step(1), **wrong})
+            with pytest.raises(SpecError, match=r"^'reward' is missing"):
+                client.send({"obs": step(1)["obs"]})
+        with pytest.raises(SpecError, match=r"the learner are steps of episodes and those here are plain samples; .* given Steps\(example\)") as refused:
             Client(server.address, STEP)
+        assert "'echo'" not in str(refused.value)
+        with pytest.raises(SpecError, match=r"steps of episodes .* plain samples; .* any other table the example itself"):
+            Client(server.address, Steps(STEP), table="plain")
+        with pytest.raises(SpecError, match=r"leaf 'obs' is float32 \(3,\) here but float32 \(2,\) at the learner"):
+            Client(server.address, Steps({**STEP, "obs": np.zeros(3, np.float32)}))
 
 
 @pytest.mark.needs("echo-tcp")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_tables import most_claimed
 
 from echo_core import FrameStack, NStep, Sequences, Server, Spec, Table
 from echo_core.store.steps.step_layout import Layout
@@ -53,7 +54,8 @@ class Model:
 
     def claim(self, wanted: int) -> int:
         """Rows side by side are taken at once, and what was in them goes; how many."""
-        n = min(wanted, self.capacity - self.tail % self.capacity)
+        layout = Layout(Spec.from_example(STEP), self.items, self.stack)
+        n = min(wanted, self.capacity - self.tail % self.capacity, most_claimed(self.capacity, layout.lookback + layout.forward, len(self.open)))
         self.tail += n
         self.live = [item for item in self.live if item.first >= self.head]
         for key, episode in list(self.open.items()):

@@ -35,7 +35,7 @@ WRONG = [
     ({"obs": [0.0] * 4}, "leaf 'obs' must be an array .* got a list"),
     ({"obs": None}, "leaf 'obs' must be an array .* got a NoneType"),
     ({"obs": np.array([None] * 4)}, "leaf 'obs' .* Python objects"),
-    ({"obs": object()}, "leaf 'obs' .* Python objects"),
+    ({"obs": object()}, "leaf 'obs' is of type object, which is no array"),
     ({"obs": np.ma.masked_array(np.zeros(4, np.float32), mask=True)}, "leaf 'obs' .* masked"),
     ({"obs": {"x": np.zeros(4, np.float32)}}, "leaf 'obs' must be an array .* got a dict"),
     ({"reward": np.float64(1e39)}, r"leaf 'reward' is float32 and cannot hold np.float64\(1e\+39\) unchanged"),

@@ -83,6 +83,7 @@ class Client:
             return transport.connect(address, spec, name=name or "", timeout=timeout, token=secret, **options | more)
 
         self._table, self._timeout = table, timeout
+        self._first: str | None = None  # the name of the server's first table, once it was asked for
         self._held = Held()
         self._streams: StepStreams | None = None
         if isinstance(example, Steps):
@@ -136,7 +137,7 @@ class Client:
         Args:
             sample: a pytree like the example.
             timeout: seconds to wait while the window of unacknowledged samples is full; None is the client's default.
-            table: one of `tables`; None is the client's own table.
+            table: one of `tables`; None, and its name, are the client's own table (the server's first one, unless the client was given another).
             priority: priority of the new item, finite and not negative; None lets the table's sampler choose.
             policy_version: version of the policy that made the sample; None takes the attribute `policy_version`.
             **step: `end` and `stream`, for a table of steps: see `StepStreams.send`.
@@ -146,7 +147,7 @@ class Client:
             SpecError: the sample does not match; the message names the leaf, and nothing was sent.
             EchoTimeoutError: the window of unacknowledged samples stayed full; the message says who waits for whom.
             ConnectionClosedError: the learner is gone for longer than `timeout`, or the client is closed.
-            UnknownTableError: `table` is not one of `tables`.
+            UnknownTableError: `table` is neither the client's own table nor one of `tables`.
         """
         if table is None and priority is None and policy_version is None and not step and self._streams is None and not self._labelled:
             return self._connection.send(sample, timeout)  # the most common case, at the least cost
@@ -160,7 +161,7 @@ class Client:
         if sender is not None:
             sender.send(sample, timeout, priority, policy_version)
         else:
-            (self._connection if table is None or table == self._table else self._others.connection(table)).send(sample, timeout)
+            (self._connection if self._is_own(table) else self._others.connection(str(table))).send(sample, timeout)
 
     def send_batch(
         self,
@@ -184,7 +185,7 @@ class Client:
         if sender is not None:
             sender.send_batch(samples, timeout, priorities, policy_version)
         else:
-            (self._connection if table is None or table == self._table else self._others.connection(table)).send_batch(samples, timeout)
+            (self._connection if self._is_own(table) else self._others.connection(str(table))).send_batch(samples, timeout)
 
     def end_episode(
         self, end: str = "truncated", timeout: float | None = None, *, table: str | None = None, stream: int = 0
@@ -201,7 +202,17 @@ class Client:
 
     def _steps(self, table: str | None) -> StepStreams | None:
         """The object that sends to this table; None if the table does not store steps."""
-        return self._streams if table is None or table == self._table else self._others.streams(table)
+        return self._streams if self._is_own(table) else self._others.streams(table)
+
+    def _is_own(self, table: str | None) -> bool:
+        """Whether this is the table of `example`. Without a name for it, it is the server's first table, whose name the server knows."""
+        if table is None or table == self._table:
+            return True
+        if self._table is not None or table in self._others:
+            return False
+        if self._first is None:
+            self._first = next(iter(self.request("tables")[0]), "")
+        return table == self._first
 
     @property
     def policy_version(self) -> int | None:
@@ -213,7 +224,7 @@ class Client:
 
     def _labels(self, table: str | None, wanted: bool) -> LabelledConnection | None:
         """The object that sends labelled samples to this table; None while no label was sent and the table does not need labels."""
-        name = None if table == self._table else table
+        name = None if self._is_own(table) else table
         sender = self._labelled.get(name)
         if sender is not None or (not wanted and name is None):
             return sender
@@ -271,7 +282,7 @@ class Client:
         Raises:
             UnknownTableError: the name is neither this client's table nor one of its `tables`.
         """
-        if name is None or name == self._table:
+        if name is None or self._is_own(name):
             step = None if self._streams is None else self._streams.step
             return remote_table(self._connection.ask, self.spec, self._table, self._timeout, step)
         return remote_table(self._connection.ask, self._others.spec(name), name, self._timeout, self._others.step(name))

@@ -31,6 +31,9 @@ class OtherTables:
         self._labelled: set[str] = set()
         self._lock = threading.Lock()
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._specs
+
     def spec(self, name: str) -> Spec:
         if name not in self._specs:
             have = ", ".join(map(repr, self._specs)) or "only its own"

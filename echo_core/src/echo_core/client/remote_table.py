@@ -147,13 +147,7 @@ class RemoteTable:
         for path, value in leaves.items():
             if path not in known:
                 raise SpecError(f"the table has no leaf {path!r}; it has {', '.join(map(repr, known))}")
-            leaf, array = known[path], np.ascontiguousarray(value)
-            if array.dtype != leaf.dtype or array.shape != (checked.size, *leaf.shape):
-                raise SpecError(
-                    f"leaf {path!r}: {checked.size} items need {leaf.dtype} of shape {(checked.size, *leaf.shape)}, "
-                    f"not {array.dtype} of {array.shape}"
-                )
-            arrays[path] = array
+            arrays[path] = known[path].stacked(value, checked.size)
         here, start = [np.empty(0, np.bool_)], 0
         for part in _parts(checked, max_rows(self._spec)):
             rows = slice(start, start + len(part))

@@ -32,6 +32,7 @@ from ..wire.weights import aligned_bytes, pack
 from . import metrics, mixture
 from .arguments import make_tables, make_transports, short_form, stream_sampler
 from .operations import OPERATIONS, Operation
+from .returning import ReturnWatch
 from .sink import ServerSink
 from .state import ServerState
 
@@ -141,6 +142,7 @@ class Server(ServerState):
         self._publishing = threading.Lock()  # it makes versions reach the listeners in order
         self._versions = itertools.count(1)
         self._ticker: metrics.StatsTicker | None = None
+        self._returns: ReturnWatch | None = None
 
     @classmethod
     def from_config(cls, source: Any, example: Any = None, /, **overrides: Any) -> Server:
@@ -195,6 +197,7 @@ class Server(ServerState):
                     for listener in listeners:
                         listener.publish(self._weights)
             self._ticker = metrics.StatsTicker.maybe(self, self._observers)
+            self._returns = ReturnWatch.maybe(self)
         return self
 
     def close(self, timeout: float = 5.0) -> None:
@@ -208,8 +211,10 @@ class Server(ServerState):
         with self._life:
             listeners, self._listeners = self._listeners, []
             ticker, self._ticker = self._ticker, None
-        if ticker is not None:
-            ticker.stop()
+            returns, self._returns = self._returns, None
+        for timer in (ticker, returns):
+            if timer is not None:
+                timer.stop()
         for listener in listeners:
             listener.close(timeout)
         self._close_store()
@@ -287,6 +292,8 @@ class Server(ServerState):
     def restore(self, path: str | os.PathLike[str]) -> Server:
         """Fill the tables of this new server from the newest checkpoint in `path`, before `start()`; returns the server itself.
 
+        `path` is the directory that `checkpoint` was given, or the one that it returned.
+
         Keys that were given out before the checkpoint stay valid. Keys that were given out after it belong to no item.
 
         Raises:
@@ -309,7 +316,11 @@ class Server(ServerState):
     def publish(self, weights: Any) -> Published:
         """Offer a pytree of arrays to the workers, and return at once. The latest version wins, and no worker ever sees a torn one.
 
-        The arrays are copied, so they may be changed right after. Workers confirm the version and digest that they hold: see `stats()`.
+        Leaves may be arrays and tensors, and Python numbers, bools, strings and bytes, which arrive exactly as they were given. All are copied, so
+        they may be changed right after. Workers confirm the version and digest that they hold: see `stats()`.
+
+        Raises:
+            SpecError: a leaf cannot travel unchanged; the text names it.
         """
         self._check_process()
         with self._publishing:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from . import cuda
-from .dtypes import native
+from .dtypes import dtype_from_json, native
 
 __all__ = ["Lent", "lend", "refusal"]
 
@@ -27,7 +27,12 @@ FIX = (
     "copy it to the host first: value.detach().cpu() for torch, cupy.asnumpy(value), jax.device_get(value), or into an array that is used again"
     " for every sample"
 )
-KINDS = {0: "int", 1: "uint", 2: "float", 5: "complex"}  # of DLDataTypeCode, with numpy's names; bool and bfloat16 are recognised by name
+KINDS = {0: "int", 1: "uint", 2: "float", 5: "complex"}  # of DLDataTypeCode, with numpy's names
+# Code and bits of types that numpy has only if ml_dtypes is installed.
+OF_ML_DTYPES = {
+    (4, 16): "bfloat16",
+    **{(7 + i, 8): f"float8_{name}" for i, name in enumerate(("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"))},
+}
 
 
 def refusal(value: Any) -> str:
@@ -148,11 +153,8 @@ _capsule_pointer.restype, _capsule_pointer.argtypes = ctypes.c_void_p, (ctypes.p
 
 
 def _dtype(code: int, bits: int, lanes: int) -> np.dtype:
-    if lanes == 1 and (code, bits) == (4, 16):
-        import ml_dtypes  # numpy has this type only if ml_dtypes is installed
-
-        bfloat16: np.dtype = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
+    if lanes == 1 and (code, bits) in OF_ML_DTYPES:
+        return dtype_from_json(OF_ML_DTYPES[code, bits])
     if lanes == 1 and (code, bits) == (6, 8):
         return np.dtype(np.bool_)
     if lanes != 1 or code not in KINDS:

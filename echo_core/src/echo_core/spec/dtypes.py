@@ -15,7 +15,7 @@ import numpy as np
 
 from ..base.errors import SpecError
 
-__all__ = ["dtype_from_json", "dtype_to_json", "native", "refusal"]
+__all__ = ["dtype_from_json", "dtype_to_json", "kind_of", "native", "refusal"]
 
 _PLAIN = re.compile(r"[<>|=]?[biufcmMSUV][0-9]{1,9}(\[[0-9a-zA-Zμ/]{1,24}\])?")
 _MAX_FIELDS = 1024
@@ -35,6 +35,17 @@ def native(dtype: np.dtype) -> np.dtype:
     if dtype.type is np.record:
         return np.dtype((np.void, dtype))
     return dtype
+
+
+def kind_of(dtype: np.dtype) -> str:
+    """Return `dtype.kind`, but "i" for unsigned integers too, and the right letter for ml_dtypes."""
+    if dtype.isbuiltin == 2:
+        name = dtype.name.lstrip("bu")
+        for prefix, kind in (("int", "i"), ("complex", "c"), ("float", "f")):
+            if name.startswith(prefix):
+                return kind
+        return "V"
+    return {"u": "i"}.get(dtype.kind, dtype.kind)
 
 
 def refusal(dtype: np.dtype) -> str | None:

@@ -18,7 +18,8 @@ import numpy as np
 
 from ..base.errors import SpecError
 from . import device
-from .dtypes import native
+from .arrays import as_array
+from .dtypes import kind_of, native
 from .structure import leaf_name
 
 __all__ = ["EXACT", "ONE_OPTIONAL", "STACKED", "LeafSpec"]
@@ -67,6 +68,11 @@ class LeafSpec:
             return array
         return array.astype(self.dtype, order="C", copy=False)
 
+    def stacked(self, value: Any, n: int) -> np.ndarray:
+        """Return the values of this leaf in `n` samples as an array of shape `(n, *shape)` in the host's memory. Raises SpecError."""
+        array = self.convert(value, STACKED, n)
+        return array.landed() if isinstance(array, device.Lent) else array
+
     def _as_array(self, value: Any) -> np.ndarray | device.Lent:
         kind = type(value).__name__
         if value is None or isinstance(value, (dict, list, tuple, set)):
@@ -74,33 +80,13 @@ class LeafSpec:
                 f"{leaf_name(self.path)} must be an array ({self}), got a {kind}; "
                 "convert it with np.asarray(value, dtype)"
             )
-        if isinstance(value, np.ma.MaskedArray):
-            raise SpecError(
-                f"{leaf_name(self.path)} is a masked array, whose mask would be lost; "
-                "use value.filled(...)"
-            )
-        try:
-            array = np.asarray(value)
-        except Exception as error:
-            if lent := device.lend(value):
-                return self._lent(lent)
-            raise SpecError(
-                f"{leaf_name(self.path)}: numpy cannot read this {kind}: {error}; convert it to "
-                "an array yourself (a torch tensor: value.detach().cpu().numpy())"
-            ) from error
+        array = as_array(value, leaf_name(self.path))
         if array.dtype.hasobject:
-            if lent := device.lend(value):
-                return self._lent(lent)
             raise SpecError(
                 f"{leaf_name(self.path)} must be an array ({self}), got a {kind} of Python "
                 "objects; convert it to numbers first"
             )
         return array
-
-    def _lent(self, lent: device.Lent | str) -> device.Lent:
-        if isinstance(lent, str):
-            raise SpecError(f"{leaf_name(self.path)}: {lent}")
-        return lent
 
     def _check_shape(self, array: np.ndarray | device.Lent, mode: int, n: int) -> None:
         got, own = array.shape, self.shape
@@ -184,14 +170,3 @@ def _rounds_to(value: float, stored: Any) -> bool:
     if isfinite(value):
         return isfinite(stored)
     return stored == value or (value != value and stored != stored)
-
-
-def kind_of(dtype: np.dtype) -> str:
-    """Return `dtype.kind`, but "i" for unsigned integers too, and the right letter for ml_dtypes."""
-    if dtype.isbuiltin == 2:
-        name = dtype.name.lstrip("bu")
-        for prefix, kind in (("int", "i"), ("complex", "c"), ("float", "f")):
-            if name.startswith(prefix):
-                return kind
-        return "V"
-    return {"u": "i"}.get(dtype.kind, dtype.kind)

@@ -14,6 +14,7 @@ import optree
 
 from ..base.errors import NotAnArrayError, SpecError
 from . import device, structure
+from .arrays import as_array
 from .dtypes import dtype_from_json, dtype_to_json, native, refusal
 from .leaf import LeafSpec
 from .pytree.flattener import Flattener
@@ -23,6 +24,7 @@ __all__ = ["MAX_LEAVES", "MAX_NDIM", "MAX_SAMPLE_BYTES", "LeafSpec", "Spec"]
 
 MAX_LEAVES = 4096
 MAX_NDIM = 32
+STEP_MARK = LeafSpec("echo", (2,), np.dtype(np.uint64))  # the first leaf of what a worker sends to a table of steps
 MAX_SAMPLE_BYTES = 1 << 46  # this keeps every product of sizes within 64 bits
 
 
@@ -146,6 +148,15 @@ class Spec:
         """
         if self.fingerprint == other.fingerprint:
             return None
+        steps_here, steps_there = _step_in(self), _step_in(other)
+        if steps_here is not None and steps_there is not None:
+            return steps_here.difference(steps_there, here, there)
+        if steps_here is not None or steps_there is not None:
+            stepped, plain = (here, there) if steps_here is not None else (there, here)
+            return (
+                f"the samples {stepped} are steps of episodes and those {plain} are plain samples; a client of a table of steps (items=...) "
+                "is given Steps(example), and a client of any other table the example itself"
+            )
         mine = {leaf.path: leaf for leaf in self.leaves}
         theirs = {leaf.path: leaf for leaf in other.leaves}
         for path, leaf in mine.items():
@@ -185,6 +196,19 @@ class Spec:
         return f"Spec({shown_leaves}{more}; {self.sample_bytes} bytes)"
 
 
+def _step_in(spec: Spec) -> Spec | None:
+    """Return what the user calls a step, if this is the spec of a step with its mark (store/steps/steps.py has it); otherwise None."""
+    containers: Any = spec.structure  # a peer may have sent anything
+    entries = containers.get("dict") if isinstance(containers, dict) else None
+    if spec.leaves[:1] != (STEP_MARK,) or not isinstance(entries, list) or len(entries) != 2:
+        return None
+    mark, step = entries
+    if mark != ["echo", 0] or not isinstance(step, list) or len(step) != 2 or step[0] != "step":
+        return None
+    leaves = tuple(LeafSpec(leaf.path.removeprefix("step").removeprefix("/"), leaf.shape, leaf.dtype) for leaf in spec.leaves[1:])
+    return Spec(leaves, step[1])
+
+
 def _leaf_of(path: str, value: Any) -> LeafSpec:
     where = f"{leaf_name(path)} of the example"
     if isinstance(value, (bool, int, float, complex, str, bytes)) and not isinstance(
@@ -198,27 +222,9 @@ def _leaf_of(path: str, value: Any) -> LeafSpec:
             f"{where} is the Python {type(value).__name__} {value!r:.40}, which leaves its dtype "
             f"to be guessed; say it, for instance {hint}"
         )
-    lent: device.Lent | str = ""
-    try:
-        array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    except Exception as error:
-        if not (lent := device.lend(value)):
-            raise SpecError(
-                f"{where}: numpy cannot read this {type(value).__name__}: {error}; use numpy arrays"
-            ) from error
-    else:
-        if array.dtype.hasobject and not isinstance(value, np.ndarray):
-            lent = device.lend(value)
-    if isinstance(lent, device.Lent):
-        return LeafSpec(path, lent.shape, lent.dtype)
-    if lent:
-        raise SpecError(f"{where}: {lent}")
-    if array.dtype.hasobject and not isinstance(value, np.ndarray):
-        raise NotAnArrayError(
-            f"{where} is a {type(value).__name__}, neither an array nor a container optree knows; "
-            "register the class (optree.register_pytree_node, optree.dataclasses.dataclass) and "
-            "pass its namespace, or use a dict"
-        )
+    array = as_array(value, where)
+    if isinstance(array, device.Lent):
+        return LeafSpec(path, array.shape, array.dtype)
     reason = refusal(array.dtype)
     if reason is not None:
         raise SpecError(f"{where}: {reason}")

@@ -10,6 +10,7 @@ from echo_core.spec.sample_labels cimport Labels
 from echo_core.store.door.echo_run cimport ECHO_CLOSED, ECHO_OK, echo_run
 from echo_core.store.wait.patience cimport Patience
 
+from echo_core.spec.arrays import as_float64
 from echo_core.spec.device import Lent
 from echo_core.base.errors import ClosedError, EchoError, EchoTimeoutError
 from echo_core.store.sampler import must_be_positive
@@ -174,7 +175,7 @@ def new_priorities(priorities, count, refuses_zero=False):
     Raises:
         ValueError: the shape is wrong, or a priority is negative, not finite, or 0 where the sampler `refuses_zero`; names the sample.
     """
-    values = np.ascontiguousarray(priorities, np.float64)
+    values = np.atleast_1d(as_float64(priorities, "priorities"))
     if values.shape != (count,):
         raise ValueError(f"{count} samples need priorities of shape ({count},), not {values.shape}")
     bad = ~(np.isfinite(values) & (values >= 0))

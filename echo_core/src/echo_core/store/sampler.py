@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from ..base.errors import DuplicateKeyError, PluginError, UnknownKeyError
 from ..base.option_reader import build_options, fault_of_options
+from ..spec.arrays import as_float64, as_numbers
 
 __all__ = ["Keys", "Priorities", "Sampler", "check_held", "check_keys", "check_new", "check_priorities"]
 
@@ -209,7 +210,10 @@ def check_keys(keys: npt.ArrayLike) -> Keys:
         TypeError: they are not whole numbers.
         ValueError: they have another shape, or one is negative.
     """
-    array = np.asarray(keys)
+    try:
+        array = as_numbers(keys, "keys")
+    except ValueError as error:
+        raise TypeError(str(error)) from error
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.uint64)
     if array.dtype.kind not in "ui":
@@ -262,7 +266,7 @@ def check_priorities(priorities: npt.ArrayLike, keys: Keys, refuses_zero: bool =
     Raises:
         ValueError: the shape is not that of `keys`, or a priority is negative, not finite, or 0 where the sampler `refuses_zero`.
     """
-    array = np.ascontiguousarray(priorities, dtype=np.float64)
+    array = np.atleast_1d(as_float64(priorities, "priorities"))
     if array.shape != keys.shape:
         raise ValueError(
             f"{keys.size} {what}s need priorities of shape {keys.shape}, not {array.shape}"

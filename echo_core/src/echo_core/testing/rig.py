@@ -63,8 +63,10 @@ class Rig:
         transport = self.contract.transport(**(listen or {}))
         if at is not None:
             transport = type(transport).at(at, **(listen or {}))
-        tree = example() if tree is None else tree
-        server = Server(tree, batch_size, transport, num_buffers=num_buffers, **options)
+        if "tables" in options:  # they have examples of their own
+            server = Server(None, batch_size, transport, **options)
+        else:
+            server = Server(example() if tree is None else tree, batch_size, transport, num_buffers=num_buffers, **options)
         self._servers.append(server)
         return server.start()
 

@@ -23,6 +23,7 @@ import optree
 from ..base.errors import ProtocolError, SpecError
 from ..base.memory.recycled import large
 from ..spec import device, structure
+from ..spec.arrays import as_array
 from ..spec.dtypes import dtype_from_json, dtype_to_json, native, refusal
 from ..spec.structure import leaf_name
 from .digest import Digester, digest
@@ -82,7 +83,7 @@ def aligned_bytes(count: int) -> np.ndarray:
 def pack(
     tree: Any, version: int, *, namespace: str = "", memory: Callable[[int], np.ndarray] = aligned_bytes
 ) -> PackedWeights:
-    """Copy `tree` (arrays, array-likes, and Python numbers, bools and strings) into one payload.
+    """Copy `tree` (arrays, array-likes, tensors of torch, and Python numbers, bools, strings and bytes) into one payload.
 
     `memory` is called with a number of bytes and returns the array that becomes the payload. The tree
     may be changed as soon as this returns. Raises SpecError with the name of a leaf that cannot be sent.
@@ -141,12 +142,17 @@ def _layout(tree: Any, values: list[Any], treedef: optree.PyTreeSpec) -> tuple[_
     leaves: list[dict[str, Any]] = []
     offsets, arrays, size = [], [], 0
     for path, value in zip(structure.leaf_paths(treedef), values):
-        if type(value) in (bool, int, float, str):
-            leaves.append({"path": path, "value": _scalar_to_json(value)})
+        _unicode(path, path)
+        if type(value) in (bool, int, float) or (isinstance(value, str) and not isinstance(value, np.generic)):
+            leaves.append({"path": path, "value": _scalar_to_json(path, value)})
             continue
-        array = _array_of(path, value)
-        dtype = dtype_to_json(native(array.dtype))
-        leaves.append({"path": path, "shape": list(array.shape), "dtype": dtype, "offset": size})
+        if isinstance(value, bytes) and not isinstance(value, np.generic):
+            array = np.frombuffer(value, np.uint8)  # numpy's own type for bytes has no trailing zeros
+            leaves.append({"path": path, "bytes": len(value), "offset": size})
+        else:
+            array = _array_of(path, value)
+            dtype = dtype_to_json(native(array.dtype))
+            leaves.append({"path": path, "shape": list(array.shape), "dtype": dtype, "offset": size})
         offsets.append(size)
         arrays.append(array)
         size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
@@ -251,41 +257,42 @@ def _seed(content: dict[str, Any]) -> int:
 
 
 def _array_of(path: str, value: Any) -> np.ndarray:
-    try:
-        array = np.asarray(value)
-    except Exception as error:
-        if lent := device.lend(value):
-            return _landed(path, lent)
-        raise SpecError(
-            f"{leaf_name(path)}: numpy cannot read this {type(value).__name__}: {error}; convert it "
-            "to an array yourself (a torch tensor: value.detach().cpu().numpy())"
-        ) from error
-    if array.dtype.hasobject and (lent := device.lend(value)):
-        return _landed(path, lent)
+    array = as_array(value, leaf_name(path))
+    if isinstance(array, device.Lent):
+        return array.landed()
     reason = refusal(array.dtype)
     if reason is not None:
         raise SpecError(f"{leaf_name(path)} (a {type(value).__name__}): {reason}")
     return array
 
 
-def _landed(path: str, lent: device.Lent | str) -> np.ndarray:
-    if isinstance(lent, str):
-        raise SpecError(f"{leaf_name(path)}: {lent}")
-    return lent.landed()
+def _scalar_to_json(path: str, value: bool | int | float | str) -> Any:
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    if isinstance(value, str):
+        return _unicode(path, str.__str__(value))
+    return {"int": hex(value)} if value.bit_length() > 64 else value  # Python limits the length of an integer in decimal text
 
 
-def _scalar_to_json(value: bool | int | float | str) -> Any:
-    return {"float": value.hex()} if type(value) is float else value
+def _unicode(path: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON would join halves of a character that are separate here
+        where = leaf_name(path).encode("ascii", "backslashreplace").decode()
+        raise SpecError(f"{where}: {text!a:.80} is not valid Unicode; send it as bytes, for instance text.encode(errors='surrogatepass')") from None
+    return text
 
 
 def _leaf_from_json(leaf: dict[str, Any], buffer: np.ndarray) -> Any:
     if "value" in leaf:
         value = leaf["value"]
         if isinstance(value, dict):
-            return float.fromhex(value["float"])
+            return int(value["int"], 16) if "int" in value else float.fromhex(value["float"])
         if type(value) in (bool, int, str):
             return value
         raise ProtocolError(f"{leaf_name(str(leaf['path']))} is not a scalar")
+    if "bytes" in leaf:
+        return _leaf_from_json({"path": leaf["path"], "shape": [leaf["bytes"]], "dtype": "|u1", "offset": leaf["offset"]}, buffer).tobytes()
     shape, offset, dtype = leaf["shape"], leaf["offset"], dtype_from_json(leaf["dtype"])
     if dtype.hasobject or not all(type(n) is int and n >= 0 for n in (*shape, offset)):
         raise ProtocolError(f"{leaf_name(str(leaf['path']))} is not an array")

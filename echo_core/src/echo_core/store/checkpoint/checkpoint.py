@@ -102,19 +102,23 @@ def save(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Pat
 
 
 def load(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> None:
-    """Fill new `tables` from the newest checkpoint in `path`.
+    """Fill new `tables` from the newest checkpoint in `path`, which may also be the directory of that checkpoint, as `save` returned it.
 
     Raises:
         CheckpointError: there is no checkpoint; or a file is missing, truncated or corrupted; or the table, spec, sampler, limiter, capacity
             or max_times_sampled has changed since; or a table was written to already. The text names the cause.
             A sampler may raise other errors. In every case nothing was changed.
     """
-    root = Path(path)
+    root, asked = Path(path), ""
+    if re.fullmatch("[0-9]{8}", root.name) and not (root / "LATEST").exists() and (root.parent / "LATEST").exists():
+        root, asked = root.parent, root.name
     try:
         name, crc = (root / "LATEST").read_text().split()
         folder, expected = root / str(int(name)).zfill(8), int(crc, 16)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{root} holds no whole checkpoint: {error}") from error
+    if asked not in ("", folder.name):
+        raise CheckpointError(f"{root / asked} is not the newest checkpoint, which is {folder}; restore from {root}")
     try:
         text = (folder / MANIFEST).read_bytes()
         if zlib.crc32(text) != expected:

@@ -327,10 +327,7 @@ cdef class KeyedTable(LocalInsert):
             if path not in index:
                 raise SpecError(f"no leaf {path!r}; this table has {', '.join(map(repr, index))}")
             leaf = self.spec.leaves[index[path]]
-            array = np.ascontiguousarray(value)
-            if array.dtype != leaf.dtype or array.shape != (n, *leaf.shape):
-                raise SpecError(
-                    f"leaf {path!r}: {n} items need {leaf.dtype} of shape {(n, *leaf.shape)}, not {array.dtype} of {array.shape}")
+            array = leaf.stacked(value, n)
             if array.nbytes:
                 view = array.reshape(-1).view(np.uint8)
                 data[<size_t>index[path]] = <const char*>&view[0]

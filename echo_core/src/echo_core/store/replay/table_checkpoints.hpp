@@ -25,13 +25,13 @@ inline void Table::restore(const uint32_t *order, uint32_t n, const uint32_t *ge
                            const uint64_t *versions, uint64_t policy_version, const uint32_t *unacknowledged, uint32_t unacknowledged_n, uint64_t inserts,
                            uint64_t samples) {
     std::lock_guard<std::mutex> lock(mutex_);
-    generations_.restore(generations, high);
+    generations_.begin_restore();
     uses_left_ = 0;
     versions_.clear();
     versions_.publish(policy_version);
     for (uint32_t i = 0; i < n; ++i) {
         const uint32_t row = order[i];
-        generations_.show(row, generations[row]);
+        generations_.restore(row, generations[row], high[row]);
         log_.set_known(row, generations[row]);
         if (versions_.kept()) versions_.insert(row, versions[row]);
         if (!max_times_) continue;

@@ -53,6 +53,8 @@ public:
         make(cut, cut.forward, 0, made);
         next_ += cut.period;
     }
+    // Call this before the first step of an episode whose earlier steps are lost. The first items are those that lack none of the lost steps.
+    void go_on(const Cut &cut) { next_ = cut.lookback; }
     void end(const Cut &cut, Ends how, std::vector<Made> *made) {
         if (count_ == 0) return;
         if (cut.slices) {
@@ -62,7 +64,7 @@ public:
             const uint64_t anchors = how == kTerminated ? count_ : count_ - 1;
             for (; next_ < anchors; ++next_) make(cut, uint32_t(count_ - next_), how == kTerminated, made);
         } else if (cut.pad) {
-            for (; next_ < count_ && (next_ == 0 || next_ - cut.period + cut.forward < count_); next_ += cut.period)
+            for (; next_ < count_ && (next_ < cut.period || next_ + cut.forward < count_ + cut.period); next_ += cut.period)
                 make(cut, uint32_t(std::min<uint64_t>(count_ - next_, cut.forward)), 0, made);
         }
         count_ = next_ = 0;

@@ -64,10 +64,12 @@ public:
     Run &run(uint64_t id) { return runs_[id]; }
     size_t runs() const { return runs_.size(); }
 
-    uint32_t open() {
+    // begins: false if the episode's first steps are lost.
+    uint32_t open(bool begins) {
         if (free_.empty()) free_.push_back(uint32_t(runs_.size())), runs_.emplace_back();
         const uint32_t id = free_.back();
         free_.pop_back();
+        if (!begins) runs_[id].count = runs_[id].eroded = 1;  // as if its first step had been removed
         return id;
     }
     void add(uint32_t id, uint64_t number) {

@@ -64,5 +64,6 @@ cdef class StepTable(ReplayTable):
     cdef Steps* steps
     cdef Flattener batch_flattener, next_flattener, figures_flattener
     cdef readonly object layout, step
+    cdef readonly set restored_clients
 
     cdef list trees(self, ReplayLease lease)

@@ -34,10 +34,12 @@ cdef class StepTable(ReplayTable):
     Attributes:
         layout: the `Layout` of its batches.
         step: the `Spec` of a step; `spec` is that of a step with its mark, as workers send it.
+        restored_clients: the numbers of the clients whose open episodes came with a checkpoint.
     """
 
     def __cinit__(self):
         self.steps = NULL
+        self.restored_clients = set()
 
     def __init__(self, name, layout, steps, capacity, batch_size, sampler, remover, limiter, max_times_sampled, seed, beta, descriptor,
                  lags=None, lease_timeout=None):
@@ -95,6 +97,17 @@ cdef class StepTable(ReplayTable):
         with nogil:
             ended = self.steps.end_streams(client)
         return ended
+
+    def end_restored(self, connected) -> int:
+        """End the open episodes of a checkpoint as truncated, except those of the clients with the ids `connected`. Return how many they were."""
+        here = set()
+        for client_id in connected:
+            try:
+                here.add(client_number(client_id))
+            except ValueError:
+                continue  # it is no client of a table of steps
+        gone, self.restored_clients = self.restored_clients - here, set()
+        return sum(self.end_streams(f"{client:012x}") for client in gone)
 
     cdef object put(self, object sample, object timeout, object priority, object policy_version):
         if priority is not None or policy_version is not None:
@@ -232,6 +245,10 @@ cdef class StepTable(ReplayTable):
                 data = leaves[i].reshape(-1).view(np.uint8)
                 self.steps.place_steps(i + 1, begin, len(leaves[i]), <const char*>&data[0])
         self.steps.restore(image, begin)
+        streams, at = snapshot["streams"].tolist(), 0
+        while at < len(streams):
+            self.restored_clients.add(streams[at] >> 16)
+            at += 6 + streams[at + 5]
 
     # ---- figures ----------------------------------------------------------------------------------------------------------
 

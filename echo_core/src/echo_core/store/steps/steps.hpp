@@ -127,7 +127,9 @@ public:
 private:
     static constexpr uint32_t kNone = Link::kNone;
     static constexpr uint32_t kMost = 1024;  // the most steps of one claim, so that several writers can share a small table
-    static constexpr uint64_t kNote = 4;     // flag of a mark: the row is no step, only the end of the episode before it
+    // Flags of a mark, as in echo_core/store/steps/steps.py.
+    static constexpr uint64_t kNote = 4;       // the row is no step, only the end of the episode before it
+    static constexpr uint64_t kContinues = 8;  // the stream's previous step is of the same episode
 
     struct Stream {
         uint64_t id = 0, next_word = 0;
@@ -188,6 +190,7 @@ private:
 
     alignas(64) std::mutex mutex_;  // guards everything below
     uint64_t head_ = 0, tail_ = 0;  // numbers of the oldest step, and of the next one to be claimed
+    uint64_t writing_ = 0;          // number of claimed rows that are not complete yet
     std::vector<Stream> streams_;   // streams with an open episode; a step knows its stream's index here
     std::vector<uint32_t> free_streams_;
     std::unordered_map<uint64_t, uint32_t> open_;  // from a stream's id to its index
@@ -207,7 +210,7 @@ inline int Steps::claim(uint32_t wanted, echo_run *out) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed()) return ECHO_CLOSED;
     insert_items();
-    const uint32_t n = idle() ? free_rows(std::min({wanted, kMost, capacity_})) : 0;
+    const uint32_t n = idle() ? free_rows(std::min(wanted, kMost)) : 0;
     if (n == 0) {
         std::lock_guard<std::mutex> items(items_->mutex_);
         ++items_->push_blocked_;
@@ -215,7 +218,7 @@ inline int Steps::claim(uint32_t wanted, echo_run *out) {
     }
     *out = {0, uint32_t(tail_ % capacity_), n, 0};
     for (uint32_t i = 0; i < n; ++i) set_state(tail_ + i, kWriting);
-    tail_ += n;
+    tail_ += n, writing_ += n;
     std::atomic_thread_fence(std::memory_order_release);  // SYNC generation: if a reader copies bytes after the first write, it drops them
     return ECHO_OK;
 }
@@ -227,7 +230,11 @@ inline uint32_t Steps::free_rows(uint32_t wanted) {
     // A step makes at most one item, except at the end of an episode. So the items of episodes that end within one run may exceed the limiter's bound.
     const int64_t room = items_->limiter_.room(wanted, items_->size_);
     if (room == 0) return 0;
-    uint32_t n = uint32_t(std::min<int64_t>({int64_t(wanted), room, int64_t(capacity_ - tail_ % capacity_)}));
+    // Claimed rows take the place of the oldest steps. Their writers need the last steps of their own episodes, which would be among these if
+    // the claims were large. So the steps that the open episodes may need, and at least half of the table, are never under one claim or several.
+    const uint64_t needed = std::clamp<uint64_t>((open_.size() + 1) * cut_.width(), capacity_ / 2, capacity_ - 1);
+    if (writing_ >= capacity_ - needed) return 0;
+    uint32_t n = uint32_t(std::min<int64_t>({int64_t(wanted), room, int64_t(capacity_ - tail_ % capacity_), int64_t(capacity_ - needed - writing_)}));
     while (capacity_ - (tail_ - head_) < n && evict(head_)) ++head_;
     oldest_.store(head_, std::memory_order_relaxed);  // SYNC generation
     remove_gone();
@@ -291,6 +298,7 @@ inline void Steps::commit(const echo_run &run) {
 
 inline void Steps::commit_locked(const echo_run &run) {
     const uint64_t first = number_of(run.slot);
+    writing_ -= run.count;
     {
         std::unique_lock<std::mutex> items(items_->mutex_, std::defer_lock);
         if (cut_.slices) items.lock();
@@ -304,6 +312,7 @@ inline void Steps::abort(const echo_run &run) {
         std::lock_guard<std::mutex> lock(mutex_);
         const uint64_t first = number_of(run.slot);
         for (uint32_t i = 0; i < run.count; ++i) set_state(first + i, kHole);
+        writing_ -= run.count;
         std::lock_guard<std::mutex> items(items_->mutex_);
         items_->aborted_ += run.count;
     }
@@ -328,7 +337,9 @@ inline void Steps::accept(uint64_t number) {
         slot = free_streams_.back();
         free_streams_.pop_back();
         streams_[slot].id = mark.stream;
-        if (cut_.slices) streams_[slot].run = slices_.open();
+        const bool begins = !(mark.word & kContinues);  // otherwise we have lost the episode's earlier steps
+        if (!begins) streams_[slot].episode.go_on(cut_);
+        if (cut_.slices) streams_[slot].run = slices_.open(begins);
         open_.emplace(mark.stream, slot);
     } else {
         __atomic_store_n(&link(streams_[slot].episode.last())->next, uint32_t(number % capacity_), __ATOMIC_RELAXED);

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import EchoTimeoutError, SpecError
+from ...spec.arrays import as_numbers
 from ...spec.spec import Spec
 
 __all__ = ["ENDS", "StepStreams", "Steps", "new_client_id"]
@@ -28,6 +29,7 @@ __all__ = ["ENDS", "StepStreams", "Steps", "new_client_id"]
 # How an episode goes on after a step. The values are those of store/steps/item_cutter.hpp.
 ENDS = {None: 0, "terminated": 1, "truncated": 2, "boundary": 3}
 NOTE = 4  # a flag: this row is no step, only the end of the episode before it
+CONTINUES = 8  # a flag: the stream's previous step is of the same episode. If the table has lost that one, this step is no beginning of an episode.
 MOST_STREAMS = 1 << 16  # of one client
 
 # (stream, number in the stream * 256 + flags); the stream is (first 48 bits of the client's id) * 2^16 + the environment's number.
@@ -90,6 +92,7 @@ class StepStreams:
         self._lock = threading.Lock()  # a step gets its number only once it has been sent
         self._mark: Any = np.zeros(2, np.uint64)
         self._sent = np.zeros(16, np.uint64)  # number of steps of each stream
+        self._open = np.zeros(16, np.bool_)  # whether the stream's last step has not ended its episode
         self._nothing: Any = None
 
     def send(self, step: Any, timeout: float | None = None, *, end: str | None = None, stream: int = 0) -> None:
@@ -123,9 +126,14 @@ class StepStreams:
         self._enter(timeout)
         try:
             at = self._count(stream)
-            _PACK.pack_into(self._mark, 0, self._client | int(stream), at << 8 | flags)
-            self._send({"echo": self._mark, "step": step}, timeout)
-            self._sent[stream] = at + 1
+            continues = CONTINUES if self._open[stream] else 0
+            _PACK.pack_into(self._mark, 0, self._client | int(stream), at << 8 | flags | continues)
+            try:
+                self._send({"echo": self._mark, "step": step}, timeout)
+            except SpecError:
+                self.step.check(step)  # its error has the step's own names
+                raise
+            self._sent[stream], self._open[stream] = at + 1, flags == 0
         finally:
             self._lock.release()
 
@@ -143,14 +151,14 @@ class StepStreams:
             ValueError: as `send`; nothing was sent.
         """
         n = self.step.flattener.check_batch(steps)
-        flags: Any = 0 if ends is None else np.array([_flags(end) for end in ends], np.uint64)
+        flags: Any = np.zeros(n, np.uint64) if ends is None else np.array([_flags(end) for end in ends], np.uint64)
         if ends is not None and len(flags) != n:
             raise ValueError(f"{n} steps need {n} ends, not {len(flags)}")
         if stream is not None and streams is not None:
             raise ValueError("give either stream, for N steps of one environment, or streams, for one step of each of N")
         if n == 0:
             return
-        numbers: Any = np.arange(n) if streams is None else np.asarray(streams)
+        numbers: Any = np.arange(n) if streams is None else as_numbers(streams, "streams")
         if streams is not None and (numbers.shape != (n,) or len(np.unique(numbers)) != n):
             raise ValueError(f"streams must be {n} numbers, none twice, not {streams!r:.200}; for N steps of one environment give stream=")
         self._enter(timeout)
@@ -159,14 +167,16 @@ class StepStreams:
             if stream is not None:
                 at = self._count(stream) + np.arange(n, dtype=np.uint64)
                 numbers = stream
+                continues = np.append(self._open[stream], flags[:-1] == 0)
             else:
                 for number in (numbers.min(), numbers.max()):
                     self._count(number)
-                at = self._sent[numbers]
+                at, continues = self._sent[numbers], self._open[numbers]
             marks[:, 0] = np.uint64(self._client) | np.asarray(numbers, np.uint64)
-            marks[:, 1] = at << np.uint64(8) | np.uint64(flags)
+            marks[:, 1] = at << np.uint64(8) | flags | np.where(continues, np.uint64(CONTINUES), np.uint64(0))
             self._send_batch({"echo": marks, "step": steps}, timeout)
             self._sent[numbers] = at[-1] + np.uint64(1) if stream is not None else at + np.uint64(1)
+            self._open[numbers] = flags[-1] == 0 if stream is not None else flags == 0
         finally:
             self._lock.release()
 
@@ -180,6 +190,7 @@ class StepStreams:
             raise ValueError(f"stream must be a whole number from 0 to {MOST_STREAMS - 1}, not {stream!r}")
         if stream >= len(self._sent):
             self._sent = np.concatenate([self._sent, np.zeros(int(stream) + 1, np.uint64)])
+            self._open = np.concatenate([self._open, np.zeros(int(stream) + 1, np.bool_)])
         return int(self._sent[stream])
 
 

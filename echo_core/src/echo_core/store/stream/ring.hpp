@@ -12,6 +12,7 @@
 // The memory-ordering argument, pair by pair (SYNC names are repeated at both ends), is in docs/design/store.md.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -87,7 +88,8 @@ private:
     bool open_next(uint64_t full);
     bool pop_returned(echo_run *out);
     // Returns the batch that leaves next, or -1: the earliest complete batch, unless an earlier batch is still worth waiting for.
-    int next_batch(uint64_t *order) const;
+    // `earlier`: whether an incomplete batch is older, stalled or not.
+    int next_batch(uint64_t *order, bool *earlier = nullptr) const;
     bool any_complete() const;
     void space_appeared();
 
@@ -150,7 +152,7 @@ inline bool Ring::open_next(uint64_t full) {
         buffer.order.store(control_->next_order.fetch_add(1, std::memory_order_relaxed), std::memory_order_relaxed);
         buffer.ready_at.store(0, std::memory_order_relaxed);
         buffer.overtaken.store(false, std::memory_order_relaxed);
-        buffer.progress.store(lap | Progress::kOpen, std::memory_order_relaxed);
+        buffer.progress.store(lap | Progress::kOpen, std::memory_order_release);  // SYNC order
         uint64_t seen = full;
         // release: a writer that claims in this buffer sees its new order and a progress of zero, not the values of the last lap. seq_cst: SYNC wakeup.
         const bool mine = control_->open.compare_exchange_strong(seen, Open::pack(Open::epoch(full) + 1, b, 0), std::memory_order_seq_cst);  // SYNC open
@@ -225,21 +227,24 @@ inline void Ring::space_appeared() {
     eventfds_.signal();
 }
 
-inline int Ring::next_batch(uint64_t *order_of) const {
+inline int Ring::next_batch(uint64_t *order_of, bool *earlier) const {
     int best = -1;
-    uint64_t best_order = UINT64_MAX, oldest_awaited = UINT64_MAX;
+    uint64_t best_order = UINT64_MAX, oldest_awaited = UINT64_MAX, oldest_incomplete = UINT64_MAX;
     for (uint64_t b = 0; b < total_; ++b) {
         const Buffer &buffer = buffer_[b];
-        const uint64_t progress = buffer.progress.load(std::memory_order_seq_cst);  // SYNC batch
+        const uint64_t progress = buffer.progress.load(std::memory_order_seq_cst);  // SYNC batch, order
         if (Progress::state(progress) != Progress::kOpen) continue;
+        // The order is read after the progress, so it is that of this lap or of a later one, which is higher.
         const uint64_t order = buffer.order.load(std::memory_order_relaxed);
         if (complete(progress)) {
             if (order < best_order) best_order = order, best = int(b);
-        } else if (order < oldest_awaited && !buffer.overtaken.load(std::memory_order_relaxed)) {
-            oldest_awaited = order;
+        } else {
+            oldest_incomplete = std::min(oldest_incomplete, order);
+            if (!buffer.overtaken.load(std::memory_order_relaxed)) oldest_awaited = std::min(oldest_awaited, order);
         }
     }
     if (order_of) *order_of = best_order;
+    if (earlier) *earlier = oldest_incomplete < best_order;
     if (best < 0 || oldest_awaited > best_order || closed()) return best;
     // An earlier batch misses a sample that a writer is about to commit.
     const int64_t now = now_ns();
@@ -252,8 +257,9 @@ inline int Ring::next_batch(uint64_t *order_of) const {
 
 inline int Ring::take() {
     uint64_t order, confirmed = UINT64_MAX;
+    bool overtakes = false;
     for (;;) {
-        const int b = next_batch(&order);
+        const int b = next_batch(&order, &overtakes);
         if (b < 0) return -1;
         // One look is no snapshot. While the loop runs, a buffer that it has already passed may be opened and completed, and then the
         // buffer that it finds may be completed before the loop reaches it. A second look, which begins now, sees everything that was
@@ -270,13 +276,14 @@ inline int Ring::take() {
                                                          std::memory_order_relaxed))  // SYNC batch
             continue;  // another learner was quicker
         control_->taken.fetch_add(1, std::memory_order_release);  // SYNC totals
-        bool overtook = false;
-        for (uint64_t i = 0; i < total_; ++i) {
-            if (buffer_[i].order.load(std::memory_order_relaxed) >= order) continue;
-            buffer_[i].overtaken.store(true, std::memory_order_relaxed);
-            overtook |= Progress::state(buffer_[i].progress.load(std::memory_order_relaxed)) == Progress::kOpen;
+        if (overtakes) {
+            control_->out_of_order.fetch_add(1, std::memory_order_relaxed);
+            for (uint64_t i = 0; i < total_; ++i) {
+                // In the same sequence as in next_batch, so that no batch of a later lap is taken for one that was overtaken.
+                const bool open = Progress::state(buffer_[i].progress.load(std::memory_order_acquire)) == Progress::kOpen;  // SYNC order
+                if (open && buffer_[i].order.load(std::memory_order_relaxed) < order) buffer_[i].overtaken.store(true, std::memory_order_relaxed);
+            }
         }
-        if (overtook) control_->out_of_order.fetch_add(1, std::memory_order_relaxed);
         control_->leased.fetch_add(1, std::memory_order_relaxed);
         const int64_t ready = buffer_[b].ready_at.load(std::memory_order_relaxed), now = now_ns();
         queue_dwell.record(ready > 0 && now > ready ? uint64_t(now - ready) : 0);

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from ...base.errors import EchoError, EchoTimeoutError
+from ...config.table import Table
+from ...store.replay.rate_limiters import Queue
 from ...testing import workers
 from ..processes import returns, until
 from ..rig import PATIENCE, Rig, drain, hear
@@ -159,6 +161,32 @@ class RecoveryClauses:
         weights = client.weights(newer_than=1)
         assert weights.params["w"][0] == weights.version + 1
         assert client.request("ping", blob=b"you?")[1] == b"you?"
+
+    def test_keys_of_a_dead_server_do_nothing_at_its_successor(self, rig: Rig, needs: Needs) -> None:
+        needs("restarts")
+        tables = [
+            Table("memory", example(), capacity=64, sampler="prioritized", seed=1),
+            Table("jobs", example(), capacity=64, sampler="fifo", rate_limiter=Queue(64), lease_timeout=PATIENCE * 10, seed=1),
+        ]
+        examples = {table.name: table.example for table in tables}
+        old = rig.server(tables=tables)
+        client = rig.client(old, tables=examples)
+        for name in ("memory", "jobs"):
+            old.submit_batch(stacked(1, 0, 16), table=name)
+        drawn, lent = client.sample(8, table="memory").keys, client.sample(8, table="jobs").keys
+        address = old.address
+        old.close()
+        new = rig.server(at=address, tables=tables)
+        for name in ("memory", "jobs"):
+            new.submit_batch(stacked(2, 0, 16), table=name)
+        other = rig.client(new, tables=examples)
+        others = other.sample(8, table="jobs").keys
+        before = new.table("memory").top(16)
+        assert client.update_priorities(drawn, np.full(8, 100.0), table="memory") == 8, "all are gone"
+        assert client.table("memory").delete(drawn) == 0 and not client.table("memory").peek(drawn)[1].any()
+        assert client.ack(lent, table="jobs") == 0, "they end no loan of another learner"
+        assert [part.tolist() for part in new.table("memory").top(16)] == [part.tolist() for part in before]
+        assert other.ack(others, table="jobs") == 8
 
     @pytest.mark.parametrize("filler", [FILLER, 1 << 16])
     def test_a_learner_that_closes_leaves_nothing_to_be_sent_twice(self, rig: Rig, needs: Needs, filler: int) -> None:

@@ -1,13 +1,20 @@
 // The generation of every row of a table. It is odd while nobody may read the row, and grows by one with each change. A row's key consists of
 // its generation and its number, so that no key is ever used twice, and a row is found by its key with one look.
 //
+// Learners keep keys when the server of a table is restarted. So that these keys name no new item of its successor, every table begins at a
+// random generation, also after a restore. Only restored items keep their generations, and with them their keys.
+//
 // Generations change under the table's mutex. A gather reads them without it, before and after it copies the rows.
 #pragma once
 
-#include <algorithm>
+#include <sys/random.h>
+
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <memory>
+#include <system_error>
+#include <vector>
 
 #include "../../../include/echo_pages.h"
 
@@ -17,8 +24,8 @@ class Generations {
 public:
     explicit Generations(uint32_t capacity)
         : capacity_(capacity), bits_(capacity <= kWide ? 16 : 32), of_(capacity) {
-        for (uint32_t row = 0; row < capacity; ++row) of_[row].store(1, std::memory_order_relaxed);
         if (capacity <= kWide) high_ = std::make_unique<uint32_t[]>(capacity);
+        begin();
     }
 
     uint32_t of(uint32_t row) const { return of_[row].load(std::memory_order_relaxed); }
@@ -34,11 +41,17 @@ public:
     }
     // Returns the key that a row will have once it is committed; it is being written now.
     uint64_t next_key_of(uint32_t row) const {
-        const uint32_t next = after(of(row));
+        const uint32_t next = of(row) + 1;
         return ((high_ ? uint64_t(high_[row] + (next == 0)) << 31 : 0) | next >> 1) << bits_ | row;
     }
     void advance(uint32_t row, std::memory_order order) {
-        const uint32_t next = after(of(row));
+        if (!restored_.empty() && restored_[row]) {
+            restored_[row] = false;
+            of_[row].store(first_, order);
+            if (high_) high_[row] = first_high_;
+            return;
+        }
+        const uint32_t next = of(row) + 1;
         if (next == 0 && high_) ++high_[row];
         of_[row].store(next, order);
     }
@@ -49,31 +62,37 @@ public:
     void save(uint32_t *generations, uint32_t *high) const {
         for (uint32_t row = 0; row < capacity_; ++row) generations[row] = of(row), high[row] = high_ ? high_[row] : 0;
     }
-    // No row is live until show(n). Keys that were given out after the checkpoint was taken must not name other items now, so all
-    // generations are raised to a new floor.
-    void restore(const uint32_t *generations, const uint32_t *high) {
-        uint32_t most = 0;
-        for (uint32_t row = 0; row < capacity_; ++row) {
-            of_[row].store(generations[row] | 1, std::memory_order_relaxed);
-            if (high_ && high) high_[row] = high[row];
-            most = std::max(most, generations[row]);
-        }
-        if (most < UINT32_MAX / 2) floor_ = (most + (1u << 24)) & ~1u;
+    // No row is live until restore(n).
+    void begin_restore() {
+        begin();
+        restored_.assign(capacity_, false);
     }
-    void show(uint32_t row, uint32_t generation) { of_[row].store(generation, std::memory_order_relaxed); }
+    // The row has an item again, with the key that it had when the checkpoint was taken. The row's next item gets a new one.
+    void restore(uint32_t row, uint32_t generation, uint32_t high) {
+        of_[row].store(generation, std::memory_order_relaxed);
+        if (high_) high_[row] = high;
+        restored_[row] = true;
+    }
 
 private:
-    uint32_t after(uint32_t generation) const {
-        const uint32_t next = generation + 1;
-        return next < floor_ ? floor_ | (next & 1) : next;
+    // All rows are free, with a random generation.
+    void begin() {
+        uint32_t random[2];
+        if (getrandom(random, sizeof random, 0) != ssize_t(sizeof random)) throw std::system_error(errno, std::generic_category(), "getrandom");
+        first_ = random[0] >> 1 | 1, first_high_ = random[1] & 0xFFFF;  // so keys are below 2^63, and fit into signed numbers too
+        for (uint32_t row = 0; row < capacity_; ++row) {
+            of_[row].store(first_, std::memory_order_relaxed);
+            if (high_) high_[row] = first_high_;
+        }
     }
 
-    static constexpr uint64_t kWide = 1u << 16;  // smaller tables have 32 more bits per generation, so that they do not run out of keys
+    static constexpr uint64_t kWide = 1u << 16;  // smaller tables have 17 more bits per generation, so that they do not run out of keys
 
     const uint32_t capacity_, bits_;
-    uint32_t floor_ = 0;  // even; generations below it may have been given out before a restart
+    uint32_t first_ = 1, first_high_ = 0;  // the generation with which rows begin in this process; it is odd
     PageArray<std::atomic<uint32_t>> of_;
     std::unique_ptr<uint32_t[]> high_;
+    std::vector<bool> restored_;  // rows whose items come from a checkpoint
 };
 
 }  // namespace echo::replay
