@@ -13,7 +13,8 @@ import numpy as np
 
 from ..base.errors import SpecError
 from . import device
-from .leaf import EXACT, LeafSpec, kind_of
+from .dtypes import kind_of
+from .leaf import EXACT, LeafSpec
 from .structure import leaf_name
 
 __all__ = ["CastingLeaf"]
