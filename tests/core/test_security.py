@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import hashlib
 import hmac
 import logging
 import os
 import pickle
+import secrets
 import stat
 import subprocess
 import sys
@@ -233,14 +235,54 @@ def test_exposure_of_whole_addresses() -> None:
 
 
 def test_one_token_a_line_with_the_roles_in_front_of_it(tmp_path: Path) -> None:
-    text = f"{SECRET}-new\nwrite:{SECRET}-workers\n# old\nread,write:{SECRET}: with a colon\nadmin:{SECRET}-boss\nother:{SECRET}\n"
+    text = f"{SECRET}-new\nwrite:{SECRET}-workers\n# old\nread,write:{SECRET}-both\nadmin:{SECRET}-boss\n"
     for tokens in (find_tokens(text), find_tokens(secret_file(tmp_path / "t", text)), find_tokens(None, {"ECHO_TOKEN": text})):
         assert [token.decode() for token in tokens] == [
-            f"{SECRET}-new", f"{SECRET}-workers", f"{SECRET}: with a colon", f"{SECRET}-boss", f"other:{SECRET}",
+            f"{SECRET}-new", f"{SECRET}-workers", f"{SECRET}-both", f"{SECRET}-boss",
         ]  # fmt: skip
-        assert [token.roles for token in tokens] == [EVERYTHING, {"write"}, {"read", "write"}, EVERYTHING, EVERYTHING]
+        assert [token.roles for token in tokens] == [EVERYTHING, {"write"}, {"read", "write"}, EVERYTHING]
     assert find_tokens([f"write:{SECRET}", b"write:raw bytes are as they are"])[1] == b"write:raw bytes are as they are"
     assert find_token(text) == f"{SECRET}-new".encode()
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        (f"write, read:{SECRET}", "':'"),
+        (f"Write:{SECRET}", "in small letters"),
+        (f"write :{SECRET}", "without spaces"),
+        (f"writer:{SECRET}", "the roles are write, read, admin"),
+        (f"write;read:{SECRET}", "':'"),
+        (f"write:read:{SECRET}", "':'"),
+        (f"write:{SECRET}:rest", "':'"),
+        (f"\ufeffwrite:{SECRET}", "byte order mark"),
+        (f"write\uff1a{SECRET}", "FULLWIDTH COLON"),
+        (f"write\u200b:{SECRET}", "ZERO WIDTH SPACE"),
+        (f"write\x00{SECRET}", "a control character"),
+        (f"write {SECRET}", "SPACE"),
+        (f"write={SECRET}", "begins with the name of a role"),
+        (f"READ{SECRET}", "begins with the name of a role"),
+    ],
+)
+def test_a_slip_in_the_roles_is_never_a_token_of_every_role(tmp_path: Path, line: str, said: str) -> None:
+    path = secret_file(tmp_path / "token", f"{'a' * 48}\n\n{line}\n")
+    for given, env, where in [
+        (path, {}, f"{path}, line 3"),
+        (path.read_text(), {}, "the token given, line 3"),
+        (line, {}, "the token given has"),
+        (None, {"ECHO_TOKEN": line}, "ECHO_TOKEN has"),
+    ]:
+        with pytest.raises(SecurityError) as error:
+            find_tokens(given, env)
+        assert where in str(error.value) and said in str(error.value)
+        assert "horse" not in str(error.value)
+    with pytest.raises(SecurityError):
+        TokenSource(path)
+
+
+def test_tokens_as_tools_make_them() -> None:
+    for secret in (secrets.token_hex(32), "-" + secrets.token_urlsafe(32), "+" + base64.b64encode(secrets.token_bytes(32)).decode()):
+        assert find_tokens(secret) == find_tokens(f"write:{secret}") == [secret.encode()]
 
 
 def test_roles_survive_copies() -> None:

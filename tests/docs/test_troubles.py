@@ -100,7 +100,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "a sample's shape": lambda: worker_of(lambda client: client.send({"obs": np.zeros(5, np.float32)})),
     "a sample on a GPU": lambda: worker_of(lambda client: client.send({"obs": Tensor()})),
     "port in use": lambda: server_at(lambda server: Server(EXAMPLE, 2, str(server.address)).start()),
-    "wrong token": lambda: server_at(lambda server: Client(server.address, EXAMPLE, token="somebody else's, long enough", **WORKER)),
+    "wrong token": lambda: server_at(lambda server: Client(server.address, EXAMPLE, token="somebody-elses-long-enough", **WORKER)),
     "no token": lambda: server_at(lambda server: Client(server.address, EXAMPLE, auth=False, **WORKER)),
     "exposed": lambda: Server(EXAMPLE, 2, "tcp://0.0.0.0:0?auth=false").start(),
     "server gone": lambda: gone(until_lost),

@@ -25,7 +25,7 @@ from echo_core.wire.transport import Transport
 __all__ = ["Certificates", "TlsContract"]
 
 EXAMPLE = {"x": np.zeros(4, np.float32), "n": np.zeros((), np.int64)}
-TOKEN = "the token of these tests, long enough"
+TOKEN = "the-token-of-these-tests-long-enough"
 
 
 class Certificates(NamedTuple):
