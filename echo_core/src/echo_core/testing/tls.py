@@ -18,6 +18,7 @@ import pytest
 from echo_core import Client, Server
 from echo_core.base.errors import EchoError, EchoTimeoutError, SecurityError
 from echo_core.security.tls import Authority, Identity, _make
+from echo_core.testing.damaging_relay import DamagingRelay
 from echo_core.testing.processes import until
 from echo_core.testing.tls_relay import TlsRelay
 from echo_core.wire.transport import Transport
@@ -139,6 +140,21 @@ class TlsContract(ABC):
                 with pytest.raises(EchoError):
                     Client(through, EXAMPLE, token=TOKEN, timeout=1)
             assert server.peers() == []
+
+    @pytest.mark.parametrize("way, spots", [("down", (1, 10, 60, 130, 700)), ("up", (1, 10, 60, 120, 300, 540))])
+    def test_a_damaged_byte_of_a_handshake_is_no_verdict(self, certificates: Certificates, way: str, spots: tuple[int, ...]) -> None:
+        """A worker that returns takes nothing for final that damage, or somebody without a certificate, can cause."""
+        with (
+            Server(EXAMPLE, 2, self.transport(**given(certificates.learner)), token=TOKEN) as server,
+            DamagingRelay(server.address.endpoint) as relay,
+            Client(replace(server.address, port=relay.port), EXAMPLE, **self.trust(certificates)) as client,
+        ):
+            for number, at in enumerate(spots, 1):
+                relay.cut(way, at)
+                client.send_batch({"x": np.zeros((2, 4), np.float32), "n": np.full(2, number)})
+                client.wait(60)
+                assert server.sample(20).batch["n"].tolist() == [number, number]
+                assert relay.damaged == number
 
     def test_the_name_in_a_certificate_is_text(self, certificates: Certificates, tmp_path: Path) -> None:
         """The client chose this name, and people read it in logs and terminals."""
