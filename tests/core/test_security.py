@@ -13,7 +13,9 @@ import secrets
 import stat
 import subprocess
 import sys
+import tempfile
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -133,7 +135,7 @@ def test_first_starters_agree(home: dict[str, str], tmp_path: Path) -> None:
     assert os.listdir(tmp_path / ".config/echo") == ["token"]
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o644, 0o610])
+@pytest.mark.parametrize("mode", [0o660, 0o604, 0o666, 0o644, 0o610])
 def test_a_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     path = secret_file(tmp_path / "token", mode=mode)
     with pytest.raises(SecurityError) as error:
@@ -143,6 +145,60 @@ def test_a_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     assert SECRET not in str(error.value)
     path.chmod(0o600)
     assert find_token(path) == SECRET.encode()
+
+
+def test_a_group_of_this_process_may_read(tmp_path: Path) -> None:
+    for mode in (0o440, 0o640):
+        assert find_token(secret_file(tmp_path / f"{mode:o}", mode=mode)) == SECRET.encode()
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A folder that every user may enter, as the mounted folder of a secret."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def as_another_user(group: int, call: Callable[[], object]) -> str:
+    """What `call` returns or raises in a process of user 65534 and of `group`, as text."""
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            os.setgroups([group])
+            os.setgid(65534)
+            os.setuid(65534)
+            text = str(call())
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        text = pipe.read().decode()
+    os.waitpid(pid, 0)
+    return text
+
+
+def test_secret_volumes_of_kubernetes(volume: Path) -> None:
+    """Files of root that the group of the volume (fsGroup) may read."""
+    if os.geteuid() != 0:
+        return  # only root can give files away
+    (volume / "data").mkdir(mode=0o755)
+    path = secret_file(volume / "data/token", mode=0o440)
+    (volume / "token").symlink_to("data/token")
+    os.chown(path, 0, 4242)
+    call = lambda: bytes(find_token(volume / "token")).decode()  # noqa: E731
+    assert as_another_user(4242, call) == SECRET
+    assert "Permission denied" in as_another_user(4343, call)
+    for mode in (0o444, 0o460):
+        path.chmod(mode)
+        said = as_another_user(4242, call)
+        assert f"mode {mode:04o}, group 4242" in said and "defaultMode: 0400" in said and "chmod 600" not in said
+    os.chown(path, 0, 4343)
+    path.chmod(0o440)
+    with pytest.raises(SecurityError, match="mode 0440, group 4343"):  # root can read it, but so can whoever is in that group
+        find_token(path)
 
 
 def test_a_directory_that_others_can_write_is_refused(home: dict[str, str], tmp_path: Path) -> None:
@@ -217,6 +273,15 @@ def test_exposure_is_refused_with_three_remedies(host: str) -> None:
         assert remedy in text
     check_exposure(host, authenticated=True)
     check_exposure(host, authenticated=False, allow_insecure=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_without_tokens_in_the_protocol_two_remedies_are_left(host: str) -> None:
+    with pytest.raises(SecurityError, match="This protocol has no tokens") as error:
+        check_exposure("0.0.0.0", authenticated=False, tokens=False)
+    text = str(error.value)
+    assert text.count("\n  - ") == 2 and "allow_insecure=True" in text and "ECHO_TOKEN" not in text
+    check_exposure(host, authenticated=False, tokens=False)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

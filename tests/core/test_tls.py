@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_the_remedy(tmp_path: Path
 def test_an_authority_open_to_others_is_refused(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "a")
     key = tmp_path / "a/authority.key"
-    key.chmod(0o640)
+    key.chmod(0o644)
     with pytest.raises(SecurityError, match=f"chmod 600 {key}"):
         Authority(tmp_path / "a")
     key.chmod(0o600)

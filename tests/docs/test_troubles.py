@@ -89,6 +89,7 @@ def too_much(server: Server) -> None:
 
 MISTAKES: dict[str, Callable[[], object]] = {
     "nobody listens": lambda: Client(f"tcp://127.0.0.1:{unused_port()}", EXAMPLE, **WORKER),
+    "the wildcard": lambda: Client(f"tcp://0.0.0.0:{unused_port()}", EXAMPLE, **WORKER),
     "no such machine": lambda: Client("tcp://learner.invalid:5555", EXAMPLE, **WORKER),
     "no scheme": lambda: Client("127.0.0.1:5555", EXAMPLE),
     "no port": lambda: Client("tcp://127.0.0.1", EXAMPLE),

@@ -207,16 +207,25 @@ def default_token_path(env: Mapping[str, str] = os.environ) -> Path:
 def check_private(path: Path, status: os.stat_result) -> None:
     """Refuse a secret file that other users can read or change.
 
+    A group may read it if this process is in that group, because that is how a secret is given to a process that does not own
+    it (a Kubernetes volume with fsGroup: root's files of mode 0440).
+
     Raises:
-        SecurityError: the message names the mode and the chmod or chown to run.
+        SecurityError: the message names the mode, and what to run or to set.
     """
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o077:
+    mode, me = stat.S_IMODE(status.st_mode), os.geteuid()
+    groups = {os.getegid(), *os.getgroups()}
+    if mode & (0o037 if status.st_gid in groups else 0o077):
+        mine = me in (0, status.st_uid) and not os.statvfs(path).f_flag & os.ST_RDONLY
         raise SecurityError(
-            f"{path} holds a secret and is open to other users (mode {mode:04o}); "
-            f"run: chmod 600 {path}"
+            f"{path} holds a secret and is open to other users (mode {mode:04o}, group {status.st_gid}); "
+            + (
+                f"run: chmod 600 {path}"
+                if mine
+                else "have its owner give it mode 0400, or 0440 with a group of this process; of a secret volume of Kubernetes, set "
+                "defaultMode: 0400, and fsGroup if the process is not root"
+            )
         )
-    me = os.geteuid()
     if me != 0 and status.st_uid not in (me, 0):
         raise SecurityError(
             f"{path} holds a secret and belongs to another user (uid {status.st_uid}); "
@@ -253,7 +262,7 @@ def check_genuine(path: Path) -> None:
 
 
 def check_exposure(
-    host: str | Address, authenticated: bool, allow_insecure: bool = False
+    host: str | Address, authenticated: bool, allow_insecure: bool = False, *, tokens: bool = True
 ) -> None:
     """Refuse to listen where other machines can connect if clients need no authentication.
 
@@ -261,20 +270,25 @@ def check_exposure(
         host: the host about to be bound (`""` binds every interface), or a whole address.
         authenticated: whether clients have to prove that they hold the token.
         allow_insecure: the user's explicit permission to be exposed anyway.
+        tokens: whether the protocol has authentication at all.
 
     Raises:
-        SecurityError: the learner would be exposed without authentication; the message lists the three remedies.
+        SecurityError: the learner would be exposed without authentication; the message lists the remedies.
     """
     loopback = host.is_loopback if isinstance(host, Address) else is_loopback_host(host)
     if loopback or authenticated or allow_insecure:
         return
     shown = str(host) or "every interface"
-    raise SecurityError(
-        f"refusing to listen on {shown} without authentication: everyone who can reach it could "
-        "feed this learner and read its weights. Do one of these:\n"
-        '  - bind to loopback, for workers on this machine: host="127.0.0.1"\n'
+    with_token = (
         "  - give a token, the same to learner and workers: set ECHO_TOKEN or ECHO_TOKEN_FILE and "
         "leave authentication on\n"
+    )
+    raise SecurityError(
+        f"refusing to listen on {shown} without authentication: everyone who can reach it could "
+        "feed this learner and read its weights. "
+        f"{'Do one of these' if tokens else 'This protocol has no tokens, so do one of these'}:\n"
+        '  - bind to loopback, for workers on this machine: host="127.0.0.1"\n'
+        f"{with_token if tokens else ''}"
         "  - accept the risk, on a network you trust: allow_insecure=True"
     )
 

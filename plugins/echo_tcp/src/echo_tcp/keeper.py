@@ -23,6 +23,7 @@ from echo_core.base.errors import (
     HandshakeRefused,
 )
 from echo_core.wire.handshake import ClientHandshake
+from echo_core.wire.network.unreachable import advice
 
 from . import _worker
 from .dial import Link, dial_echo2
@@ -70,7 +71,7 @@ class Keeper:
         if isinstance(link, BaseException):
             raise EchoTimeoutError(
                 f"worker {self._worker.name!r} could not reach {self._address} within "
-                f"{seconds:g} s ({link}); start the learner, or correct the address"
+                f"{seconds:g} s ({link}); {advice(self._address, link, tokens=self._options.protocol != 'echo1')}"
             ) from link
         self._attach(link)
         self._thread.start()

@@ -57,7 +57,7 @@ class TcpTransport(Transport):
         from .listener import TcpListener
 
         options = self.options
-        check_exposure(options.host, options.authenticated, options.allow_insecure)
+        check_exposure(options.host, options.authenticated, options.allow_insecure, tokens=options.protocol != "echo1")
         tokens: Callable[[], Sequence[bytes]] = tuple
         if options.authenticated:
             tokens = (lambda: sink.tokens) if options.token is None else TokenSource(options.token)

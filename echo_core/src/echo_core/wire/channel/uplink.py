@@ -32,6 +32,7 @@ from ...base.errors import (
 from ...base.transport_options import ConnectOptions
 from ...spec.spec import Spec
 from ..handshake import ClientHandshake
+from ..network import unreachable
 from ..protocol import REPLY, TO_WORKER, U64, Buffer, Header, Kind, WeightsAssembler, frame, pack_error, reply_frame
 from ..weights import verify
 from .calls import Calls
@@ -185,7 +186,7 @@ class Uplink:
     def advice(self) -> str:
         """What somebody who waited in vain can do about it."""
         if self.link is None:
-            return "start the learner, or correct the address"
+            return unreachable.advice(self.address, self.trouble)
         return f"see what it does (echoctl top {self.address}), or wait longer (timeout=)"
 
     def connecting(self) -> str:
