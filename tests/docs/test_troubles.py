@@ -114,7 +114,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
 
 def said(error: BaseException) -> str:
     """As Python shows it, with the page's port and as if only these plugins were installed."""
-    text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:5555", f"{type(error).__name__}: {error}")
+    text = re.sub(r"(127\.0\.0\.1|0\.0\.0\.0):\d+", r"\1:5555", f"{type(error).__name__}: {error}")
     text = re.sub(r"sport = :\d+", "sport = :5555", text)
     text = re.sub(r"\(installed: [^)]*\btcp\b[^)]*\)", "(installed: shm, tcp, tcps)", text)
     return re.sub(r"\(installed: [^)]*\buniform\b[^)]*\)", "(installed: fifo, hot_cold, lifo, max_heap, min_heap, prioritized, uniform)", text)
