@@ -19,6 +19,7 @@ import optree
 
 from ..base.address import Address
 from ..base.errors import ClosedError, ConfigError, EchoError
+from ..base.green_threads import check_real_threads
 from ..config.table import Table
 from ..plugins import discovery
 from ..security import tokens
@@ -104,6 +105,7 @@ class Server(ServerState):
     ) -> None:
         if num_drainers is not None or producer_queue_size is not None:
             warnings.warn("num_drainers and producer_queue_size have no effect: Echo has no drainer threads and no queues; leave them out", stacklevel=2)
+        check_real_threads()
         host = host or discovery.default
         if not lease_timeout >= 0:
             raise ValueError(f"lease_timeout must be 0 or more seconds, not {lease_timeout!r}")
