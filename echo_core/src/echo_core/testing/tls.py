@@ -92,7 +92,6 @@ class TlsContract(ABC):
             assert server.peers() == []
 
     def test_an_expired_certificate(self, certificates: Certificates, tmp_path: Path) -> None:
-        pytest.importorskip("cryptography")  # openssl's command cannot give a validity in seconds
         old = certificates.authority.issue("learner", ["127.0.0.1"], days=2 / 86400, directory=tmp_path)
         with Server(EXAMPLE, 2, self.transport(**given(old)), token=TOKEN) as server:
             time.sleep(2.5)
@@ -100,7 +99,6 @@ class TlsContract(ABC):
                 Client(server.address, EXAMPLE, **self.trust(certificates))
 
     def test_an_expired_certificate_of_a_worker(self, certificates: Certificates, tmp_path: Path) -> None:
-        pytest.importorskip("cryptography")  # openssl's command cannot give a validity in minutes
         old = certificates.authority.issue("worker-3", days=-1 / 1440, directory=tmp_path)
         asking = self.transport(tls_client_authority=certificates.authority.certificate, **given(certificates.learner))
         trusted = self.trust(certificates, **given(certificates.worker))
@@ -113,7 +111,6 @@ class TlsContract(ABC):
 
     def test_a_session_of_before_stands_for_no_certificate(self, certificates: Certificates, tmp_path: Path) -> None:
         """A client that resumes a session shows no certificate, so an expired one would never be checked again."""
-        pytest.importorskip("cryptography")  # openssl's command cannot give a validity in seconds
         asking = self.transport(tls_client_authority=certificates.authority.certificate, **given(certificates.learner))
         with Server(EXAMPLE, 2, asking, token=TOKEN) as server, ExitStack() as stack:
             passing = certificates.authority.issue("worker-3", days=8 / 86400, directory=tmp_path)
@@ -191,7 +188,6 @@ class TlsContract(ABC):
                 else:
                     shown = {} if wrong == "no certificate" else given(certificates.stranger)
                     if wrong == "an expired certificate":
-                        pytest.importorskip("cryptography")  # openssl's command cannot give a validity in minutes
                         shown = given(certificates.authority.issue("worker-3", days=-1 / 1440, directory=tmp_path))
                     with pytest.raises((SecurityError, EchoTimeoutError)):
                         Client(server.address, EXAMPLE, **self.trust(certificates, timeout=0.5, **shown))
