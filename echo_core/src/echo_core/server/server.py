@@ -274,7 +274,7 @@ class Server(ServerState):
         checkpoint stays until this one is complete.
 
         Raises:
-            OSError: the disk is full or not writable. CheckpointError: the written data are not the rows of a table; the previous checkpoint
+            OSError: the disk is full or not writable; it has the name of the file. CheckpointError: the written data are not the rows of a table; the previous checkpoint
                 stays. ValueError: this server streams and has no tables.
         """
         self.table()
