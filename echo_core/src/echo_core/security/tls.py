@@ -347,7 +347,7 @@ def _by_openssl(name: str, hosts: list[str], days: float, certificate: Path, key
             "[any]\ncommonName=supplied\n"
         )
         period = ["-startdate", dates[0], "-enddate", dates[1]]
-        options = ["-batch", "-notext", "-md", "sha256", "-config", settings, "-extfile", extensions]
+        options: list[str | Path] = ["-batch", "-notext", "-md", "sha256", "-config", settings, "-extfile", extensions]
         _openssl("ca", *options, *period, *sign, "-in", request, "-out", signed)
         _write(key, new.read_bytes(), 0o600)
         _write(certificate, signed.read_bytes(), 0o644)

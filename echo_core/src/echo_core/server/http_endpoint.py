@@ -19,6 +19,7 @@ _log = logging.getLogger("echo")
 class Request(BaseHTTPRequestHandler):
     """One connection; a subclass defines `do_GET`. It logs at the level debug, and nothing to stderr."""
 
+    server: ThreadingHTTPServer
     timeout = 10.0  # seconds that it waits for the request of a silent client
 
     def asks_for_this_machine(self) -> bool:

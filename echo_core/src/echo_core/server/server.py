@@ -274,8 +274,8 @@ class Server(ServerState):
         checkpoint stays until this one is complete.
 
         Raises:
-            OSError: the disk is full or not writable; it has the name of the file. CheckpointError: the written data are not the rows of a table; the previous checkpoint
-                stays. ValueError: this server streams and has no tables.
+            OSError: the disk is full or not writable; it has the name of the file. CheckpointError: the written data are not the rows of
+                a table. In both cases the previous checkpoint stays. ValueError: this server streams and has no tables.
         """
         self.table()
         with self._checkpointing:
