@@ -199,7 +199,7 @@ def test_an_observer_is_no_worker_and_needs_no_example(serve) -> None:
         with pytest.raises(EchoError, match="no operation 'nonsense'"):
             observer.request("nonsense")
     with pytest.raises(PermissionError):
-        Observer(server.address, token="another token than the server's")
+        Observer(server.address, token="another-token-than-the-servers")
 
 
 def test_nobody_there(echoctl) -> None:
@@ -218,7 +218,7 @@ def test_doctor_looks_at_the_machine_and_the_way_to_a_server(serve, echoctl, tmp
     assert {"connection", "round trip", "clocks", "its version", "server"} < set(found)
     assert done.code == 0 and found["clocks"]["status"] == found["its version"]["status"] == "ok"
     token = tmp_path / "token"
-    token.write_text("a token that everybody can read\n")
+    token.write_text("a-token-that-everybody-can-read\n")
     token.chmod(0o644)
     open_token = echoctl("doctor", "--json", ECHO_TOKEN_FILE=str(token))
     (failure,) = [line for line in open_token.json if line["status"] == "failure"]

@@ -9,7 +9,10 @@ import pytest
 
 pytest.importorskip("click")
 
-from echoctl.tap import plain, values
+from echo_core import Spec
+from echo_core.client.observer import Look
+from echoctl.output import console, table
+from echoctl.tap import plain, render, values
 
 
 def test_what_json_has_no_number_for_is_text() -> None:
@@ -55,3 +58,13 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
 )
 def test_many_numbers_are_shown_by_their_range(array: np.ndarray, shown: str) -> None:
     assert values(array) == shown
+
+
+def test_words_of_strangers_do_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[2J\x07x\nforged"
+    spec = Spec.from_example({evil: np.array(evil)})
+    console().print(render(Look(spec=spec, leaves=[np.array([evil])], samples=[{evil: evil}], keys=None)))
+    table(["name"], [[evil]])
+    text = capsys.readouterr().out
+    assert "\x1b" not in text and "\x07" not in text
+    assert not any(line.startswith("forged") for line in text.splitlines())

@@ -56,6 +56,13 @@ def one() -> Server:
         (lambda folder, table: table.update(files=7), "files|iterable"),
         (lambda folder, table: table.update(inserts=-1), "inserts"),
         (lambda folder, table: table.update(random="x"), "random|state"),
+        (lambda folder, table: table["identity"].update(spec={"leaves": 1}), "manifest.json"),
+        (lambda folder, table: table["identity"].update(spec=[]), "manifest.json"),
+        (lambda folder, table: table["identity"]["spec"]["leaves"][0].update(dtype="no such dtype"), "manifest.json"),
+        (lambda folder, table: table["files"].update(rows=[]), "manifest.json"),
+        (lambda folder, table: table["files"]["rows"].update(file=7), "manifest.json"),
+        (lambda folder, table: table["files"]["rows"].update(shape={"a": 1}), "manifest.json"),
+        (lambda folder, table: table.update(inserts={}), "manifest.json"),
     ],
 )
 def test_what_somebody_wrote_on_purpose_is_refused(change: Callable[[Path, dict], None], text: str, tmp_path: Path) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import hashlib
 import hmac
 import logging
 import os
 import pickle
+import secrets
 import stat
 import subprocess
 import sys
+import tempfile
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -131,7 +135,7 @@ def test_first_starters_agree(home: dict[str, str], tmp_path: Path) -> None:
     assert os.listdir(tmp_path / ".config/echo") == ["token"]
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o644, 0o610])
+@pytest.mark.parametrize("mode", [0o660, 0o604, 0o666, 0o644, 0o610])
 def test_a_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     path = secret_file(tmp_path / "token", mode=mode)
     with pytest.raises(SecurityError) as error:
@@ -141,6 +145,60 @@ def test_a_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     assert SECRET not in str(error.value)
     path.chmod(0o600)
     assert find_token(path) == SECRET.encode()
+
+
+def test_a_group_of_this_process_may_read(tmp_path: Path) -> None:
+    for mode in (0o440, 0o640):
+        assert find_token(secret_file(tmp_path / f"{mode:o}", mode=mode)) == SECRET.encode()
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A folder that every user may enter, as the mounted folder of a secret."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def as_another_user(group: int, call: Callable[[], object]) -> str:
+    """What `call` returns or raises in a process of user 65534 and of `group`, as text."""
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            os.setgroups([group])
+            os.setgid(65534)
+            os.setuid(65534)
+            text = str(call())
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        text = pipe.read().decode()
+    os.waitpid(pid, 0)
+    return text
+
+
+def test_secret_volumes_of_kubernetes(volume: Path) -> None:
+    """Files of root that the group of the volume (fsGroup) may read."""
+    if os.geteuid() != 0:
+        return  # only root can give files away
+    (volume / "data").mkdir(mode=0o755)
+    path = secret_file(volume / "data/token", mode=0o440)
+    (volume / "token").symlink_to("data/token")
+    os.chown(path, 0, 4242)
+    call = lambda: bytes(find_token(volume / "token")).decode()  # noqa: E731
+    assert as_another_user(4242, call) == SECRET
+    assert "Permission denied" in as_another_user(4343, call)
+    for mode in (0o444, 0o460):
+        path.chmod(mode)
+        said = as_another_user(4242, call)
+        assert f"mode {mode:04o}, group 4242" in said and "defaultMode: 0400" in said and "chmod 600" not in said
+    os.chown(path, 0, 4343)
+    path.chmod(0o440)
+    with pytest.raises(SecurityError, match="mode 0440, group 4343"):  # root can read it, but so can whoever is in that group
+        find_token(path)
 
 
 def test_a_directory_that_others_can_write_is_refused(home: dict[str, str], tmp_path: Path) -> None:
@@ -218,6 +276,15 @@ def test_exposure_is_refused_with_three_remedies(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_without_tokens_in_the_protocol_two_remedies_are_left(host: str) -> None:
+    with pytest.raises(SecurityError, match="This protocol has no tokens") as error:
+        check_exposure("0.0.0.0", authenticated=False, tokens=False)
+    text = str(error.value)
+    assert text.count("\n  - ") == 2 and "allow_insecure=True" in text and "ECHO_TOKEN" not in text
+    check_exposure(host, authenticated=False, tokens=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
 def test_loopback_needs_nothing(host: str) -> None:
     check_exposure(host, authenticated=False)
 
@@ -233,14 +300,54 @@ def test_exposure_of_whole_addresses() -> None:
 
 
 def test_one_token_a_line_with_the_roles_in_front_of_it(tmp_path: Path) -> None:
-    text = f"{SECRET}-new\nwrite:{SECRET}-workers\n# old\nread,write:{SECRET}: with a colon\nadmin:{SECRET}-boss\nother:{SECRET}\n"
+    text = f"{SECRET}-new\nwrite:{SECRET}-workers\n# old\nread,write:{SECRET}-both\nadmin:{SECRET}-boss\n"
     for tokens in (find_tokens(text), find_tokens(secret_file(tmp_path / "t", text)), find_tokens(None, {"ECHO_TOKEN": text})):
         assert [token.decode() for token in tokens] == [
-            f"{SECRET}-new", f"{SECRET}-workers", f"{SECRET}: with a colon", f"{SECRET}-boss", f"other:{SECRET}",
+            f"{SECRET}-new", f"{SECRET}-workers", f"{SECRET}-both", f"{SECRET}-boss",
         ]  # fmt: skip
-        assert [token.roles for token in tokens] == [EVERYTHING, {"write"}, {"read", "write"}, EVERYTHING, EVERYTHING]
+        assert [token.roles for token in tokens] == [EVERYTHING, {"write"}, {"read", "write"}, EVERYTHING]
     assert find_tokens([f"write:{SECRET}", b"write:raw bytes are as they are"])[1] == b"write:raw bytes are as they are"
     assert find_token(text) == f"{SECRET}-new".encode()
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        (f"write, read:{SECRET}", "':'"),
+        (f"Write:{SECRET}", "in small letters"),
+        (f"write :{SECRET}", "without spaces"),
+        (f"writer:{SECRET}", "the roles are write, read, admin"),
+        (f"write;read:{SECRET}", "':'"),
+        (f"write:read:{SECRET}", "':'"),
+        (f"write:{SECRET}:rest", "':'"),
+        (f"\ufeffwrite:{SECRET}", "byte order mark"),
+        (f"write\uff1a{SECRET}", "FULLWIDTH COLON"),
+        (f"write\u200b:{SECRET}", "ZERO WIDTH SPACE"),
+        (f"write\x00{SECRET}", "a control character"),
+        (f"write {SECRET}", "SPACE"),
+        (f"write={SECRET}", "begins with the name of a role"),
+        (f"READ{SECRET}", "begins with the name of a role"),
+    ],
+)
+def test_a_slip_in_the_roles_is_never_a_token_of_every_role(tmp_path: Path, line: str, said: str) -> None:
+    path = secret_file(tmp_path / "token", f"{'a' * 48}\n\n{line}\n")
+    for given, env, where in [
+        (path, {}, f"{path}, line 3"),
+        (path.read_text(), {}, "the token given, line 3"),
+        (line, {}, "the token given has"),
+        (None, {"ECHO_TOKEN": line}, "ECHO_TOKEN has"),
+    ]:
+        with pytest.raises(SecurityError) as error:
+            find_tokens(given, env)
+        assert where in str(error.value) and said in str(error.value)
+        assert "horse" not in str(error.value)
+    with pytest.raises(SecurityError):
+        TokenSource(path)
+
+
+def test_tokens_as_tools_make_them() -> None:
+    for secret in (secrets.token_hex(32), "-" + secrets.token_urlsafe(32), "+" + base64.b64encode(secrets.token_bytes(32)).decode()):
+        assert find_tokens(secret) == find_tokens(f"write:{secret}") == [secret.encode()]
 
 
 def test_roles_survive_copies() -> None:

@@ -166,12 +166,12 @@ def test_looks_larger_than_a_message_come_in_parts() -> None:
 
 
 def test_only_who_may_read_may_look() -> None:
-    tokens = ["write:a token that may only write", "read:a token that may only read"]
+    tokens = ["write:a-token-that-may-only-write", "read:a-token-that-may-only-read"]
     with Server(EXAMPLE, 2, TCP, token=tokens) as server:
         server.submit_batch(filled(range(1)))
-        with Observer(server.address, token="a token that may only read") as observer:
+        with Observer(server.address, token="a-token-that-may-only-read") as observer:
             assert steps(observer.tap()) == [0]
-        with Client(server.address, EXAMPLE, token="a token that may only write") as client, pytest.raises(SecurityError, match="read"):
+        with Client(server.address, EXAMPLE, token="a-token-that-may-only-write") as client, pytest.raises(SecurityError, match="read"):
             client.request("tap", {"n": 1})
 
 

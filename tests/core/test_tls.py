@@ -8,7 +8,9 @@ import ssl
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +79,38 @@ def test_what_is_issued_is_accepted(tmp_path: Path) -> None:
         assert done.returncode == 0 or "Authority Key Identifier" in done.stdout + done.stderr, done.stderr
 
 
+def fields(certificate: Path) -> str:
+    command = ["openssl", "x509", "-in", str(certificate), "-noout", "-text"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_workers_certificate_cannot_pass_for_a_learners(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "a")
+    learner, worker = authority.issue("learner", ["127.0.0.1"]), authority.issue("worker-3")
+    client = tls.client_context(TlsConnectOptions(tls_authority=authority.certificate))
+    client.check_hostname = False  # even if names do not matter
+    server = tls.server_context(TlsListenOptions(tls_certificate=learner.certificate, tls_key=learner.key), "127.0.0.1")
+    assert talk(server, client, "learner") == "TLSv1.3"
+    impostor = tls.server_context(TlsListenOptions(tls_certificate=worker.certificate, tls_key=worker.key), "127.0.0.1")
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"un(supported|suitable) certificate purpose"):
+        talk(impostor, client, "worker-3")
+    if shutil.which("openssl"):
+        assert "TLS Web Server Authentication" in fields(learner.certificate) and "Alternative Name" in fields(learner.certificate)
+        assert "TLS Web Client Authentication" in fields(worker.certificate) and "Alternative Name" not in fields(worker.certificate)
+
+
+def test_certificates_are_valid_since_five_minutes_ago(tmp_path: Path) -> None:
+    """The clock of another machine may be behind."""
+    now = time.time()
+    authority = Authority.create(tmp_path / "a")
+    made = [authority.certificate, authority.issue("learner", ["127.0.0.1"]).certificate, authority.issue("worker-3", days=1 / 24).certificate]
+    for path, days in zip(made, (tls.AUTHORITY_DAYS, tls.CERTIFICATE_DAYS, 1 / 24)):
+        dates: dict[str, Any] = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
+        begin, end = ssl.cert_time_to_seconds(dates["notBefore"]), ssl.cert_time_to_seconds(dates["notAfter"])
+        assert -1 <= begin - (now - 300) <= 60
+        assert -1 <= end - (now + days * 86400) <= 60
+
+
 def test_the_users_own_authority_is_made_once_and_trusted(tmp_path: Path) -> None:
     server = tls.server_context(TlsListenOptions(), "127.0.0.1")
     first = (tmp_path / "config/echo/authority/authority.pem").read_bytes()
@@ -98,11 +132,11 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_the_remedy(tmp_path: Path
 def test_an_authority_open_to_others_is_refused(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "a")
     key = tmp_path / "a/authority.key"
-    key.chmod(0o640)
+    key.chmod(0o644)
     with pytest.raises(SecurityError, match=f"chmod 600 {key}"):
         Authority(tmp_path / "a")
     key.chmod(0o600)
-    identity = authority.issue("learner")
+    identity = authority.issue("learner", ["127.0.0.1"])
     identity.key.chmod(0o644)
     with pytest.raises(SecurityError, match="chmod 600"):
         tls.server_context(TlsListenOptions(tls_certificate=identity.certificate, tls_key=identity.key), "127.0.0.1")

@@ -89,6 +89,7 @@ def too_much(server: Server) -> None:
 
 MISTAKES: dict[str, Callable[[], object]] = {
     "nobody listens": lambda: Client(f"tcp://127.0.0.1:{unused_port()}", EXAMPLE, **WORKER),
+    "the wildcard": lambda: Client(f"tcp://0.0.0.0:{unused_port()}", EXAMPLE, **WORKER),
     "no such machine": lambda: Client("tcp://learner.invalid:5555", EXAMPLE, **WORKER),
     "no scheme": lambda: Client("127.0.0.1:5555", EXAMPLE),
     "no port": lambda: Client("tcp://127.0.0.1", EXAMPLE),
@@ -100,7 +101,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "a sample's shape": lambda: worker_of(lambda client: client.send({"obs": np.zeros(5, np.float32)})),
     "a sample on a GPU": lambda: worker_of(lambda client: client.send({"obs": Tensor()})),
     "port in use": lambda: server_at(lambda server: Server(EXAMPLE, 2, str(server.address)).start()),
-    "wrong token": lambda: server_at(lambda server: Client(server.address, EXAMPLE, token="somebody else's, long enough", **WORKER)),
+    "wrong token": lambda: server_at(lambda server: Client(server.address, EXAMPLE, token="somebody-elses-long-enough", **WORKER)),
     "no token": lambda: server_at(lambda server: Client(server.address, EXAMPLE, auth=False, **WORKER)),
     "exposed": lambda: Server(EXAMPLE, 2, "tcp://0.0.0.0:0?auth=false").start(),
     "server gone": lambda: gone(until_lost),
@@ -113,7 +114,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
 
 def said(error: BaseException) -> str:
     """As Python shows it, with the page's port and as if only these plugins were installed."""
-    text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:5555", f"{type(error).__name__}: {error}")
+    text = re.sub(r"(127\.0\.0\.1|0\.0\.0\.0):\d+", r"\1:5555", f"{type(error).__name__}: {error}")
     text = re.sub(r"sport = :\d+", "sport = :5555", text)
     text = re.sub(r"\(installed: [^)]*\btcp\b[^)]*\)", "(installed: shm, tcp, tcps)", text)
     return re.sub(r"\(installed: [^)]*\buniform\b[^)]*\)", "(installed: fifo, hot_cold, lifo, max_heap, min_heap, prioritized, uniform)", text)

@@ -32,7 +32,7 @@ print("ends", flush=True)
 def test_a_server_that_nobody_closes_ends_with_its_program(scheme: str, held: str, tmp_path: Path) -> None:
     if scheme not in [record.name for record in discovery.installed(discovery.TRANSPORTS)]:
         pytest.skip(f"{scheme} is not installed")
-    env = os.environ | {"XDG_CONFIG_HOME": str(tmp_path), "ECHO_TOKEN": "the token of these tests, long enough"}
+    env = os.environ | {"XDG_CONFIG_HOME": str(tmp_path), "ECHO_TOKEN": "the-token-of-these-tests-long-enough"}
     command = [sys.executable, "-c", PROGRAM, f"{scheme}://127.0.0.1:0", held]
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stdout) == (0, "ends\n"), ended.stderr

@@ -213,16 +213,16 @@ def test_another_spec_of_as_many_bytes(what: str, caplog: pytest.LogCaptureFixtu
 
 
 def test_the_wrong_token_at_either_end(serve: Callable[..., Server]) -> None:
-    server = serve(token="the learner's own secret")
+    server = serve(token="the-learners-own-secret")
     for token in ("somebody else's secret", None):
         with pytest.raises(SecurityError, match="ECHO_TOKEN"):
             Client(server.address, example(), token=token, timeout=20)
     with pytest.raises(SecurityError, match="ECHO_TOKEN"):
         Client(server.address, example(), auth=False, timeout=20)
-    with Client(server.address, example(), token="the learner's own secret") as client:
+    with Client(server.address, example(), token="the-learners-own-secret") as client:
         client.wait()
     open_to_all = serve(transport={"auth": False})
     with pytest.raises(SecurityError, match="asks for none"):
-        Client(open_to_all.address, example(), token="a secret to be kept", timeout=20)
+        Client(open_to_all.address, example(), token="a-secret-to-be-kept", timeout=20)
     with Client(open_to_all.address, example(), auth=False) as client:
         client.wait()

@@ -42,7 +42,7 @@ __all__ = ["TARGETS"]
 
 EXAMPLE = {"x": np.zeros(3, np.float32), "n": np.zeros((), np.int64)}
 SPEC = Spec.from_example(EXAMPLE)
-TOKEN = b"a token of the fuzzer"
+TOKEN = b"a-token-of-the-fuzzer"
 
 #: JSON values that break expectations; a mutation puts one of them in some place.
 ODD: tuple[Any, ...] = (

@@ -75,7 +75,7 @@ def test_a_broken_transport_is_caught(
 ) -> None:
     monkeypatch.setattr("echo_core.testing.rig.PATIENCE", 3.0)
     monkeypatch.setattr("echo_core.testing.processes.LONG", 6.0)  # what is left behind here stays, however long one waits
-    monkeypatch.setenv("ECHO_TOKEN", "the token of this test, which is long enough")
+    monkeypatch.setenv("ECHO_TOKEN", "the-token-of-this-test-which-is-long-enough")
     contract = Contract()
     contract.scratch = tmp_path
     rig = Rig(contract)

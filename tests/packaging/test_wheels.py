@@ -184,7 +184,7 @@ def test_the_tcp_extra_brings_everything_for_learner_and_worker(
         empty,
         """
         import os, pathlib
-        os.environ["ECHO_TOKEN"] = "a token for this one test only"
+        os.environ["ECHO_TOKEN"] = "a-token-for-this-one-test-only"
         import numpy as np
         from echo_core import Client, Server, TcpClient, TcpTransport, get_include
 

@@ -11,7 +11,7 @@ from echo_core.base.address import Address
 from echo_core.plugins import discovery
 from echo_core.wire.channel import Channel, ChannelTransport
 
-TOKEN = "the token of these tests, which is long enough"
+TOKEN = "the-token-of-these-tests-which-is-long-enough"
 EXAMPLE = {"x": np.zeros(4, np.float32), "n": np.zeros((), np.int64)}
 SCHEMES = ("tcp", "tcps", "grpc", "grpcs")
 

@@ -52,7 +52,7 @@ def test_wrong_tokens(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     with Client(server.address, EXAMPLE) as good:
         for _ in range(5):
             with pytest.raises(SecurityError, match="ECHO_TOKEN"):
-                Client(server.address, EXAMPLE, token="somebody else's token entirely", timeout=20)
+                Client(server.address, EXAMPLE, token="somebody-elses-token-entirely", timeout=20)
         with pytest.raises(SecurityError, match="asks for a token"):
             Client(server.address, EXAMPLE, auth=False, timeout=20)
         works(server, good)
@@ -115,17 +115,17 @@ def test_downgrades(serve: Serve, strangers: Strangers) -> None:
 
 
 def test_roles_that_are_none(serve: Serve) -> None:
-    server = serve(token="read:the key of readers")
+    server = serve(token="read:the-key-of-readers")
     with pytest.raises(SecurityError, match="needs a token for write"):
-        Client(server.address, EXAMPLE, token="the key of readers", timeout=20)
+        Client(server.address, EXAMPLE, token="the-key-of-readers", timeout=20)
     with pytest.raises(HandshakeRefused, match="thief"):
-        Client(server.address, EXAMPLE, token="the key of readers", role="thief", timeout=20)
+        Client(server.address, EXAMPLE, token="the-key-of-readers", role="thief", timeout=20)
 
 
 def test_a_workers_token_is_for_its_work_alone(serve: Serve) -> None:
     """It reads nothing of what is stored and changes nothing of it; weights are not published and learners not stopped over the network at all."""
-    server = serve(token="write:the key of workers, long enough")
-    with Client(server.address, EXAMPLE, token="the key of workers, long enough") as worker:
+    server = serve(token="write:the-key-of-workers-long-enough")
+    with Client(server.address, EXAMPLE, token="the-key-of-workers-long-enough") as worker:
         works(server, worker)
         for name in ("sample", "item", "peek", "top", "priority_histogram", "tap", "update_priorities", "update_items", "ack", "delete"):
             with pytest.raises(SecurityError, match=f"'{name}' needs a token for (read|admin); yours is for write"):

@@ -141,7 +141,7 @@ def test_everything_passes_a_proxy(server: Server, proxy: Proxy, secure: bool) -
     until(lambda: {peer.weights_version for peer in server.peers()} == {1}, "the receipts have come")
     assert len(server.peers()) == 3
     with pytest.raises(SecurityError, match="ECHO_TOKEN"):  # the proxy lets everybody through, the learner does not
-        Client(address, example(), token="a token of somebody else", timeout=60, **trust)
+        Client(address, example(), token="a-token-of-somebody-else", timeout=60, **trust)
     for client in clients:
         client.close()
 

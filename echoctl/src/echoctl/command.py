@@ -12,6 +12,7 @@ import click
 
 from echo_core import __version__
 from echo_core.base.errors import AddressError, ConfigError, EchoError, SpecError, did_you_mean
+from echo_core.base.foreign_text import escaped
 
 __all__ = ["FOUND_WRONG", "UNREACHABLE", "UNUSABLE", "run"]
 
@@ -101,5 +102,5 @@ def _fail(arguments: Sequence[str], code: int, text: str, error: Exception) -> i
         context: Any = getattr(error, "ctx", None)
         if isinstance(error, click.UsageError) and context is not None:
             print(context.get_usage(), file=sys.stderr)
-        print(f"echoctl: {text}", file=sys.stderr)
+        print("echoctl:", escaped(text, keep="\n"), file=sys.stderr)
     return code

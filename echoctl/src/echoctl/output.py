@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
+
+from echo_core.base.foreign_text import escaped
 
 __all__ = ["console", "counted", "json_option", "print_json", "table"]
 
@@ -26,9 +28,17 @@ def print_json(value: Any) -> None:
 def console(stderr: bool = False) -> Any:
     """A rich console. If its output is not a terminal, it prints plain text without wrapping."""
     from rich.console import Console
+    from rich.segment import Segment
 
-    made = Console(stderr=stderr, highlight=False)
-    return made if made.is_terminal else Console(stderr=stderr, highlight=False, width=10_000, soft_wrap=True)
+    class Escaping(Console):
+        """Escapes what it prints, apart from its own colours: names in it may be the words of strangers."""
+
+        def render(self, *arguments: Any, **options: Any) -> Iterator[Segment]:
+            for segment in super().render(*arguments, **options):
+                yield segment if segment.control else Segment(escaped(segment.text, keep="\n"), segment.style)
+
+    made = Escaping(stderr=stderr, highlight=False)
+    return made if made.is_terminal else Escaping(stderr=stderr, highlight=False, width=10_000, soft_wrap=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -38,5 +48,5 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
     made = Table(*columns, box=None, padding=(0, 3, 0, 0), header_style="dim", pad_edge=False)
     for row in rows:
-        made.add_row(*(escape(str(cell)) for cell in row))
+        made.add_row(*(escape(escaped(str(cell))) for cell in row))
     console().print(made)

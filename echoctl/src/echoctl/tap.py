@@ -7,6 +7,7 @@ from typing import Any
 import click
 import numpy as np
 
+from echo_core.base.foreign_text import escaped
 from echo_core.client.observer import Look, Observer
 
 from .output import console, json_option, print_json
@@ -74,7 +75,7 @@ def render(look: Look) -> object:
             lines.add_column(name, overflow="fold")
         for leaf, stacked in zip(look.spec.leaves, look.leaves):
             shape = "x".join(map(str, leaf.shape)) or "-"
-            lines.add_row(escape(leaf.path or "."), str(leaf.dtype), shape, escape(values(stacked[i, ...])))
+            lines.add_row(escape(escaped(leaf.path or ".")), str(leaf.dtype), shape, escape(values(stacked[i, ...])))
         parts += [Text(title + (", the newest" if i + 1 == len(look.samples) else ""), style="bold"), lines, Text()]
     return Group(*parts)
 
@@ -96,4 +97,4 @@ def values(array: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    return f"{float(value):.6g}" if np.asarray(value).dtype.kind == "f" else str(value)
+    return f"{float(value):.6g}" if np.asarray(value).dtype.kind == "f" else escaped(str(value))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from echo_core import Client, EchoTimeoutError, SecurityError, Server
+from echo_core import Client, EchoTimeoutError, Server
 from echo_core.testing import Capabilities, TlsContract, TransportContract
 from echo_core.testing.tls import EXAMPLE, TOKEN, Certificates, given
 from echo_grpc.transport import GrpcsTransport, GrpcTransport
@@ -35,6 +35,6 @@ class TestCertificates(TlsContract):
         hung_up = pytest.raises(EchoTimeoutError, match=r"as a learner with TLS does \(grpcs://\)")
         with Server(EXAMPLE, 2, self.transport(**given(certificates.learner)), token=TOKEN) as server, hung_up:
             Client(replace(server.address, scheme="grpc"), EXAMPLE, token=TOKEN, timeout=2)
-        no_tls = pytest.raises(SecurityError, match="answers without TLS: use grpc://")
+        no_tls = pytest.raises(EchoTimeoutError, match="answers without TLS: use grpc://")
         with Server(EXAMPLE, 2, GrpcTransport(port=0), token=TOKEN) as server, no_tls:
-            Client(replace(server.address, scheme="grpcs"), EXAMPLE, **self.trust(certificates))
+            Client(replace(server.address, scheme="grpcs"), EXAMPLE, **self.trust(certificates, timeout=2))

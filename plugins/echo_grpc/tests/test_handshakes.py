@@ -18,7 +18,7 @@ from echo_grpc.handshakes import Handshakes
 from echo_grpc.transport import GrpcsTransport
 
 EXAMPLE = {"x": np.zeros(4, np.float32)}
-TOKEN = "the token of these tests, long enough"
+TOKEN = "the-token-of-these-tests-long-enough"
 
 
 def test_calls_of_one_connection_excuse_one_handshake(tmp_path: Path) -> None:

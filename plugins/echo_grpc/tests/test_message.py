@@ -104,7 +104,7 @@ def test_a_generated_client_is_a_worker(generated: Any) -> None:
     outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
     heard, transcript = bytearray(), hashlib.sha256()
     example = {"n": np.zeros((), np.int64), "x": np.zeros(2, np.float32)}
-    with Server(example, 2, "grpc://127.0.0.1:0", token="a token for other languages") as server:
+    with Server(example, 2, "grpc://127.0.0.1:0", token="a-token-for-other-languages") as server:
         host, port = server.address.endpoint
         with grpc.insecure_channel(f"{host}:{port}") as channel:
             answers = stubs.ExperienceStub(channel).Session(iter(outgoing.get, None))
@@ -131,7 +131,7 @@ def test_a_generated_client_is_a_worker(generated: Any) -> None:
                 return json.loads(text)
 
             def mac(label: bytes) -> str:
-                return hmac.new(b"a token for other languages", label + transcript.digest(), hashlib.sha256).hexdigest()
+                return hmac.new(b"a-token-for-other-languages", label + transcript.digest(), hashlib.sha256).hexdigest()
 
             say(1, {"client": "0" * 32, "role": "worker", "nonce": "1" * 64, "base": 0, "name": "from afar", "pid": 0, "host": "h"})
             assert hear(2)["auth"] == "token"

@@ -24,7 +24,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 EXAMPLE = {"x": np.zeros(4, np.float32)}
-TOKEN = "the token of these tests, long enough"
+TOKEN = "the-token-of-these-tests-long-enough"
 
 
 def test_a_generic_client_finds_and_calls_everything() -> None:

@@ -25,7 +25,7 @@ from echo_core.wire.channel.listener import ChannelListener
 from echo_grpc.transport import GrpcsTransport, GrpcTransport
 
 EXAMPLE = {"x": np.zeros(4, np.float32), "n": np.zeros((), np.int64)}
-TOKEN = "the token of these tests, long enough"
+TOKEN = "the-token-of-these-tests-long-enough"
 
 
 def sample(number: int) -> dict[str, np.ndarray]:

@@ -25,7 +25,7 @@ from echo_rdma.transport import RdmaTransport
 SECONDS = float(os.environ.get("ECHO_SOAK_SECONDS", "3"))
 BATCH, BUFFERS = 4, 8  # of the learner's store
 LEASE = {"heartbeat": 0.2, "lease": 1.0}
-TOKEN = "the token of these tests, long enough"
+TOKEN = "the-token-of-these-tests-long-enough"
 spawning = multiprocessing.get_context("spawn")
 
 pytestmark = [pytest.mark.usefixtures("ucx"), pytest.mark.timeout(int(120 + 3 * SECONDS))]

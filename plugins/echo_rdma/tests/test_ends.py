@@ -28,7 +28,7 @@ SPEC = Spec.from_example(EXAMPLE)
 @pytest.fixture(autouse=True)
 def _lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
-    monkeypatch.setenv("ECHO_TOKEN", "the token of these tests, long enough")
+    monkeypatch.setenv("ECHO_TOKEN", "the-token-of-these-tests-long-enough")
 
 
 @pytest.mark.usefixtures("ucx")

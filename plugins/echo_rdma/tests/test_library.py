@@ -19,7 +19,7 @@ from echo_rdma import lanes, library
 from echo_rdma.transport import RdmaTransport, UcxTransport
 
 EXAMPLE = {"x": np.zeros(4, np.float32)}
-TOKEN = "the token of these tests, long enough"
+TOKEN = "the-token-of-these-tests-long-enough"
 
 
 def python(code: str, *arguments: str, **environment: str) -> str:

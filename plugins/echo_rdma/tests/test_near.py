@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("ucx", "shared_memory")
 @pytest.fixture(autouse=True)
 def _lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "sysv,tcp")
-    monkeypatch.setenv("ECHO_TOKEN", "the token of these tests, long enough")
+    monkeypatch.setenv("ECHO_TOKEN", "the-token-of-these-tests-long-enough")
 
 
 def exchange(filler: int, **options: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.transport import RdmaTransport
 
 LEASE = {"heartbeat": 0.2, "lease": 1.5}
-TOKEN = "the token of these tests, long enough"
+TOKEN = "the-token-of-these-tests-long-enough"
 COPIES = "ucp_am_eager_single_bcopy_reply_pack"  # UCX calls it between claiming an element of the queue and marking it
 VICTIM = "import sys; from echo_core import Client; from echo_core.testing.samples import example; Client(sys.argv[1], example())"
 spawning = multiprocessing.get_context("spawn")

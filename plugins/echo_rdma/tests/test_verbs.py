@@ -25,7 +25,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _lanes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("UCX_TLS", os.environ["ECHO_RDMA_LANES"])
-    monkeypatch.setenv("ECHO_TOKEN", "the token of these tests, long enough")
+    monkeypatch.setenv("ECHO_TOKEN", "the-token-of-these-tests-long-enough")
     yield
 
 

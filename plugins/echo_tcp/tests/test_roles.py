@@ -16,7 +16,7 @@ from echo_core.wire.protocol import Kind, pack_header
 from echo_tcp.transport import TcpTransport
 
 EXAMPLE = {"x": np.zeros(4, np.float32)}
-TOKENS = ["the key of everything", "write:the key of workers", "read:the key of readers"]
+TOKENS = ["the-key-of-everything", "write:the-key-of-workers", "read:the-key-of-readers"]
 
 
 class Extended(Server):
@@ -36,7 +36,7 @@ def server(request: pytest.FixtureRequest):
 
 
 def test_each_role_has_what_it_needs_and_no_more(server: Server) -> None:
-    with Client(server.address, EXAMPLE, token="the key of workers") as worker:
+    with Client(server.address, EXAMPLE, token="the-key-of-workers") as worker:
         worker.send({"x": np.ones(4, np.float32)})
         worker.wait()
         server.publish({"w": np.ones(3)})
@@ -46,8 +46,8 @@ def test_each_role_has_what_it_needs_and_no_more(server: Server) -> None:
             with pytest.raises(SecurityError, match=f"'{operation}' needs a token for .*yours is for write"):
                 worker.request(operation)
     with pytest.raises(SecurityError, match="a worker needs a token for write, this one is for read"):
-        Client(server.address, EXAMPLE, token="the key of readers", timeout=20)
-    with Client(server.address, EXAMPLE, token="the key of readers", role="observer") as reader:
+        Client(server.address, EXAMPLE, token="the-key-of-readers", timeout=20)
+    with Client(server.address, EXAMPLE, token="the-key-of-readers", role="observer") as reader:
         assert reader.request("sample_replay")[0] == {"rows": 3}
         assert reader.weights(10).version == 1
         with pytest.raises(SecurityError, match="needs a token for admin"):
@@ -58,7 +58,7 @@ def test_each_role_has_what_it_needs_and_no_more(server: Server) -> None:
         assert reader.stats()["samples"] == reader.stats()["unacknowledged"] == 0
         (peer,) = [peer for peer in server.peers() if peer.role == "observer"]
         assert peer.permissions == {"read"}
-    with Client(server.address, EXAMPLE, token="the key of everything") as boss:
+    with Client(server.address, EXAMPLE, token="the-key-of-everything") as boss:
         boss.send({"x": np.ones(4, np.float32)})
         assert boss.request("stop")[0] == {"stopped": True}
     assert server.sample(10).info.samples_inserted_total == 2
@@ -68,8 +68,8 @@ def test_each_role_has_what_it_needs_and_no_more(server: Server) -> None:
 def test_an_observer_that_sends_samples_all_the_same_inserts_none(first: int, serve, eventually) -> None:
     import socket
 
-    with serve(EXAMPLE, token="read:the key of readers") as server:
-        handshake = ClientHandshake(server.spec, b"the key of readers", "ab" * 16, role="observer")
+    with serve(EXAMPLE, token="read:the-key-of-readers") as server:
+        handshake = ClientHandshake(server.spec, b"the-key-of-readers", "ab" * 16, role="observer")
         with socket.create_connection(server.address.endpoint, timeout=20) as sock:
             sock.sendall(handshake.start())
             while not handshake.done:
@@ -90,7 +90,7 @@ def test_tokens_are_rotated_while_everything_runs(tmp_path: Path) -> None:
     def connect(token: str) -> Client:
         return Client(server.address, EXAMPLE, token=token, timeout=20)
 
-    old, new = "the old key, long enough", "the new key, long enough"
+    old, new = "the-old-key-long-enough", "the-new-key-long-enough"
     hold(old)
     with Server(EXAMPLE, 2, TcpTransport(port=0), token=path) as server, connect(old) as early:
         with pytest.raises(SecurityError):
@@ -108,7 +108,7 @@ def test_tokens_are_rotated_while_everything_runs(tmp_path: Path) -> None:
 
 
 def test_an_unusable_operation_is_no_secret(server: Server) -> None:
-    with Client(server.address, EXAMPLE, token="the key of workers") as worker, pytest.raises(EchoError, match="no operation 'x'"):
+    with Client(server.address, EXAMPLE, token="the-key-of-workers") as worker, pytest.raises(EchoError, match="no operation 'x'"):
         worker.request("x")
 
 

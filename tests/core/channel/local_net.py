@@ -24,7 +24,7 @@ from echo_core.wire.channel.connection import ChannelConnection
 from echo_core.wire.handshake import ClientHandshake
 from echo_core.wire.protocol import TO_WORKER, Header, Kind, pack_header, parse_header
 
-TOKEN = b"a token of the tests"
+TOKEN = b"a-token-of-the-tests"
 SPEC = Spec.from_example(example())
 
 

@@ -48,7 +48,7 @@ def test_a_learner_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPa
 def test_wrong_token_wrong_spec_and_no_token_raise_at_once() -> None:
     with serve() as server:
         with pytest.raises(SecurityError, match="ECHO_TOKEN"):
-            connect(token=b"another token of the tests")
+            connect(token=b"another-token-of-the-tests")
         with pytest.raises(SecurityError, match="asks for a token"):
             connect(token=None)
         with pytest.raises(SpecError, match=r"filler.*uint8.*here.*uint8.*learner"):

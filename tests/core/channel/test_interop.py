@@ -182,7 +182,7 @@ def test_requests(ends: Any) -> None:
 def test_strangers(ends: Any) -> None:
     with Pair(ends, example(), 10) as pair:
         with pytest.raises(SecurityError, match="ECHO_TOKEN"):
-            pair.connect(token=b"another token of the tests")
+            pair.connect(token=b"another-token-of-the-tests")
         with pytest.raises(SpecError, match="filler"):
             pair.connect(Spec.from_example(example(7)))
         with socket.create_connection(pair.server.address.endpoint, 10) as stranger:

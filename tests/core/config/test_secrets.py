@@ -35,7 +35,7 @@ def test_a_token_in_a_file_is_private_and_never_shows(write: Callable[[str, str]
 def test_a_token_of_one_transport_is_a_secret_too(write: Callable[[str, str], str]) -> None:
     text = "[server.transport]\ntype = 'way'\ntoken = 'correct-horse-battery'\n"
     path = write("a.toml", text)
-    os.chmod(path, 0o640)
+    os.chmod(path, 0o644)
     assert "run: chmod 600 a.toml" in fails(SecurityError, lambda: load(path, env={}))
     os.chmod(path, 0o600)
     for config in (load(path, env={}), load({"server": {"transport": "way://h:1?token=horse"}})):

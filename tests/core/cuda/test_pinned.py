@@ -50,7 +50,7 @@ def test_batches_of_a_stream(gpu: Gpu, context: int) -> None:
 
 @pytest.mark.needs("echo-shm")
 def test_a_store_that_workers_write_to(gpu: Gpu) -> None:
-    with Server(EXAMPLE, 4, f"shm://cuda-{os.getpid()}", pinned=True, token="long enough for this test") as server:
+    with Server(EXAMPLE, 4, f"shm://cuda-{os.getpid()}", pinned=True, token="long-enough-for-this-test") as server:
         fill(server, 4)
         one = server.sample(timeout=5)
         assert one is not None and locked(gpu, one.batch)

@@ -64,7 +64,7 @@ def test_into_a_page_locked_store_and_back(library: Any) -> None:
 
 
 def test_over_tcp(library: Any) -> None:
-    token = "the token of these tests, long enough"
+    token = "the-token-of-these-tests-long-enough"
     with Server(EXAMPLE, 4, "tcp://127.0.0.1:0", token=token) as server, Client(server.address, EXAMPLE, token=token) as client:
         for number in range(4):
             client.send(there(library, number))

@@ -21,7 +21,7 @@ from echo_core.testing.processes import forked
 from echo_core.testing.samples import assert_same
 
 LARGE = (300, 100)  # more than what is copied with the GIL
-TOKEN = "the token of these tests, long enough"
+TOKEN = "the-token-of-these-tests-long-enough"
 
 
 def example(shape: tuple[int, ...] = (3, 4)) -> dict[str, Any]:

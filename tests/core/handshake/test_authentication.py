@@ -88,7 +88,7 @@ def test_a_role_that_is_not_served_is_refused() -> None:
 
 
 def test_a_token_gives_the_roles_it_has_at_the_learner() -> None:
-    tokens = tuple(find_tokens(["the key of everything", "write:the key of workers", "read:the key of readers"]))
+    tokens = tuple(find_tokens(["the-key-of-everything", "write:the-key-of-workers", "read:the-key-of-readers"]))
     for role, token, held in [
         ("worker", tokens[0], EVERYTHING),
         ("worker", tokens[1], {"write"}),
@@ -99,7 +99,7 @@ def test_a_token_gives_the_roles_it_has_at_the_learner() -> None:
         assert talk(client(role=role, token=token), s) == (None, None)
         assert s.peer["permissions"] == held
     # What a worker says of its own token does not count.
-    (promoted,) = find_tokens("admin:the key of readers")
+    (promoted,) = find_tokens("admin:the-key-of-readers")
     ours, theirs = talk(client(token=promoted, name="w9"), server(tokens=tokens))
     for error in (ours, theirs):
         assert isinstance(error, SecurityError) and "a worker needs a token for write, this one is for read" in str(error)

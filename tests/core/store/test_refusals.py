@@ -17,7 +17,7 @@ pytestmark = pytest.mark.needs("echo-samplers")  # a server needs one
 BAD: dict[str, tuple[Any, str]] = {
     "other dtype": ({"obs": {"pos": np.zeros(4, np.int32)}, "reward": np.float32(0)}, "pos"),
     "wider dtype": ({"obs": {"pos": np.zeros(4)}, "reward": np.float32(0)}, "pos"),
-    "dtype of a scalar": ({"obs": GOOD["obs"], "reward": np.float64(0)}, "reward"),
+    "dtype of a scalar": ({"obs": GOOD["obs"], "reward": np.float64(1e39)}, "reward"),
     "other key": ({"obs": {"position": np.zeros(4, np.float32)}, "reward": np.float32(0)}, "pos"),
     "missing key": ({"obs": GOOD["obs"]}, "reward"),
     "one key more": ({**GOOD, "done": np.zeros((), np.bool_)}, "done"),

@@ -125,7 +125,7 @@ def test_the_store_keeps_no_reference_to_a_sample() -> None:
     server = Server(GOOD, batch_size=1, num_buffers=2)
     array, tree = np.zeros(4, np.float32), {"pos": np.zeros(4, np.float32)}
     good = {"obs": {"pos": array}, "reward": np.float32(0)}
-    bad = {"obs": {"pos": array}, "reward": np.float64(0)}
+    bad = {"obs": {"pos": array}, "reward": np.float64(1e39)}
     before = sys.getrefcount(array), sys.getrefcount(good), sys.getrefcount(tree)
     for _ in range(10):
         server.submit(good)

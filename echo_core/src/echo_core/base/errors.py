@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from .foreign_text import escaped
+
 __all__ = [
     "AddressError",
     "CheckpointError",
@@ -40,7 +42,10 @@ __all__ = [
 
 
 class EchoError(Exception):
-    """The root of all errors raised by Echo."""
+    """The root of all errors raised by Echo. As text, it has no control characters, because a part of it may be a peer's words."""
+
+    def __str__(self) -> str:
+        return escaped(super().__str__(), keep="\n\t")
 
 
 class SpecError(EchoError, ValueError):
@@ -62,7 +67,8 @@ class AddressError(EchoError, ValueError):
 class UnknownKeyError(EchoError, KeyError):
     """A sampler was asked about a key it does not hold; the message names the key."""
 
-    __str__ = Exception.__str__  # KeyError would show the message in quotes
+    def __str__(self) -> str:
+        return escaped(Exception.__str__(self), keep="\n\t")  # KeyError would show the message in quotes
 
 
 class CheckpointError(EchoError, ValueError):
@@ -72,7 +78,7 @@ class CheckpointError(EchoError, ValueError):
 class UnknownTableError(EchoError, KeyError):
     """The server has no table of the given name; the message lists the tables it has."""
 
-    __str__ = Exception.__str__
+    __str__ = UnknownKeyError.__str__
 
 
 class DuplicateKeyError(EchoError, ValueError):

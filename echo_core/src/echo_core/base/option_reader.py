@@ -69,7 +69,7 @@ def read_toml_value(value: Any) -> Any:
         return value
     try:
         (read,) = tomllib.loads(f"value = {value}").values()
-    except (tomllib.TOMLDecodeError, ValueError):  # ValueError: a line break and a second key
+    except (ValueError, RecursionError):  # ValueError: not TOML, a number of thousands of digits, or a line break and a second key
         return str(value)
     return read
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.address import Address
 from ..base.errors import ConfigError
+from ..base.green_threads import check_real_threads
 from ..plugins import discovery
 from ..security import tokens
 from ..server import mixture
@@ -45,7 +46,7 @@ class Client:
     Raises:
         SpecError: the example does not match the server's; the message names the leaf.
         SecurityError: the token is missing or refused. PluginError: the transport is not installed.
-        EchoTimeoutError: the learner could not be reached in time.
+        EchoTimeoutError: the learner could not be reached in time. EchoError: gevent or eventlet has replaced threads or sockets.
 
     Attributes:
         policy_version: the version of the policy that makes the samples sent from now on, for tables that keep versions. `weights()` sets
@@ -68,6 +69,7 @@ class Client:
         tables: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        check_real_threads()
         self.address = Address.parse(address)
         self.spec = example.wire if isinstance(example, Steps) else Spec.from_example(example)
         self._pickled = (type(self), str(self.address), example, {"name": name, "timeout": timeout, "auth": auth, **options})

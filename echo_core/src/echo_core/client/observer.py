@@ -9,6 +9,7 @@ import numpy as np
 
 from ..base.address import Address
 from ..base.errors import EchoTimeoutError, ProtocolError
+from ..base.green_threads import check_real_threads
 from ..plugins import discovery
 from ..security import tokens
 from ..server.operations.looks import MAX_LOOK_BYTES, MAX_LOOK_SAMPLES
@@ -61,6 +62,7 @@ class Observer:
         auth: bool = True,
         name: str = "observer",
     ) -> None:
+        check_real_threads()
         self.address = Address.parse(address)
         self.timeout = timeout
         # A connection needs some spec. An observer's handshake does not compare it, and nothing else uses it.

@@ -9,7 +9,6 @@ of one plugin mean nothing to another.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from ..base.address import Address
 from ..base.errors import AddressError, ConfigError
 from ..base.option_reader import Text, read_toml_value
+from ..base.toml import parse_toml
 from ..security.tokens import Token, check_private
 
 __all__ = ["CHOICES", "Layer", "from_command_line", "from_environment", "from_file", "from_mapping"]
@@ -138,13 +138,11 @@ def from_file(path: str | os.PathLike[str]) -> Layer:
         raise ConfigError(f"{path}: this file is not TOML; read it and pass the mapping instead of the path")
     try:
         with open(file, "rb") as stream:
-            values = tomllib.load(stream)
+            data = stream.read()
             status = os.fstat(stream.fileno())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
-    layer = from_mapping(values, str(path))
+    layer = from_mapping(parse_toml(data, str(path)), str(path))
     if any(key[-1] == "token" for key in layer.values):
         check_private(file, status)
     return layer

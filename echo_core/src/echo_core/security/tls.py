@@ -2,7 +2,7 @@
 
     authority = Authority.create("/etc/echo/tls")                  # give authority.pem to everybody; keep authority.key secret.
     authority.issue("learner", hosts=["learner", "10.0.0.5"])      # learner.pem and learner.key, for tls_certificate and tls_key
-    authority.issue("worker-3")                                    # for mutual TLS.
+    authority.issue("worker-3")                                    # for mutual TLS; it cannot pass for a learner
 
 A learner that is given no certificate gets one from the user's own authority, which is made on first use in the folder of the token
 file. TLS therefore needs no set-up on one machine, or wherever a home directory is shared. Clients trust this authority in addition
@@ -14,6 +14,7 @@ The `cryptography` package makes the keys (the extra `tls` brings it); where it 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import ipaddress
 import os
 import re
@@ -138,11 +139,14 @@ class Authority:
     def issue(
         self, name: str, hosts: Sequence[str] = (), *, days: float = CERTIFICATE_DAYS, directory: str | os.PathLike[str] | None = None
     ) -> Identity:
-        """Make a certificate for `name` that serves learners and workers: `name.pem` and `name.key` in `directory` (None: the authority's).
+        """Make a certificate for `name`: `name.pem` and `name.key` in `directory` (None: the authority's).
+
+        With `hosts` it is a learner's certificate, without them a worker's. A worker's certificate only proves who the worker is:
+        its holder cannot pass for a learner. A learner's also does what a worker's does, for learners that are clients of others.
 
         Args:
             name: shown to people; also a file name.
-            hosts: names and addresses under which clients may reach it as a learner; `name` itself is always one of them.
+            hosts: names and addresses under which clients reach the learner; `name` itself is then one of them.
             days: how long the certificate is valid.
 
         Raises:
@@ -159,7 +163,7 @@ class Authority:
         for host in hosts:
             if not host or not host.isascii():
                 raise SecurityError(f"{host!r} is not the name or address of a host; write an international name in its ASCII form (xn--...)")
-        _make(name, list(dict.fromkeys((name, *hosts))), days, *identity, self)
+        _make(name, list(dict.fromkeys((name, *hosts))) if hosts else [], days, *identity, self)
         return identity
 
     def __repr__(self) -> str:
@@ -263,6 +267,9 @@ def _explained(path: Path) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------ making certificates
 
 
+EARLIER = datetime.timedelta(minutes=5)  # a new certificate is valid since then, because clocks differ
+
+
 def _make(name: str, hosts: list[str], days: float, certificate: Path, key: Path, issuer: Authority | None) -> None:
     try:
         import cryptography  # noqa: F401
@@ -274,8 +281,6 @@ def _make(name: str, hosts: list[str], days: float, certificate: Path, key: Path
 
 
 def _by_cryptography(name: str, hosts: list[str], days: float, certificate: Path, key: Path, issuer: Authority | None) -> None:
-    import datetime
-
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -295,7 +300,7 @@ def _by_cryptography(name: str, hosts: list[str], days: float, certificate: Path
         .issuer_name(signers_name)
         .public_key(own.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks differ
+        .not_valid_before(now - EARLIER)
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=0 if issuer is None else None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(own.public_key()), critical=False)
@@ -306,10 +311,12 @@ def _by_cryptography(name: str, hosts: list[str], days: float, certificate: Path
         signing = x509.KeyUsage(key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False, **usage)
         builder = builder.add_extension(signing, critical=True)
     else:
-        names = [x509.IPAddress(ipaddress.ip_address(host)) if is_ip(host) else x509.DNSName(host) for host in hosts]
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if hosts:
+            names = [x509.IPAddress(ipaddress.ip_address(host)) if is_ip(host) else x509.DNSName(host) for host in hosts]
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+            usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
     signed = builder.sign(signer, hashes.SHA256())
     plain = serialization.NoEncryption()
     _write(key, own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain), 0o600)
@@ -317,20 +324,32 @@ def _by_cryptography(name: str, hosts: list[str], days: float, certificate: Path
 
 
 def _by_openssl(name: str, hosts: list[str], days: float, certificate: Path, key: Path, issuer: Authority | None) -> None:
-    whole_days = str(max(1, round(days)))
+    now = datetime.datetime.now(datetime.UTC)
+    dates = [f"{when:%Y%m%d%H%M%SZ}" for when in (now - EARLIER, now + datetime.timedelta(days=days))]
     with tempfile.TemporaryDirectory(prefix="echo-tls-") as folder:
-        new, request, extensions, signed = (Path(folder, part) for part in ("key", "request", "extensions", "signed"))
+        new, request, extensions, signed, settings = (Path(folder, part) for part in ("key", "request", "extensions", "signed", "settings"))
         _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", new)
         _openssl("req", "-new", "-key", new, "-subj", f"/CN={name}", "-out", request)
         if issuer is None:
             usage = "keyUsage=critical,keyCertSign,cRLSign\nsubjectKeyIdentifier=hash\n"
             extensions.write_text(f"basicConstraints=critical,CA:TRUE,pathlen:0\n{usage}")
-            sign: list[Any] = ["-signkey", new]
+            sign: list[Any] = ["-selfsign", "-keyfile", new]
         else:
             names = ",".join(f"{'IP' if is_ip(host) else 'DNS'}:{host}" for host in hosts)
-            extensions.write_text(f"basicConstraints=critical,CA:FALSE\nextendedKeyUsage=serverAuth,clientAuth\nsubjectAltName={names}\n")
-            sign = ["-CA", issuer.certificate, "-CAkey", issuer._key, "-set_serial", f"0x{secrets.token_hex(16)}"]
-        _openssl("x509", "-req", "-in", request, *sign, "-days", whole_days, "-sha256", "-extfile", extensions, "-out", signed)
+            usages = f"extendedKeyUsage=clientAuth,serverAuth\nsubjectAltName={names}\n" if hosts else "extendedKeyUsage=clientAuth\n"
+            extensions.write_text(
+                f"basicConstraints=critical,CA:FALSE\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n{usages}"
+            )
+            sign = ["-cert", issuer.certificate, "-keyfile", issuer._key]
+        # `openssl ca` is the only command of all versions that takes both dates. It wants a file with what it has signed before.
+        Path(folder, "index").touch()
+        settings.write_text(
+            f"[ca]\ndefault_ca=own\n[own]\ndatabase={folder}/index\nnew_certs_dir={folder}\nrand_serial=yes\npolicy=any\n"
+            "[any]\ncommonName=supplied\n"
+        )
+        period = ["-startdate", dates[0], "-enddate", dates[1]]
+        options: list[str | Path] = ["-batch", "-notext", "-md", "sha256", "-config", settings, "-extfile", extensions]
+        _openssl("ca", *options, *period, *sign, "-in", request, "-out", signed)
         _write(key, new.read_bytes(), 0o600)
         _write(certificate, signed.read_bytes(), 0o644)
 

@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import stat
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -49,6 +50,7 @@ Explicit = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[s
 _Operation = TypeVar("_Operation", bound=Callable[..., Any])
 
 _PREFIX = re.compile(r"((?:write|read|admin)(?:,(?:write|read|admin))*):(.*)", re.S)
+_SECRET = re.compile(r"[A-Za-z0-9._~+/=-]*")  # hex, base64 and base64url consist of these characters
 
 _MAX_BYTES = 4096
 _SHORT = 16  # bytes; a shorter token can be guessed offline from one recorded handshake
@@ -105,10 +107,13 @@ def find_tokens(explicit: Explicit = None, env: Mapping[str, str] = os.environ) 
        all processes of one user on one machine agree without any set-up.
 
     Text holds one token per line, `secret` or `role,role:secret`; surrounding white space, empty
-    lines and lines that begin with # are ignored. Bytes are taken unchanged as one token.
+    lines and lines that begin with # are ignored. The secret consists of letters, digits and
+    `- . _ ~ + / =`, and does not begin with the name of a role, so that a slip in the prefix is an
+    error and never a token with every role. Bytes are taken unchanged as one token.
 
     Raises:
-        SecurityError: a token is empty, or the file is missing, readable by other users, owned by
+        SecurityError: a token is empty, a line is neither of the two forms (the message names the
+            place and the line), or the file is missing, readable by other users, owned by
             another user, not a plain file, or cannot be created; the message ends in what to do.
     """
     if isinstance(explicit, os.PathLike):
@@ -202,16 +207,25 @@ def default_token_path(env: Mapping[str, str] = os.environ) -> Path:
 def check_private(path: Path, status: os.stat_result) -> None:
     """Refuse a secret file that other users can read or change.
 
+    A group may read it if this process is in that group, because that is how a secret is given to a process that does not own
+    it (a Kubernetes volume with fsGroup: root's files of mode 0440).
+
     Raises:
-        SecurityError: the message names the mode and the chmod or chown to run.
+        SecurityError: the message names the mode, and what to run or to set.
     """
-    mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o077:
+    mode, me = stat.S_IMODE(status.st_mode), os.geteuid()
+    groups = {os.getegid(), *os.getgroups()}
+    if mode & (0o037 if status.st_gid in groups else 0o077):
+        mine = me in (0, status.st_uid) and not os.statvfs(path).f_flag & os.ST_RDONLY
         raise SecurityError(
-            f"{path} holds a secret and is open to other users (mode {mode:04o}); "
-            f"run: chmod 600 {path}"
+            f"{path} holds a secret and is open to other users (mode {mode:04o}, group {status.st_gid}); "
+            + (
+                f"run: chmod 600 {path}"
+                if mine
+                else "have its owner give it mode 0400, or 0440 with a group of this process; of a secret volume of Kubernetes, set "
+                "defaultMode: 0400, and fsGroup if the process is not root"
+            )
         )
-    me = os.geteuid()
     if me != 0 and status.st_uid not in (me, 0):
         raise SecurityError(
             f"{path} holds a secret and belongs to another user (uid {status.st_uid}); "
@@ -248,7 +262,7 @@ def check_genuine(path: Path) -> None:
 
 
 def check_exposure(
-    host: str | Address, authenticated: bool, allow_insecure: bool = False
+    host: str | Address, authenticated: bool, allow_insecure: bool = False, *, tokens: bool = True
 ) -> None:
     """Refuse to listen where other machines can connect if clients need no authentication.
 
@@ -256,20 +270,25 @@ def check_exposure(
         host: the host about to be bound (`""` binds every interface), or a whole address.
         authenticated: whether clients have to prove that they hold the token.
         allow_insecure: the user's explicit permission to be exposed anyway.
+        tokens: whether the protocol has authentication at all.
 
     Raises:
-        SecurityError: the learner would be exposed without authentication; the message lists the three remedies.
+        SecurityError: the learner would be exposed without authentication; the message lists the remedies.
     """
     loopback = host.is_loopback if isinstance(host, Address) else is_loopback_host(host)
     if loopback or authenticated or allow_insecure:
         return
     shown = str(host) or "every interface"
-    raise SecurityError(
-        f"refusing to listen on {shown} without authentication: everyone who can reach it could "
-        "feed this learner and read its weights. Do one of these:\n"
-        '  - bind to loopback, for workers on this machine: host="127.0.0.1"\n'
+    with_token = (
         "  - give a token, the same to learner and workers: set ECHO_TOKEN or ECHO_TOKEN_FILE and "
         "leave authentication on\n"
+    )
+    raise SecurityError(
+        f"refusing to listen on {shown} without authentication: everyone who can reach it could "
+        "feed this learner and read its weights. "
+        f"{'Do one of these' if tokens else 'This protocol has no tokens, so do one of these'}:\n"
+        '  - bind to loopback, for workers on this machine: host="127.0.0.1"\n'
+        f"{with_token if tokens else ''}"
         "  - accept the risk, on a network you trust: allow_insecure=True"
     )
 
@@ -277,24 +296,52 @@ def check_exposure(
 def _parse(given: Sequence[str | bytes], where: str) -> list[Token]:
     tokens: dict[bytes, Token] = {}
     for item in given:
-        for secret in item.splitlines() if isinstance(item, str) else [item]:
-            if isinstance(secret, bytes):
-                token = _checked(secret, where)
-                token.roles = getattr(secret, "roles", EVERYTHING)  # a token that was read before keeps its roles
-            else:
-                secret = secret.strip()
-                if not secret or secret.startswith("#"):
-                    continue
-                prefix = _PREFIX.fullmatch(secret)
-                token = _checked((prefix[2] if prefix else secret).strip().encode(), where)
-                if prefix:
-                    token.roles = frozenset(prefix[1].split(","))
-                    if "admin" in token.roles:
-                        token.roles = EVERYTHING
+        if isinstance(item, bytes):
+            token = _checked(item, where)
+            token.roles = getattr(item, "roles", EVERYTHING)  # a token that was read before keeps its roles
+            tokens.setdefault(bytes(token), token)
+            continue
+        lines = item.splitlines()
+        for number, line in enumerate(lines, 1):
+            line = line.strip()
+            if not line or line.startswith("#"):
+                continue
+            token = _of_line(line, where if len(lines) == 1 else f"{where}, line {number}")
             tokens.setdefault(bytes(token), token)
     if not tokens:
         _checked(b"", where)
     return list(tokens.values())
+
+
+def _of_line(line: str, where: str) -> Token:
+    """The token of one line of text: `secret`, or `role,role:secret`. The errors do not show the secret."""
+    prefix = _PREFIX.fullmatch(line)
+    secret = prefix[2].strip() if prefix else line
+    odd = next((at for at, letter in enumerate(secret) if not _SECRET.fullmatch(letter)), None)
+    unseen = next((at for at, letter in enumerate(secret) if not " " <= letter <= "~"), None)
+    if unseen is None and ":" in secret:
+        raise SecurityError(
+            f"{where} has a ':' that does not end the names of roles; write the roles as in 'write:' or 'read,write:' "
+            f"(the roles are {', '.join(ROLES)}), in small letters, without spaces, directly in front of the secret"
+        )
+    if odd is not None:
+        at = odd if unseen is None else unseen
+        name = unicodedata.name(secret[at], "a control character") if secret[at] != "\ufeff" else "a byte order mark"
+        raise SecurityError(
+            f"{where} has the character U+{ord(secret[at]):04X} ({name}) at place {at + 1} of the secret; remove it. A secret in text "
+            "consists of letters, digits and - . _ ~ + / =; make one with: echoctl token create --print"
+        )
+    if secret.lower().startswith(ROLES):
+        raise SecurityError(
+            f"{where} has a secret that begins with the name of a role, as if a ':' were missing; write the roles as in 'write:' or "
+            "'read,write:' in front of the secret, or make another one with: echoctl token create --print"
+        )
+    token = _checked(secret.encode(), where)
+    if prefix:
+        token.roles = frozenset(prefix[1].split(","))
+        if "admin" in token.roles:
+            token.roles = EVERYTHING
+    return token
 
 
 _warned: set[str] = set()  # places about whose short token a warning was logged

@@ -6,16 +6,14 @@ the same kind: `echo_worker_samples_total{worker="w0"}`, `echo_transport_bytes_r
 
 from __future__ import annotations
 
-import logging
 import platform
 import re
-import threading
 import weakref
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from .http_endpoint import HttpEndpoint, Request
 from .meanings import MEANINGS
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ _GROWS = {
     "episodes", "truncated", "steps",
     "killed_workers", "revoked_claims", "moved_batches", "messages", "direct", "shown",
 }  # fmt: skip
-_log = logging.getLogger("echo")
 
 
 def exposition(stats: Mapping[str, float | int | str]) -> str:
@@ -115,7 +112,8 @@ def _escaped(text: str) -> str:
 class Exporter:
     """Serves `/metrics` on its own threads until it is closed.
 
-    It has only a weak reference to the server. When the server was dropped, scrapes are answered with 503.
+    It has only a weak reference to the server. When the server was dropped, scrapes are answered with 503. On loopback, requests whose
+    Host is another machine are answered with 403: they come from a page of another site in this machine's browser.
 
     Raises:
         OSError: the port cannot be bound; the message names the port and a remedy.
@@ -124,40 +122,23 @@ class Exporter:
     def __init__(self, server: Server, host: str = "127.0.0.1", port: int = 0) -> None:
         found = weakref.ref(server)
 
-        class Handler(BaseHTTPRequestHandler):
-            timeout = 10.0  # seconds that it waits for the request of a silent scraper
-
+        class Handler(Request):
             def do_GET(self) -> None:
                 living = found()
-                if self.path.partition("?")[0] not in ("/", "/metrics"):
+                if not self.asks_for_this_machine():
+                    code, body = 403, b"ask for the figures by 127.0.0.1 or localhost\n"
+                elif self.path.partition("?")[0] not in ("/", "/metrics"):
                     code, body = 404, b"figures are at /metrics\n"
                 elif living is None:
                     code, body = 503, b"the server is gone\n"
                 else:
                     code, body = 200, exposition(living.stats()).encode()
                 del living
-                self.send_response(code)
-                self.send_header("Content-Type", CONTENT_TYPE)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self.answer(code, body, CONTENT_TYPE)
 
-            def log_message(self, format: str, *args: Any) -> None:
-                _log.debug("metrics: %s", format % args)
-
-        try:
-            self._http = ThreadingHTTPServer((host, port), Handler)
-        except OSError as error:
-            raise OSError(
-                error.errno, f"cannot serve metrics at {host}:{port}: {error.strerror}; choose another port, or 0 for any free port"
-            ) from error
-        self._http.daemon_threads = True
-        self.url = f"http://{host}:{self._http.server_address[1]}/metrics"
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.1,), name="echo-metrics", daemon=True)
-        self._thread.start()
+        self._endpoint = HttpEndpoint(Handler, "metrics", host, port)
+        self.url = f"{self._endpoint.url}/metrics"
 
     def close(self) -> None:
         """Stop serving and free the port. Idempotent."""
-        self._http.shutdown()
-        self._thread.join()
-        self._http.server_close()
+        self._endpoint.close()

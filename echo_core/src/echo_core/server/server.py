@@ -19,6 +19,7 @@ import optree
 
 from ..base.address import Address
 from ..base.errors import ClosedError, ConfigError, NoAddressError
+from ..base.green_threads import check_real_threads
 from ..config.table import Table
 from ..plugins import discovery
 from ..security import tokens
@@ -110,6 +111,7 @@ class Server(ServerState):
             raise ConfigError(f"num_buffers must be a whole number, not {num_buffers!r}; give a sampler by name: Server(..., sampler={num_buffers!r})")
         if num_drainers is not None or producer_queue_size is not None:
             warnings.warn("num_drainers and producer_queue_size have no effect: Echo has no drainer threads and no queues; leave them out", stacklevel=2)
+        check_real_threads()
         host = host or discovery.default
         if not lease_timeout >= 0:
             raise ValueError(f"lease_timeout must be 0 or more seconds, not {lease_timeout!r}")
@@ -282,8 +284,8 @@ class Server(ServerState):
         checkpoint stays until this one is complete.
 
         Raises:
-            OSError: the disk is full or not writable. CheckpointError: the written data are not the rows of a table; the previous checkpoint
-                stays. ValueError: this server streams and has no tables.
+            OSError: the disk is full or not writable; it has the name of the file. CheckpointError: the written data are not the rows of
+                a table. In both cases the previous checkpoint stays. ValueError: this server streams and has no tables.
         """
         self.table()
         with self._checkpointing:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import ConfigError, SpecError
+from ..base.toml import parse_toml
 from .dtypes import dtype_from_json
 
 __all__ = ["from_table", "load"]
@@ -67,11 +67,10 @@ def load(source: str) -> Any:
     path = Path(source).expanduser()
     if path.suffix == ".toml":
         try:
-            table = tomllib.loads(path.read_text())
+            data = path.read_bytes()
         except OSError as error:
             raise ConfigError(f"{source}: cannot be read: {error.strerror}; check the path") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{source}: is not valid TOML: {error}") from None
+        table = parse_toml(data, source)
         return from_table(table.get("example", table), f"{source}: example")
     if path.suffix == ".npz":
         return _from_npz(path)

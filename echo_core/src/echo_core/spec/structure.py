@@ -16,6 +16,7 @@ import optree
 from optree import PyTreeKind as Kind
 
 from ..base.errors import SpecError, did_you_mean
+from ..base.foreign_text import escaped
 
 __all__ = ["MAX_DEPTH", "dict_order", "explain", "leaf_name", "leaf_paths", "rebuilt", "to_json"]
 
@@ -77,12 +78,12 @@ def leaf_paths(treedef: optree.PyTreeSpec) -> list[str]:
 
 def shown(path: str) -> str:
     """Return a place in a tree as error messages print it."""
-    return f"'{path}'" if path else "the tree itself"
+    return f"'{escaped(path)}'" if path else "the tree itself"
 
 
 def leaf_name(path: str) -> str:
     """Return a leaf as error messages print it."""
-    return f"leaf '{path}'" if path else "the array"
+    return f"leaf '{escaped(path)}'" if path else "the array"
 
 
 def dict_order(node: optree.PyTreeSpec) -> list[tuple[Any, int]]:

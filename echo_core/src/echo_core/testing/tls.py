@@ -18,6 +18,7 @@ import pytest
 from echo_core import Client, Server
 from echo_core.base.errors import EchoError, EchoTimeoutError, SecurityError
 from echo_core.security.tls import Authority, Identity, _make
+from echo_core.testing.damaging_relay import DamagingRelay
 from echo_core.testing.processes import until
 from echo_core.testing.tls_relay import TlsRelay
 from echo_core.wire.transport import Transport
@@ -25,7 +26,7 @@ from echo_core.wire.transport import Transport
 __all__ = ["Certificates", "TlsContract"]
 
 EXAMPLE = {"x": np.zeros(4, np.float32), "n": np.zeros((), np.int64)}
-TOKEN = "the token of these tests, long enough"
+TOKEN = "the-token-of-these-tests-long-enough"
 
 
 class Certificates(NamedTuple):
@@ -91,7 +92,6 @@ class TlsContract(ABC):
             assert server.peers() == []
 
     def test_an_expired_certificate(self, certificates: Certificates, tmp_path: Path) -> None:
-        pytest.importorskip("cryptography")  # openssl's command cannot give a validity in seconds
         old = certificates.authority.issue("learner", ["127.0.0.1"], days=2 / 86400, directory=tmp_path)
         with Server(EXAMPLE, 2, self.transport(**given(old)), token=TOKEN) as server:
             time.sleep(2.5)
@@ -99,7 +99,6 @@ class TlsContract(ABC):
                 Client(server.address, EXAMPLE, **self.trust(certificates))
 
     def test_an_expired_certificate_of_a_worker(self, certificates: Certificates, tmp_path: Path) -> None:
-        pytest.importorskip("cryptography")  # openssl's command cannot give a validity in minutes
         old = certificates.authority.issue("worker-3", days=-1 / 1440, directory=tmp_path)
         asking = self.transport(tls_client_authority=certificates.authority.certificate, **given(certificates.learner))
         trusted = self.trust(certificates, **given(certificates.worker))
@@ -112,7 +111,6 @@ class TlsContract(ABC):
 
     def test_a_session_of_before_stands_for_no_certificate(self, certificates: Certificates, tmp_path: Path) -> None:
         """A client that resumes a session shows no certificate, so an expired one would never be checked again."""
-        pytest.importorskip("cryptography")  # openssl's command cannot give a validity in seconds
         asking = self.transport(tls_client_authority=certificates.authority.certificate, **given(certificates.learner))
         with Server(EXAMPLE, 2, asking, token=TOKEN) as server, ExitStack() as stack:
             passing = certificates.authority.issue("worker-3", days=8 / 86400, directory=tmp_path)
@@ -139,6 +137,21 @@ class TlsContract(ABC):
                 with pytest.raises(EchoError):
                     Client(through, EXAMPLE, token=TOKEN, timeout=1)
             assert server.peers() == []
+
+    @pytest.mark.parametrize("way, spots", [("down", (1, 10, 60, 130, 700)), ("up", (1, 10, 60, 120, 300, 540))])
+    def test_a_damaged_byte_of_a_handshake_is_no_verdict(self, certificates: Certificates, way: str, spots: tuple[int, ...]) -> None:
+        """A worker that returns takes nothing for final that damage, or somebody without a certificate, can cause."""
+        with (
+            Server(EXAMPLE, 2, self.transport(**given(certificates.learner)), token=TOKEN) as server,
+            DamagingRelay(server.address.endpoint) as relay,
+            Client(replace(server.address, port=relay.port), EXAMPLE, **self.trust(certificates)) as client,
+        ):
+            for number, at in enumerate(spots, 1):
+                relay.cut(way, at)
+                client.send_batch({"x": np.zeros((2, 4), np.float32), "n": np.full(2, number)})
+                client.wait(60)
+                assert server.sample(20).batch["n"].tolist() == [number, number]
+                assert relay.damaged == number
 
     def test_the_name_in_a_certificate_is_text(self, certificates: Certificates, tmp_path: Path) -> None:
         """The client chose this name, and people read it in logs and terminals."""
@@ -175,7 +188,6 @@ class TlsContract(ABC):
                 else:
                     shown = {} if wrong == "no certificate" else given(certificates.stranger)
                     if wrong == "an expired certificate":
-                        pytest.importorskip("cryptography")  # openssl's command cannot give a validity in minutes
                         shown = given(certificates.authority.issue("worker-3", days=-1 / 1440, directory=tmp_path))
                     with pytest.raises((SecurityError, EchoTimeoutError)):
                         Client(server.address, EXAMPLE, **self.trust(certificates, timeout=0.5, **shown))

@@ -34,7 +34,7 @@ from .rig import Rig, sever_sockets
 
 __all__ = ["TransportContract"]
 
-TOKEN = "the token of the conformance kit, which is long enough"
+TOKEN = "the-token-of-the-conformance-kit-which-is-long-enough"
 
 
 class TransportContract(

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..base import errors
 from ..base.errors import EchoError, ProtocolError
+from ..base.foreign_text import escaped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -281,7 +282,7 @@ def parse_reply(payload: Buffer) -> tuple[dict[str, Any], memoryview]:
     message, blob = _parse_control(payload)
     if "error" in message:
         known = {name: getattr(errors, name) for name in errors.__all__ if name[0].isupper()}
-        raise known.get(str(message.get("type")), EchoError)(str(message["error"]))
+        raise known.get(str(message.get("type")), EchoError)(escaped(str(message["error"])))
     body = message.get("body")
     if not isinstance(body, dict):
         raise ProtocolError('CONTROL answer without a "body" object')

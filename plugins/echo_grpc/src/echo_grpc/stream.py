@@ -221,9 +221,10 @@ def _reason(error: grpc.RpcError) -> OSError:
         return ConnectionRefusedError(f"busy: the learner takes no more clients ({details})")
     if code is grpc.StatusCode.UNAUTHENTICATED:  # not final: the owner of the certificate, perhaps a proxy, may renew it
         return ConnectionRefusedError(f"the learner refuses the call: {details}")
+    # Only a verdict of this worker about a certificate is final. Everything else may be a damaged byte, or somebody who is not the learner.
     if "WRONG_VERSION_NUMBER" in details:
-        return SecurityError("the learner answers without TLS: use grpc://, or have it listen at grpcs://")
-    if "CERTIFICATE" in details.upper() or "verification check failed" in details:
+        return ConnectionResetError(f"the learner answers without TLS: use grpc://, or have it listen at grpcs:// ({details})")
+    if ("CERTIFICATE_VERIFY_FAILED" in details and "signature failure" not in details) or "verification check failed" in details:
         return SecurityError(
             f"the learner's certificate and this worker do not agree: {details}; check its dates, the"
             " name in the address, and tls_authority (tls_certificate where it asks for one)"

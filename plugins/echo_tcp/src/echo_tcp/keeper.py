@@ -23,6 +23,7 @@ from echo_core.base.errors import (
     HandshakeRefused,
 )
 from echo_core.wire.handshake import ClientHandshake
+from echo_core.wire.network.unreachable import advice
 
 from . import _worker
 from .dial import Link, dial_echo2
@@ -71,7 +72,7 @@ class Keeper:
         if isinstance(link, BaseException):
             raise EchoTimeoutError(
                 f"worker {self._worker.name!r} could not reach {self._address} within "
-                f"{seconds:g} s ({link}); start the learner, or correct the address"
+                f"{seconds:g} s ({link}); {advice(self._address, link, tokens=self._options.protocol != 'echo1')}"
             ) from link
         self._attach(link)
         self._thread.start()
@@ -145,17 +146,18 @@ class Keeper:
         """
         wait, factor, longest = BACKOFF
         reason: Exception | None = None
+        verdict: EchoError | None = None
         while True:
             left = start + seconds - time.monotonic()
             try:
                 return self._dial(max(0.1, min(ATTEMPT_SECONDS, left)))
             except (EchoTimeoutError, ConnectionClosedError) as error:
                 if isinstance(error, HandshakeRefused) and error.code not in ("busy", "shutdown"):
-                    raise
+                    verdict = self._judged(error, verdict)
                 cut_short = left < ATTEMPT_SECONDS and isinstance(error, TimeoutError)
                 reason = reason if reason and cut_short else error
-            except EchoError:
-                raise  # the spec, token or protocol differs, so the next attempt would fail in the same way
+            except EchoError as error:  # the spec, token or protocol differs, so the next attempt would fail in the same way
+                reason = verdict = self._judged(error, verdict)
             except OSError as error:
                 cut_short = left < ATTEMPT_SECONDS and isinstance(error, TimeoutError)
                 reason = reason if reason and cut_short else error
@@ -166,6 +168,15 @@ class Keeper:
             if left <= 0 or pause(min(wait * random.uniform(0.7, 1.3), left)):
                 return reason
             wait = min(wait * factor, longest)
+
+    def _judged(self, error: EchoError, before: EchoError | None) -> EchoError:
+        """Raise `error`, a verdict about this worker or its learner.
+
+        A worker that was served before believes a verdict when it comes a second time: one damaged byte can cause a single one.
+        """
+        if not self._incarnation or type(error) is type(before):
+            raise error
+        return error
 
     def _dial(self, seconds: float) -> Link:
         def dialling(sock: socket.socket) -> None:

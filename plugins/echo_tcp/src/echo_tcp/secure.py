@@ -73,7 +73,7 @@ class TlsChannel(Channel):
                     self._records.send(buffer)
                 self._records.flush()
             except ssl.SSLError as error:
-                raise _explained(error) from None
+                raise _explained(error, self._proven()) from None
             return
         for buffer in buffers:
             view = memoryview(buffer)
@@ -92,7 +92,7 @@ class TlsChannel(Channel):
         except ssl.SSLZeroReturnError:
             return 0
         except ssl.SSLError as error:
-            raise _explained(error) from None
+            raise _explained(error, self._proven()) from None
 
     def shake_hands(self) -> None:
         """Make the TLS handshake, unless it is done already. Raises SecurityError or OSError."""
@@ -121,6 +121,10 @@ class TlsChannel(Channel):
             self._raw = self._sock
             self._context = None
 
+    def _proven(self) -> bool:
+        """Whether what the other end says is known to come from it: after the handshake. A learner's end never tries again, so there all of it counts."""
+        return self._shaken or self._sock.server_side
+
     def _alive(self) -> None:
         if self._over:
             raise ConnectionAbortedError("the connection is closed")
@@ -139,7 +143,7 @@ class TlsChannel(Channel):
                 except ssl.SSLZeroReturnError:
                     raise
                 except ssl.SSLError as error:
-                    raise _explained(error) from None
+                    raise _explained(error, self._proven()) from None
             poll = select.poll()
             poll.register(self._sock, event)
             poll.poll()
@@ -174,9 +178,11 @@ def _wrapped(context: ssl.SSLContext, plain: socket.socket, **options: Any) -> t
         raise
 
 
-def _explained(error: ssl.SSLError) -> OSError:
+def _explained(error: ssl.SSLError, proven: bool) -> OSError:
+    """The error for the channel's users. A verdict about a certificate is a SecurityError, which ends a worker for good, if it is our own or `proven`."""
+    ours = isinstance(error, ssl.SSLCertVerificationError)
     reason = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason or str(error)
-    if isinstance(error, ssl.SSLCertVerificationError) or "CERTIFICATE" in str(error.reason) or "UNKNOWN_CA" in str(error.reason):
+    if ours or (proven and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)):
         return SecurityError(
             f"the other end's certificate, or this end's for it, is refused: {reason}; check its dates, the name in the address,"
             " and tls_authority (tls_certificate where the learner asks for one)"

@@ -59,9 +59,8 @@ class TcpTransport(Transport):
     def listen(self, sink: Sink) -> Listener:
         from .listener import TcpListener
 
-
         options: TcpListenOptions = self.options
-        check_exposure(options.host, options.authenticated, options.allow_insecure)
+        check_exposure(options.host, options.authenticated, options.allow_insecure, tokens=options.protocol != "echo1")
         if options.checksum:
             from .checked import listen_checked
 

@@ -10,6 +10,8 @@ writers run. If a writer changes an item before it is copied, the writer puts th
 of the pause.
 
 A checkpoint that is being written is in path/.echo-writing-*, a folder that is renamed when it is complete. Nothing else in `path` is touched.
+Who replaces the newest checkpoint holds an exclusive lock on `path` meanwhile. Who reads a checkpoint holds a shared lock on its folder, which
+writers then leave in place.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import logging
 import os
 import re
 import secrets
@@ -33,6 +36,7 @@ from ...base.errors import CheckpointError
 from ...spec.dtypes import dtype_from_json, dtype_to_json
 from ..steps.step_table import StepTable
 from . import table_snapshot
+from .files import Output, locked
 from .step_checkpoint import identity, read_steps, save_steps
 
 if TYPE_CHECKING:
@@ -48,6 +52,9 @@ FIGURES = ("inserts", "samples", "policy_version", "random")
 WRITING = ".echo-writing-"  # the names of folders that are not complete yet begin with this
 LOCK, MANIFEST = "lock", "manifest.json"
 OURS = b'{"format": '  # our manifests begin with this
+
+
+_log = logging.getLogger("echo")
 
 
 class Saved(NamedTuple):
@@ -67,11 +74,12 @@ def save(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Pat
         The directory of this checkpoint.
 
     Raises:
-        OSError: the disk is full or not writable. CheckpointError: the rows that were stored are not those of the table, which is a defect
-            of Echo. In both cases the previous checkpoint is unchanged.
+        OSError: the disk is full or not writable; it has the name of the file. CheckpointError: the rows that were stored are not those of
+            the table, which is a defect of Echo. In both cases the previous checkpoint is unchanged.
     """
     root = Path(path)
     root.mkdir(parents=True, exist_ok=True)
+    before = _latest(root)
     for left in root.glob(f"{WRITING}*"):
         _sweep(left)
     folder, lock = _begin(root)
@@ -79,25 +87,35 @@ def save(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Pat
         described = [_save_table(folder, index, table) for index, table in enumerate(tables.values())]
         manifest = json.dumps({"format": FORMAT, "tables": described}).encode()
         _write(folder / MANIFEST, manifest)
-        number = 1 + max((int(old.name) for old in _ours(root)), default=0)
-        while os.path.lexists(final := root / f"{number:08d}"):  # another program made it
-            number += 1
-        # This comes before the folder gets its name: after that, nothing needs more room on the disk.
-        _write(folder / "LATEST", f"{final.name} {zlib.crc32(manifest):08x}\n".encode())
-        _sync(folder)
-        folder.rename(final)
-        _sync(root)
-        (final / "LATEST").rename(root / "LATEST")
-        _sync(root)
+        with locked(root, exclusive=True):
+            if _latest(root) != before:
+                _log.warning("somebody else checkpoints into %s too, and each removes what the other wrote; give each learner a folder of its own", root)
+            return _publish(root, folder, manifest)
     except BaseException:
         _remove(folder, LOCK)
         raise
     finally:
         lock.close()
+
+
+def _publish(root: Path, folder: Path, manifest: bytes) -> Path:
+    """Make the checkpoint in `folder`, which is complete, the newest one of `root`, and remove the others. Returns its place."""
+    number = 1 + max((int(old.name) for old in _ours(root)), default=0)
+    while os.path.lexists(final := root / f"{number:08d}"):  # another program made it
+        number += 1
+    # This comes before the folder gets its name: after that, nothing needs more room on the disk.
+    _write(folder / "LATEST", f"{final.name} {zlib.crc32(manifest):08x}\n".encode())
+    _sync(folder)
+    folder.rename(final)
+    _sync(root)
+    (final / "LATEST").rename(root / "LATEST")
+    _sync(root)
     (final / LOCK).unlink(missing_ok=True)
     for old in _ours(root):
         if int(old.name) < number:
-            _remove(old, MANIFEST)
+            with contextlib.suppress(OSError), locked(old, exclusive=True, wait=False) as unread:
+                if unread:  # otherwise the next checkpoint removes it
+                    _remove(old, MANIFEST)
     return final
 
 
@@ -112,13 +130,42 @@ def load(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Non
     root, asked = Path(path), ""
     if re.fullmatch("[0-9]{8}", root.name) and not (root / "LATEST").exists() and (root.parent / "LATEST").exists():
         root, asked = root.parent, root.name
+    while True:
+        newest = _newest(root)
+        if asked not in ("", newest[0].name):
+            raise CheckpointError(f"{root / asked} is not the newest checkpoint, which is {newest[0]}; restore from {root}")
+        try:
+            return _load(tables, *newest)
+        except CheckpointError:
+            if _newest(root) == newest:
+                raise
+            # A learner has replaced this checkpoint by a newer one, and nothing was changed yet.
+
+
+def _latest(root: Path) -> bytes:
+    """The contents of LATEST; nothing if there is none."""
+    with contextlib.suppress(OSError):
+        return (root / "LATEST").read_bytes()
+    return b""
+
+
+def _newest(root: Path) -> tuple[Path, int]:
+    """The folder of the newest checkpoint, and the checksum of its manifest."""
     try:
         name, crc = (root / "LATEST").read_text().split()
-        folder, expected = root / str(int(name)).zfill(8), int(crc, 16)
+        return root / str(int(name)).zfill(8), int(crc, 16)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{root} holds no whole checkpoint: {error}") from error
-    if asked not in ("", folder.name):
-        raise CheckpointError(f"{root / asked} is not the newest checkpoint, which is {folder}; restore from {root}")
+
+
+def _load(tables: Mapping[str, ReplayTable], folder: Path, expected: int) -> None:
+    with contextlib.ExitStack() as reading:
+        with contextlib.suppress(OSError):  # if the folder is gone, reading its manifest says so
+            reading.enter_context(locked(folder, exclusive=False))
+        _load_locked(tables, folder, expected)
+
+
+def _load_locked(tables: Mapping[str, ReplayTable], folder: Path, expected: int) -> None:
     try:
         text = (folder / MANIFEST).read_bytes()
         if zlib.crc32(text) != expected:
@@ -128,14 +175,15 @@ def load(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Non
         number = manifest["format"]
     except CheckpointError:
         raise
-    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (OSError, KeyError, AttributeError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder / 'manifest.json'} cannot be read: {error!r}; take an older checkpoint") from error
     if number != FORMAT:
         raise CheckpointError(f"{folder} has format {number}, this echo-core reads {FORMAT}")
     if set(described) != set(tables):
         raise CheckpointError(f"{folder} has the tables {sorted(described)}, this server {sorted(tables)}; give it the same")
     for name, table in tables.items():
-        _compare(folder, table, described[name])
+        with _naming(folder, table):
+            _compare(folder, table, described[name])
     # Everything is read and checked before anything is changed. This needs no additional memory: the rows of new tables take none until they
     # are filled, and the data read for a table is freed when the table has it.
     read = [(table, _read_table(folder, table, described[name])) for name, table in tables.items()]
@@ -281,16 +329,15 @@ def _save_items(folder: Path, index: int, table: ReplayTable, rows: np.ndarray, 
     crcs, stored = [0] * len(leaves), [np.empty(0, np.uint32)]
     step = max(1, CHUNK_BYTES // max(1, table.rows_spec.sample_bytes))
     with contextlib.ExitStack() as opened:
-        handles = [opened.enter_context(open(path, "wb")) for path in paths]
+        handles = [opened.enter_context(Output(open(path, "wb"))) for path in paths]  # noqa: SIM115
         for written, arrays in table_snapshot.copies(table, rows, step):
             stored.append(written)
             for i, (array, handle) in enumerate(zip(arrays, handles)):
                 data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-                handle.write(data)  # type: ignore[arg-type]
+                handle.write(data)
                 crcs[i] = zlib.crc32(data, crcs[i])
         for handle in handles:
-            handle.flush()
-            os.fsync(handle.fileno())
+            handle.finish()
     for i, (leaf, path, crc) in enumerate(zip(leaves, paths, crcs)):
         files[f"leaf/{i}"] = _entry(path, leaf.dtype, (len(rows), *leaf.shape), crc)
     return np.concatenate(stored)
@@ -324,7 +371,7 @@ def _naming(folder: Path, table: ReplayTable) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, IndexError, AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
         manifest = folder / MANIFEST
         raise CheckpointError(f"{manifest} does not describe table {table.name!r} ({error!r}); take an older checkpoint") from error
 
@@ -387,10 +434,9 @@ def _load_array(folder: Path, files: dict[str, Any], name: str) -> np.ndarray:
 
 
 def _write(path: Path, data: Any) -> None:
-    with open(path, "wb") as file:
+    with Output(open(path, "wb")) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        file.finish()
 
 
 def _sync(folder: Path) -> None:

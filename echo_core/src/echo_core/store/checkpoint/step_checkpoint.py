@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..steps.items import Slices
+from .files import Output
 
 if TYPE_CHECKING:
     from ..steps.step_table import StepTable
@@ -35,8 +36,6 @@ def save_steps(
     save_array: Callable[..., dict[str, Any]], entry: Callable[..., dict[str, Any]], chunk: int,
 ) -> int:
     """Write what `StepTable.below` returned, and the steps' bytes. Return the number of the first step whose bytes are complete."""
-    import os
-
     for column in COLUMNS:
         files[f"steps/{column}"] = save_array(folder / f"{index}.steps.{column}", columns[column])
     head, tail = int(columns["figures"][0]), int(columns["figures"][1])
@@ -44,16 +43,15 @@ def save_steps(
     for i, leaf in enumerate(table.step.leaves):
         path, crc = folder / f"{index}.step.{i}", 0
         step = max(1, chunk // max(1, leaf.nbytes))
-        with open(path, "wb") as file:
+        with Output(open(path, "wb")) as file:
             for start in range(head, tail, step):
                 rows, oldest = table.step_rows(i, start, min(step, tail - start))
                 if oldest > start:
                     first = max(first, min(oldest, start + len(rows)))
                 data = rows.reshape(-1).view(np.uint8)
-                file.write(data)  # type: ignore[arg-type]
+                file.write(data)
                 crc = zlib.crc32(data, crc)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
+            file.finish()
         files[f"step/{i}"] = entry(path, leaf.dtype, (tail - head, *leaf.shape), crc)
     return first
 

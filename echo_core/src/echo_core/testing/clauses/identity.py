@@ -203,7 +203,7 @@ class IdentityClauses:
     def test_a_wrong_token_is_refused(self, rig: Rig, needs: Needs) -> None:
         needs("authenticates")
         server = rig.server()
-        for options in ({"token": "a token of somebody else entirely"}, {"auth": False}):
+        for options in ({"token": "a-token-of-somebody-else-entirely"}, {"auth": False}):
             outcome = returns(lambda o=options: rig.client(server, **o), PATIENCE)
             assert isinstance(outcome, SecurityError), outcome
         assert server.peers() == []

@@ -33,6 +33,7 @@ from ...base.errors import (
 from ...base.transport_options import ConnectOptions
 from ...spec.spec import Spec
 from ..handshake import ClientHandshake
+from ..network import unreachable
 from ..protocol import REPLY, TO_WORKER, U64, Buffer, Header, Kind, WeightsAssembler, frame, pack_error, reply_frame
 from ..weights import verify
 from .calls import Calls
@@ -190,7 +191,7 @@ class Uplink:
     def advice(self) -> str:
         """What somebody who waited in vain can do about it."""
         if self.link is None:
-            return "start the learner, or correct the address"
+            return unreachable.advice(self.address, self.trouble)
         return f"see what it does (echoctl top {self.address}), or wait longer (timeout=)"
 
     def connecting(self) -> str:
@@ -292,16 +293,18 @@ class Uplink:
         start = time.monotonic()
         patience = self.options.timeout if again else math.inf
         pause, factor, longest = BACKOFF
+        verdict: EchoError | None = None
         while not self.over.is_set():
             left = max(0.1, patience - (time.monotonic() - start))
             try:
                 return self._attempt(min(left, ATTEMPT_SECONDS))
             except (EchoTimeoutError, ConnectionClosedError) as error:
                 if isinstance(error, HandshakeRefused) and error.code not in ("busy", "shutdown"):
-                    self.end(error)
+                    verdict = self._judged(error, verdict, again)
                 self.trouble = error.with_traceback(None)
             except EchoError as error:  # another spec, token or protocol: no use trying again
-                self.end(error)
+                verdict = self._judged(error, verdict, again)
+                self.trouble = error.with_traceback(None)
             except OSError as error:
                 self.trouble = error.with_traceback(None)
             if time.monotonic() - start >= patience:
@@ -311,6 +314,15 @@ class Uplink:
             self.over.wait(min(pause * random.uniform(0.7, 1.3), left))
             pause = min(pause * factor, longest)
         return None
+
+    def _judged(self, error: EchoError, before: EchoError | None, again: bool) -> EchoError:
+        """End the connection for good because of `error`, a verdict about this worker or its learner.
+
+        A connection that was served before believes a verdict when it comes a second time: one damaged byte can cause a single one.
+        """
+        if not again or type(error) is type(before):
+            self.end(error)
+        return error
 
     def _attempt(self, seconds: float) -> Link:
         options = self.options
