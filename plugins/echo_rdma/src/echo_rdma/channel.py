@@ -26,6 +26,7 @@ __all__ = ["RdmaAcceptor", "RdmaChannel", "dial"]
 log = logging.getLogger("echo")
 
 LINGER_SECONDS = 1.0  # after shutdown, a peer that reads slowly has so long to take the bytes that were sent
+LISTENER_LINGER_SECONDS = 0.5  # the same for a learner, whose close(timeout=0) takes as long
 STOP_SECONDS = 5.0  # when the learner closes, an engine that was replaced has so long to end
 
 
@@ -107,7 +108,7 @@ def resolve(host: str, port: int) -> str:
 def engine(options: RdmaListenOptions | RdmaConnectOptions, listens: bool = False, context: _ucx.Context | None = None) -> _ucx.Engine:
     context, spin = context or library.context(), 1e9 if options.busy_poll else options.spin
     with library.settings_of_listeners() if listens else nullcontext():
-        return _ucx.Engine(context, spin, options.heartbeat, options.lease, LINGER_SECONDS)
+        return _ucx.Engine(context, spin, options.heartbeat, options.lease, LISTENER_LINGER_SECONDS if listens else LINGER_SECONDS)
 
 
 def dial(address: Address, options: RdmaConnectOptions, timeout: float) -> RdmaChannel:
