@@ -17,6 +17,7 @@ from echo_core.wire.network.listening import found_by_trying
 from echo_core.wire.protocol import Buffer
 
 from . import _ucx, lanes, library
+from .carrier import interface_without_carrier
 
 if TYPE_CHECKING:
     from .options import RdmaConnectOptions, RdmaListenOptions
@@ -151,6 +152,14 @@ class RdmaAcceptor(Acceptor):
             self._engine.stop()
             raise found_by_trying(number, options.port, error) from error
         self.address = Address(scheme, options.host, port)
+        if name := interface_without_carrier(number):
+            log.warning(
+                "%s listens on the interface %s, which has no carrier: no worker can connect. Check the cable and `ip link show %s`, and start the learner"
+                " again once the interface is up",
+                self.address,
+                name,
+                name,
+            )
 
     def accept(self) -> RdmaChannel:
         while (wire := self._engine.accept()) is None:
