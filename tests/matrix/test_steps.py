@@ -102,3 +102,28 @@ def test_workers_stream_steps_and_learners_draw_windows(transport: dict[str, Any
             np.testing.assert_array_equal(step.next["reward"], reward + k)
             np.testing.assert_allclose(step.discounts, 0.5 ** k[:, 0])
             assert not step.terminated.any()
+
+
+@pytest.mark.parametrize("role", ["observer", "worker of another table"])
+def test_a_client_that_sent_nothing_ends_no_episode_of_a_worker_with_its_id(transport: dict[str, Any], role: str) -> None:
+    tables = [Table("steps", example(), capacity=100, items=Sequences(4), sampler="uniform"), Table("rows", example(), capacity=10, sampler="uniform")]
+    with Server(tables=tables, batch_size=1, transport=transport) as server:
+        table = server.table("steps")
+        with Client(server.address, Steps(example()), table="steps", client_id="ab" * 16) as worker:
+            for number in range(3):
+                worker.send(sample(0, number))
+            worker.wait()
+            connect = discovery.transport_class(server.address.scheme).connect
+            token = server._tokens()[0] if server._tokens() else None
+            if role == "observer":
+                other = connect(server.address, Steps(example()).wire, role="observer", client_id="ab" * 16, table="steps", token=token)
+            else:
+                other = connect(server.address, server.table("rows").spec, client_id="ab" * 12 + "00" * 4, table="rows", token=token)
+            soon(lambda: len(server.peers()) == 2)
+            other.close()
+            soon(lambda: len(server.peers()) == 1)
+            worker.send(sample(0, 3))
+            worker.wait()
+            assert (table.stats()["streams"], table.stats()["truncated"], len(table)) == (1, 0, 1)
+            assert server.sample(timeout=30).batch["number"].tolist() == [[0, 1, 2, 3]]
+        soon(lambda: table.stats()["streams"] == 0)

@@ -10,9 +10,7 @@ import pytest
 from numbered import NARROW, WIDE, narrow, numbers
 from wire_learner import WireLearner, connect
 
-from echo_core.base.errors import (
-    EchoTimeoutError,
-)
+from echo_core.base.errors import ConnectionClosedError
 from echo_core.spec.spec import Spec
 from echo_core.testing.processes import until
 
@@ -86,7 +84,7 @@ def test_a_learner_on_the_same_port_is_carried_on_with() -> None:
         first.close()
         for i in range(5, 9):
             worker.send(narrow(i))
-        with pytest.raises(EchoTimeoutError, match=r"no connection .* 4 samples"):
+        with pytest.raises(ConnectionClosedError, match=r"no connection .* 4 samples"):
             worker.wait(timeout=0.1)
         assert worker.stats()["connected"] is False
         with WireLearner(NARROW, port=first.port, incarnation="02" * 16) as second:

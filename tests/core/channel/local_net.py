@@ -66,7 +66,7 @@ class Net:
     listening: dict[str, queue.SimpleQueue[socket.socket | None]] = field(default_factory=dict)
     budget: Iterator[float] = field(default_factory=lambda: iter(()))
     channels: list[LocalChannel] = field(default_factory=list)
-    accepting: list[OSError] = field(default_factory=list)
+    accepting: list[Exception] = field(default_factory=list)
     accepts: int = 0
 
     def dial(self, path: str) -> socket.socket:

@@ -45,6 +45,14 @@ def test_a_learner_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPa
         net.listening["learner"].get().close()  # type: ignore[union-attr]
 
 
+def test_whatever_an_acceptor_raises_others_are_let_in_after_it(caplog: pytest.LogCaptureFixture) -> None:
+    with serve():
+        net.accepting.append(ValueError("a client said something odd"))
+        for _ in range(3):  # the first is let in before the acceptor raises
+            connect().close()
+    assert "cannot accept clients: ValueError('a client said something odd')" in caplog.text
+
+
 def test_wrong_token_wrong_spec_and_no_token_raise_at_once() -> None:
     with serve() as server:
         with pytest.raises(SecurityError, match="ECHO_TOKEN"):

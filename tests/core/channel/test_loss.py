@@ -7,7 +7,7 @@ import random
 import pytest
 from local_net import Consumer, connect, net, raw, serve
 
-from echo_core.base.errors import ConnectionClosedError, EchoTimeoutError, SpecError
+from echo_core.base.errors import ConnectionClosedError, SpecError
 from echo_core.testing.processes import returns, until
 from echo_core.testing.samples import Tally, example, sample, stacked
 from echo_core.wire.protocol import MORE, Kind
@@ -166,5 +166,5 @@ def test_closing_in_the_middle_of_reconnecting() -> None:
         connection = connect()
     until(lambda: not connection.stats()["connected"], "the worker hears of it")
     connection.send(sample(0, 0))
-    with pytest.raises(EchoTimeoutError, match="1 samples not acknowledged"):
+    with pytest.raises(ConnectionClosedError, match="1 samples not acknowledged"):
         connection.close(0.1)

@@ -130,6 +130,47 @@ def test_a_transport_that_cannot_open_closes_the_others() -> None:
     server.close()
 
 
+class Faulty(Direct):
+    """Its listener raises when weights are published and when it is closed."""
+
+    def listen(self, sink: Sink) -> Listener:
+        self.listeners.append(FaultyListener(sink))
+        return self.listeners[-1]
+
+
+class FaultyListener(DirectListener):
+    def publish(self, weights: Any) -> None:
+        raise OSError("no memory for weights")
+
+    def close(self, timeout: float | None = None) -> None:
+        super().close(timeout)
+        raise RuntimeError("cannot close")
+
+
+def test_a_transport_that_raises_keeps_no_other_from_weights_and_from_closing() -> None:
+    faulty, good = Faulty(), Direct()
+    server = Server(example(), 2, transport=[faulty, good]).start()
+    with pytest.raises(OSError, match="no memory for weights"):
+        server.publish(np.zeros(2))
+    assert good.listeners[0].published == [1]
+    with pytest.raises(RuntimeError, match="cannot close"):
+        server.close()
+    assert (faulty.listeners[0].closed, good.listeners[0].closed, server.closed) == (1, 1, True)
+    server.close()
+    assert (faulty.listeners[0].closed, good.listeners[0].closed) == (1, 1)
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing_open() -> None:
+    good, faulty = Direct(), Faulty()
+    server = Server(example(), 2, transport=[good, faulty, Direct(broken=True)])
+    with pytest.raises(OSError, match="no more room"):
+        server.start()
+    assert (good.listeners[0].closed, faulty.listeners[0].closed) == (1, 1)
+    with pytest.raises(EchoError, match="not been started"):
+        _ = server.address
+    server.close()
+
+
 def test_a_dropped_server_closes_its_transports() -> None:
     transport = Direct()
     server = Server(example(), 2, transport=transport).start()

@@ -106,7 +106,7 @@ class SecurityError(EchoError, PermissionError):
 
 
 class ConnectionClosedError(EchoError, ConnectionError):
-    """The peer is gone: the connection was closed or lost and could not be resumed."""
+    """The peer is gone: the connection was closed or lost and could not be resumed, at least not before the call's timeout was over."""
 
 
 class HandshakeRefused(ConnectionClosedError):
@@ -139,7 +139,8 @@ class NoAddressError(EchoError, RuntimeError):
 
 
 class EchoTimeoutError(EchoError, TimeoutError):
-    """A blocking call ran past its timeout; the message says who waited for whom.
+    """A blocking call ran past its timeout although there is a connection; the message says who waited for whom. `Client(...)` that finds no
+    learner raises it too.
 
     `inserted`: how many samples, from the front, a call that inserts several had inserted by then.
     """

@@ -17,7 +17,7 @@ from ..store.steps.steps import Steps, StepStreams, new_client_id
 from ..wire.labels import SUFFIX, Held, LabelledConnection, UnlabelledError, labelled
 from ..wire.reservation import CopiedReservation, Reservation
 from ..wire.weights import Weights
-from .other_tables import OtherTables
+from .other_tables import OtherTables, close_all
 from .plain_sender import PlainSender
 from .remote_steps import remote_table
 from .remote_table import RemoteSample
@@ -368,11 +368,9 @@ class Client:
 
         Raises:
             EchoTimeoutError, ConnectionClosedError: the message says how many samples were not acknowledged. The client is closed anyway.
+                If Ctrl-C interrupts this call, the client is closed at once, and the next call raises the error if samples are lost.
         """
-        try:
-            self._others.close(timeout)
-        finally:
-            self._connection.close(timeout)
+        close_all((*self._others.open(), self._connection), timeout)
 
     def __enter__(self) -> Client:
         return self

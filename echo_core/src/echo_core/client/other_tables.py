@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UnknownTableError
@@ -14,7 +14,7 @@ from ..wire.labels import UnlabelledError, labelled
 if TYPE_CHECKING:
     from ..wire.transport import Connection
 
-__all__ = ["OtherTables"]
+__all__ = ["OtherTables", "close_all"]
 
 
 class OtherTables:
@@ -85,13 +85,17 @@ class OtherTables:
     def open(self) -> list[Connection]:
         return list(self._connections.values())
 
-    def close(self, timeout: float | None) -> None:
-        """Close all connections, and then raise the first error."""
-        errors = []
-        for connection in self.open():
-            try:
-                connection.close(timeout)
-            except (ConnectionError, TimeoutError) as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+
+def close_all(connections: Iterable[Connection], timeout: float | None) -> None:
+    """Close connections in turn, also after one of them raises, and then raise the first error. After Ctrl-C the rest is closed at once."""
+    first: BaseException | None = None
+    for connection in connections:
+        try:
+            connection.close(timeout)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                timeout = 0.0
+                first = error
+            first = first or error
+    if first is not None:
+        raise first

@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -29,9 +30,10 @@ from ..store.replay.rate_limiters import RateLimiter
 from ..store.sample import Sample
 from ..store.sampler import Sampler
 from ..wire.transport import Listener, Transport
-from ..wire.weights import aligned_bytes, pack
+from ..wire.weights import PackedWeights, aligned_bytes, pack
 from . import metrics, mixture
 from .arguments import make_tables, make_transports, short_form, stream_sampler
+from .open_listeners import OpenListeners, logged, on_each
 from .operations import OPERATIONS, Operation
 from .returning import ReturnWatch
 from .sink import ServerSink
@@ -143,6 +145,7 @@ class Server(ServerState):
         self._checkpointing = threading.Lock()
         self._publishing = threading.Lock()  # it makes versions reach the listeners in order
         self._versions = itertools.count(1)
+        self._opened = OpenListeners()
         self._ticker: metrics.StatsTicker | None = None
         self._returns: ReturnWatch | None = None
 
@@ -184,42 +187,48 @@ class Server(ServerState):
             if self._listeners:
                 return self
             sink, weights = ServerSink(self), self._weights
-            listeners: list[Listener] = []
             try:
                 for transport in self._transports:
-                    listeners.append(transport.listen(sink))
+                    self._opened.append(transport.listen(sink))
+                with self._publishing:
+                    self._listeners = list(self._opened)
+                    _running.add(self)
+                    if self._weights is not None and self._weights is not weights:  # published meanwhile
+                        on_each(self._listeners, partial(_publish, self._weights))
+                self._ticker = metrics.StatsTicker.maybe(self, self._observers)
+                self._returns = ReturnWatch.maybe(self)
             except BaseException:
-                for listener in listeners:
-                    listener.close(0)
+                self._listeners = []
+                with logged("while start() gave up"):
+                    self._opened.close(0.0)
                 raise
-            with self._publishing:
-                self._listeners = listeners
-                _running.add(self)
-                if self._weights is not None and self._weights is not weights:  # published meanwhile
-                    for listener in listeners:
-                        listener.publish(self._weights)
-            self._ticker = metrics.StatsTicker.maybe(self, self._observers)
-            self._returns = ReturnWatch.maybe(self)
         return self
 
     def close(self, timeout: float = 5.0) -> None:
         """Close the server. Workers are notified, samples that have arrived completely are committed, and every waiting call returns. Idempotent.
 
         `sample()` still returns the batches that are already complete, and then None. Notifying the workers takes at most `timeout`
-        seconds. In a forked child this does nothing: the workers, and the threads that would have to end, belong to the parent.
+        seconds. If Ctrl-C interrupts this call, every waiting call returns too, and the transports end without it; another `close()`
+        waits for that. In a forked child this does nothing: the workers, and the threads that would have to end, belong to the parent.
+
+        Raises:
+            The first error of a transport that could not be closed. The others and the server are closed anyway.
         """
         if not self._same_process():
             return
-        with self._life:
-            listeners, self._listeners = self._listeners, []
-            ticker, self._ticker = self._ticker, None
-            returns, self._returns = self._returns, None
-        for timer in (ticker, returns):
-            if timer is not None:
-                timer.stop()
-        for listener in listeners:
-            listener.close(timeout)
-        self._close_store()
+        try:
+            with self._life:
+                self._listeners = []
+                ticker, self._ticker = self._ticker, None
+                returns, self._returns = self._returns, None
+            for timer in (ticker, returns):
+                if timer is not None:
+                    timer.stop()
+        finally:
+            try:
+                self._opened.close(timeout)
+            finally:
+                self._close_store()
 
     def __enter__(self) -> Server:
         return self.start()
@@ -235,7 +244,7 @@ class Server(ServerState):
 
     def _abandoned(self) -> None:
         """Close a server that was dropped, as nobody else can close it any more."""
-        if getattr(self, "_listeners", None) and self._same_process():
+        if getattr(self, "_opened", None) and self._same_process():
             self.close(0.0)
 
     # ---- batches ----------------------------------------------------------------------------------------------------------
@@ -323,6 +332,7 @@ class Server(ServerState):
 
         Raises:
             SpecError: a leaf cannot travel unchanged; the text names it.
+            The first error of a transport that could not take the version. The others have it.
         """
         self._check_process()
         with self._publishing:
@@ -331,8 +341,7 @@ class Server(ServerState):
             self._published_at = time.monotonic()
             for table in self.tables.values():
                 table.policy_version = packed.version
-            for listener in list(self._listeners):
-                listener.publish(packed)
+            on_each(self._listeners, partial(_publish, packed))
         return Published(packed.version, packed.digest)
 
     def _weights_memory(self, count: int) -> np.ndarray:
@@ -386,6 +395,10 @@ class Server(ServerState):
     def __repr__(self) -> str:
         where = ", ".join(map(str, self.addresses)) or ("closed" if self.closed else "not started" if self._transports else "in-process")
         return f"<Server {where} batch_size={self.batch_size} pid={os.getpid()}>"
+
+
+def _publish(weights: PackedWeights, listener: Listener) -> None:
+    listener.publish(weights)
 
 
 def _at_exit() -> None:

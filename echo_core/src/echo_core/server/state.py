@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..plugins import discovery
 from ..security import tokens
 from ..store.steps.step_table import StepTable
+from ..store.steps.steps import client_number
 from ..store.store import Store
 from ..wire.identity import Identities
 from ..wire.peer import Peer
@@ -77,10 +78,13 @@ class ServerState(Store):
     def _peer_lost(self, peer: Peer, reason: str) -> None:
         with self._lock:
             self._peers.pop(id(peer), None)
-            self._count_workers(sum(p.role == "worker" for p in self._peers.values()))
+            workers = [other for other in self._peers.values() if other.role == "worker"]
+            self._count_workers(len(workers))
+            # Ids can be given by hand, so others may have it: clients that send nothing, and connections to another table.
+            steps_end = peer.role == "worker" and all(client_number(other.id) != client_number(peer.id) for other in workers)
         self._held.forget(id(peer))
         for table in self.tables.values():
-            if isinstance(table, StepTable):
+            if steps_end and isinstance(table, StepTable):
                 table.end_streams(peer.id)
             if table.lease_timeout is not None:
                 table.take_back(id(peer))  # only after it was removed from the peers: see _drawn in operations/draws.py

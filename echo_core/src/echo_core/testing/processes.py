@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["LONG", "SLOWER", "descriptors", "forked", "interrupted", "returns", "settled", "tasks", "until"]
+__all__ = ["LONG", "SLOWER", "descriptors", "forked", "interrupted", "pressing_ctrl_c", "returns", "settled", "tasks", "until"]
 
 _T = TypeVar("_T")
 
@@ -127,6 +127,28 @@ else:
     finally:
         child.kill()
         child.communicate()
+
+
+def pressing_ctrl_c(call: Callable[[], object], ready: Callable[[], object] = lambda: time.sleep(0.2)) -> bool:
+    """Run `call` on this thread, which must be the main one, and send Ctrl-C to this process once `ready()` has returned. Returns whether
+    it interrupted the call; other errors of the call are raised."""
+
+    def press() -> None:
+        ready()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=press, daemon=True)
+    try:
+        thread.start()
+        call()
+        thread.join()
+        time.sleep(0.1)  # the signal is handled here at the latest
+        return False
+    except KeyboardInterrupt:
+        return True
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def descriptors() -> dict[str, str]:

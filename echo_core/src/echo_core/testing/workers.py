@@ -12,7 +12,7 @@ from ..store.steps.steps import Steps
 from .processes import LONG
 from .samples import example, sample, stacked
 
-__all__ = ["flood", "learn", "pour", "use", "wander"]
+__all__ = ["flood", "learn", "neglect", "pour", "use", "wander"]
 
 
 def flood(address: str, maker: int, count: int, batch: int, options: dict[str, Any]) -> None:
@@ -73,3 +73,10 @@ def learn(address: str, batch_size: int, ready: Pipe) -> None:
         for _ in server.dataset_iter():
             pass
         time.sleep(60)
+
+
+def neglect(address: str, ready: Pipe) -> None:
+    """A learner with room for two samples that takes none, until killed; reports its address."""
+    with Server(example(), 1, transport=address, num_buffers=2) as server:
+        ready.send(str(server.address))
+        time.sleep(LONG)

@@ -35,7 +35,8 @@ Waiting
 `timeout` is in seconds. None means the object's default (option `timeout`, 30 s), `math.inf`
 waits for ever, and 0 tries once. A wait sleeps in the kernel without the GIL, reacts to Ctrl-C within
 100 ms, and logs one line on the logger `echo` once it has taken a few seconds. When the time is over,
-it raises `EchoTimeoutError`, which says who waits for whom.
+it raises an error that says who waits for whom: a worker's call without a connection
+`ConnectionClosedError`, every other one, and the first dial, `EchoTimeoutError`.
 
 Errors
 ------
@@ -43,7 +44,7 @@ Errors
 * `SecurityError`: a token is wrong, or an address would be exposed.
 * `HandshakeRefused`: the other end refused the connection (`.code`).
 * `ProtocolError`: the other end broke the wire format.
-* `ConnectionClosedError`: the other end is gone for good.
+* `ConnectionClosedError`: the other end is gone for good, or the time of a wait is over without a connection.
 * `EchoTimeoutError`: the time of a wait is over.
 * `ClosedError`: the object was used after its `close()`.
 * `ForkError`: a connection that was made before a fork was used in the child.
@@ -216,7 +217,8 @@ class Listener(ABC):
     @abstractmethod
     def close(self, timeout: float | None = None) -> None:
         """Commit samples that have arrived completely, send BYE to every client, free the address, and join
-        every thread. Idempotent. If the time runs out, the rest is closed hard and nothing is raised."""
+        every thread. Idempotent. If the time runs out, the rest is closed hard and nothing is raised. It takes less than
+        `timeout` + 1 s."""
 
     def __enter__(self) -> Listener:
         return self
@@ -283,7 +285,7 @@ class Connection(ABC):
     def close(self, timeout: float | None = None) -> None:
         """Deliver all taken samples, send BYE, and release everything. Idempotent. Raises
         EchoTimeoutError or ConnectionClosedError with the number of samples that were not acknowledged;
-        the connection is closed even then."""
+        the connection is closed even then. If Ctrl-C ended it, the next call raises that error."""
 
     def __enter__(self) -> Connection:
         return self

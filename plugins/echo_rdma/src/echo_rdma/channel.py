@@ -17,6 +17,7 @@ from echo_core.wire.network.listening import found_by_trying
 from echo_core.wire.protocol import Buffer
 
 from . import _ucx, lanes, library
+from .carrier import interface_without_carrier
 
 if TYPE_CHECKING:
     from .options import RdmaConnectOptions, RdmaListenOptions
@@ -26,6 +27,7 @@ __all__ = ["RdmaAcceptor", "RdmaChannel", "dial"]
 log = logging.getLogger("echo")
 
 LINGER_SECONDS = 1.0  # after shutdown, a peer that reads slowly has so long to take the bytes that were sent
+LISTENER_LINGER_SECONDS = 0.5  # the same for a learner, whose close(timeout=0) takes as long
 STOP_SECONDS = 5.0  # when the learner closes, an engine that was replaced has so long to end
 
 
@@ -107,7 +109,7 @@ def resolve(host: str, port: int) -> str:
 def engine(options: RdmaListenOptions | RdmaConnectOptions, listens: bool = False, context: _ucx.Context | None = None) -> _ucx.Engine:
     context, spin = context or library.context(), 1e9 if options.busy_poll else options.spin
     with library.settings_of_listeners() if listens else nullcontext():
-        return _ucx.Engine(context, spin, options.heartbeat, options.lease, LINGER_SECONDS)
+        return _ucx.Engine(context, spin, options.heartbeat, options.lease, LISTENER_LINGER_SECONDS if listens else LINGER_SECONDS)
 
 
 def dial(address: Address, options: RdmaConnectOptions, timeout: float) -> RdmaChannel:
@@ -151,6 +153,14 @@ class RdmaAcceptor(Acceptor):
             self._engine.stop()
             raise found_by_trying(number, options.port, error) from error
         self.address = Address(scheme, options.host, port)
+        if name := interface_without_carrier(number):
+            log.warning(
+                "%s listens on the interface %s, which has no carrier: no worker can connect. Check the cable and `ip link show %s`, and start the learner"
+                " again once the interface is up",
+                self.address,
+                name,
+                name,
+            )
 
     def accept(self) -> RdmaChannel:
         while (wire := self._engine.accept()) is None:

@@ -6,6 +6,7 @@ A worker that must not see the store gets a lane of its own instead (lanes.py).
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ __all__ = ["ShmListener"]
 log = logging.getLogger("echo")
 
 LOOK_SECONDS = 0.25  # between two checks of the workers' claims
+LEAVE_SECONDS = 1.0  # for a worker whose connection has ended to leave the memory
+LEAST_SECONDS = 0.1  # the same when the listener closes with timeout=0
 DEATH_SECONDS = 0.005  # the same while a worker has left and its process may be about to end
 
 
@@ -54,6 +57,7 @@ class ShmListener(ChannelListener, ShmHost):
         self._writers: set[Writer] = set()
         self._watch = threading.Condition()
         self._ending = False
+        self._ends_at = math.inf  # time.monotonic() after which a closing listener waits for nobody
         self._keeper: threading.Thread | None = None
         self._reaped = dict.fromkeys(("samples", "revoked", "killed", "moved"), 0)
         self._told_stuck = False
@@ -134,15 +138,20 @@ class ShmListener(ChannelListener, ShmHost):
         while True:
             with self._watch:
                 leaving = [w for w in self._writers if w.gone_since]
-                recent = any(time.monotonic() - w.gone_since < 1.0 for w in leaving)
+                recent = any(self._may_leave(w) for w in leaving)
                 if not self._ending or recent:
                     self._watch.wait((DEATH_SECONDS if recent else LOOK_SECONDS) if self._writers else None)
                 writers = list(self._writers)
-                if self._ending and not any(w.gone_since and time.monotonic() - w.gone_since < 1.0 for w in writers):
+                if self._ending and not any(map(self._may_leave, writers)):
                     break
             self._look(shared, writers)
         for writer in writers:  # the store is closing, so slots that they still hold do not matter
             writer.forget()
+
+    def _may_leave(self, writer: Writer) -> bool:
+        """Whether its connection ended so recently that its process may be about to leave the memory. `close` does not wait longer than it may."""
+        now = time.monotonic()
+        return bool(writer.gone_since) and now < min(writer.gone_since + LEAVE_SECONDS, self._ends_at)
 
     def _look(self, shared: SharedStore, writers: list[Writer]) -> None:
         for writer in writers:
@@ -192,9 +201,11 @@ class ShmListener(ChannelListener, ShmHost):
         return counts
 
     def close(self, timeout: float | None = None) -> None:
+        until = time.monotonic() + (self.options.timeout if timeout is None else timeout)
         super().close(timeout)
         with self._watch:
             self._ending = True
+            self._ends_at = max(until, time.monotonic() + LEAST_SECONDS)
             self._watch.notify_all()
             keeper = self._keeper
         if keeper is not None:

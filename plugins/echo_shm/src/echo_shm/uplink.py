@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import EchoError, ProtocolError
-from echo_core.wire.channel.link import Link, Work, wait_until
+from echo_core.wire.channel.link import Link, Work
 from echo_core.wire.channel.uplink import Uplink
 from echo_core.wire.protocol import REPLY, Buffer, Header, Kind, frame, pack_request, parse_reply, parse_request
 
@@ -199,9 +199,7 @@ class ShmUplink(Uplink):
         return super().taken() + self._put.taken()
 
     def wait_progress(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
-        wait_until(Progress(self.direct, self.gate), lambda: ready() or self.over.is_set(), seconds, waiting, self.advice)
-        if not ready():
-            self.check()
+        self.wait_on(Progress(self.direct, self.gate), ready, seconds, waiting)
 
     def has_room(self, count: int) -> bool:
         """Whether the window has room for `count` more samples. Samples in the lane count too."""

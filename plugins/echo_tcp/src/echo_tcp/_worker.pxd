@@ -126,6 +126,7 @@ cdef class Worker:
     cdef bint small        # copied with the GIL held
     cdef bint original
     cdef bint closed
+    cdef object untold     # the error that says what a close() that was interrupted could not say, or None
     cdef object spec
     cdef object flattener
     cdef double timeout

@@ -24,8 +24,9 @@ from echo_core.wire.protocol import pack_request, parse_reply
 cdef enum:
     FEW = 64  # the addresses of so many leaves fit on the stack
 
-cdef double SLICE = 0.1       # seconds a wait may take before it looks for Ctrl-C
+cdef double SLICE = 0.03      # seconds a wait may take before it looks for Ctrl-C, which must be answered within 0.1 s
 cdef double FAREWELL = 1.0    # seconds for the learner to hang up after our goodbye
+cdef double LEAST_FAREWELL = 0.05  # also with timeout=0, as after Ctrl-C
 
 LINK_LOST = 1
 WEIGHTS_HERE = 2
@@ -330,28 +331,41 @@ cdef class Worker:
     def close(self, timeout=None):
         """See `echo_core.wire.transport.Connection.close`."""
         cdef uint64_t missing
-        if self.closed or self.engine.forked():
+        cdef Patience patience
+        if self.engine.forked():
             return
+        if self.closed:
+            untold, self.untold = self.untold, None
+            if untold is not None:
+                raise untold
+            return
+        patience = Patience(self, timeout, "close")  # first: an invalid timeout closes nothing
         self.closed = True
         error = None
+        told = False
         try:
-            with nogil:
-                self.engine.begin_close()
             try:
-                self.until(ACKNOWLEDGED, self.engine.appended(), Patience(self, timeout, "close"))
-            except EchoError as failure:
-                error = failure
-            with nogil:
-                self.engine.part(b"closed")
-            try:
-                self.until(PARTED, 0, Patience(self, FAREWELL, "close"))
-            except EchoError:
-                pass  # the learner will see the end of the stream instead
+                with nogil:
+                    self.engine.begin_close()
+                try:
+                    self.until(ACKNOWLEDGED, self.engine.appended(), patience)
+                except EchoError as failure:
+                    error = failure
+                with nogil:
+                    self.engine.part(b"closed")
+                try:
+                    self.until(PARTED, 0, Patience(self, min(max(patience.seconds, LEAST_FAREWELL), FAREWELL), "close"))
+                except EchoError:
+                    pass  # the learner will see the end of the stream instead
+            finally:
+                with nogil:
+                    self.engine.stop()
+            told = True
         finally:
-            with nogil:
-                self.engine.stop()
-        if error is not None:
             missing = self.engine.stats().appended - self.engine.stats().acked
+            if not told and missing:  # Ctrl-C
+                self.untold = ConnectionClosedError(f"closed with {missing} samples not acknowledged: close() was interrupted")
+        if error is not None:
             kind = EchoTimeoutError if isinstance(error, EchoTimeoutError) else ConnectionClosedError
             raise kind(f"closed with {missing} samples not acknowledged: {error}") from error
 
@@ -439,7 +453,14 @@ cdef class Patience:
 
     cdef int64_t next_slice(self) except -1:
         PyErr_CheckSignals()
-        cdef double left = self.wait.look(self.expired, self.so_far)
+        cdef double left
+        try:
+            left = self.wait.look(self.expired, self.so_far)
+        except EchoTimeoutError as error:
+            # The type says whether there is a learner; the first dial has no connection that could be lost.
+            if self.what != "connect" and not self.worker.engine.stats().connected:
+                raise ConnectionClosedError(str(error)) from None
+            raise
         return <int64_t>(min(SLICE, left) * 1e9) + 1
 
     def expired(self):

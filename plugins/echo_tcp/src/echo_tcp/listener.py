@@ -31,6 +31,7 @@ __all__ = ["TcpListener"]
 STREAMING_SECONDS = 1.0  # how long after its last byte a worker still counts as streaming
 HALF_SECONDS = 0.1  # a message that is incomplete for so long is reported
 CLOSE_SECONDS = 5.0  # default of close()
+LEAST_SECONDS = 0.25  # for each answer of the control thread, also with timeout=0
 
 
 class TcpListener(Listener):
@@ -122,10 +123,10 @@ class TcpListener(Listener):
             # The thread answers within moments unless a hook is stuck. The loops get the rest of the
             # time for farewells.
             self._rate_limit.close()
-            self._control.stop_accepting(max(1.0, until - time.monotonic()))
+            self._control.stop_accepting(max(LEAST_SECONDS, until - time.monotonic()))
             for native in self._natives.values():
                 native.stop(max(0.0, until - time.monotonic()))
-            self._control.stop(max(1.0, until - time.monotonic()))
+            self._control.stop(max(LEAST_SECONDS, until - time.monotonic()))
 
 
 def _update(peer: Peer, row: dict[str, int], now: float) -> None:

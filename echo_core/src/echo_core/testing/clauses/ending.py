@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -10,11 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ...base.errors import ClosedError, EchoError, EchoTimeoutError
+from ...base.errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError
 from ...client.client import Client
-from ..processes import returns, until
-from ..rig import PATIENCE, Rig, drain
+from ...testing import workers
+from ..processes import pressing_ctrl_c, returns, until
+from ..rig import PATIENCE, Rig, drain, hear
 from ..samples import Tally, example, sample, stacked
+
+Needs = Callable[[str], None]
 
 CALLS: dict[str, Callable[[Client], Any]] = {
     "send": lambda client: client.send(sample(1, 0)),
@@ -23,6 +28,17 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "wait": lambda client: client.wait(),
     "weights": lambda client: client.weights(),
     "request": lambda client: client.request("ping"),
+}
+
+
+#: Calls that wait while the learner takes no samples and publishes no weights.
+WAITS: dict[str, Callable[[Client, float], Any]] = {
+    "send": lambda client, timeout: client.send(sample(1, 9), timeout),
+    "send_batch": lambda client, timeout: client.send_batch(stacked(1, 9, 2), timeout),
+    "wait": lambda client, timeout: client.wait(timeout),
+    "weights": lambda client, timeout: client.weights(timeout),
+    "request": lambda client, timeout: client.request("ping", timeout=timeout),
+    "close": lambda client, timeout: client.close(timeout),
 }
 
 
@@ -122,6 +138,69 @@ class EndingClauses:
         client.send_batch(stacked(1, 0, 4))
         outcome = interrupted_by(lambda: server.close(timeout=0), lambda: CALLS[call](client))
         assert isinstance(outcome, (ConnectionError, TimeoutError)), outcome
+
+    @pytest.mark.parametrize("end", ["killed", "closed"])
+    def test_a_call_that_gives_up_without_a_learner_says_that_it_is_gone(self, rig: Rig, needs: Needs, end: str) -> None:
+        server = rig.server(batch_size=1, num_buffers=2)
+        address: Any = server.address
+        if end == "killed":
+            needs("processes")
+            server.close(timeout=0)
+            hearing, saying = rig.pipe()
+            learner = rig.spawn(workers.neglect, str(address), saying)
+            address = hear(hearing)
+        client = rig.client(address, max_inflight_msgs=4)
+        client.send_batch(stacked(1, 0, 6))  # two fit into the store, four into the window
+        learner.kill() if end == "killed" else server.close(timeout=0)
+        until(lambda: not client.stats()["connected"], "the client notices that the learner is gone")
+        for name, call in WAITS.items():
+            outcome = returns(lambda call=call: call(client, 0.1), PATIENCE)
+            assert type(outcome) is ConnectionClosedError, (name, outcome)
+
+    def test_a_call_that_gives_up_while_the_learner_lives_says_that_it_is_late(self, rig: Rig) -> None:
+        server = rig.server(batch_size=1, num_buffers=2)
+        client = rig.client(server, max_inflight_msgs=4)
+        client.send_batch(stacked(1, 0, 6))
+        for name in ("send", "send_batch", "wait", "weights", "close"):
+            outcome = returns(lambda name=name: WAITS[name](client, 0.1), PATIENCE)
+            assert type(outcome) is EchoTimeoutError, (name, outcome)
+
+    def test_a_client_that_finds_no_learner_says_that_it_waited(self, rig: Rig) -> None:
+        server = rig.server()
+        address = server.address
+        server.close(timeout=0)
+        assert type(returns(lambda: rig.client(address, timeout=0.2), PATIENCE)) is EchoTimeoutError
+
+    def test_a_close_after_one_that_ctrl_c_ended_says_what_is_lost(self, rig: Rig) -> None:
+        server = rig.server(batch_size=1, num_buffers=2)
+        client = rig.client(server)
+        client.send_batch(stacked(1, 0, 2))
+        client.wait()
+        client.send_batch(stacked(1, 2, 3))
+        assert pressing_ctrl_c(client.close)
+        with pytest.raises(ConnectionClosedError, match=r"\b3 samples not acknowledged"):
+            client.close()
+        client.close()
+
+    def test_ctrl_c_in_the_close_of_a_server_leaves_nothing_open(self, rig: Rig, needs: Needs) -> None:
+        needs("processes")
+        server = rig.server(batch_size=2, num_buffers=4)
+        address = server.address
+        hearing, saying = rig.pipe()
+        worker = rig.spawn(workers.pour, str(address), 1, 48, False, saying, self.connect_options)
+        drain(server, 20)
+        assert hear(hearing) == "ready"
+        os.kill(worker.pid or 0, signal.SIGSTOP)  # so that the goodbye takes its time
+        woken: list[Any] = []
+        learner = threading.Thread(target=lambda: woken.append(returns(lambda: list(server.dataset_iter()), PATIENCE)), daemon=True)
+        learner.start()
+        pressing_ctrl_c(lambda: server.close(5.0))
+        learner.join(PATIENCE)
+        assert server.closed and isinstance(woken[0], list), "nobody is left waiting"
+        returns(server.close, PATIENCE)
+        again = rig.server(batch_size=8, at=address)
+        rig.client(again).send_batch(stacked(2, 0, 8))
+        drain(again, 8).check({2: 8})
 
     @pytest.mark.parametrize("call", ["send", "wait", "weights"])
     def test_closing_the_client_wakes_who_waits(self, rig: Rig, call: str) -> None:

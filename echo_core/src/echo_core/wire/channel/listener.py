@@ -102,24 +102,27 @@ class ChannelListener(Listener, Host[ServedClient]):
         while not self._closing.is_set():
             try:
                 channel = self.acceptor.accept()
-            except OSError as error:
+            except Exception as error:  # whatever a plugin raises: without this thread nobody is let in any more
                 if not self._closing.is_set():
-                    self._complain("%s cannot accept clients: %s", self.address, error)
+                    shown = error if isinstance(error, OSError) else repr(error)
+                    self._complain("%s cannot accept clients: %s", self.address, str(shown))
                     self._closing.wait(ACCEPT_PAUSE)
                 continue
-            client = self.served(self, channel)
-            self._make_room()
+            client: ServedClient | None = None
             try:
+                client = self.served(self, channel)
+                self._make_room()
                 with self._lock:
                     self._clients.add(client)
                     self._pending[client] = time.monotonic()
                 client.thread.start()
-            except RuntimeError as error:  # no more threads
-                self._complain("%s cannot serve a client: %s", self.address, error)
-                with self._lock:
-                    self._clients.discard(client)
-                    self._pending.pop(client, None)
-                with suppress(RuntimeError):  # it may want one as well
+            except Exception as error:  # such as: no more threads
+                self._complain("%s cannot serve a client: %s", self.address, str(error) if isinstance(error, RuntimeError) else repr(error))
+                if client is not None:
+                    with self._lock:
+                        self._clients.discard(client)
+                        self._pending.pop(client, None)
+                with suppress(Exception):  # it may want one as well
                     channel.shutdown()
                     channel.close()
 

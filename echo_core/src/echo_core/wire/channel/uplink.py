@@ -38,7 +38,7 @@ from ..protocol import REPLY, TO_WORKER, U64, Buffer, Header, Kind, WeightsAssem
 from ..weights import verify
 from .calls import Calls
 from .channel import Channel
-from .link import Gate, Link, Work, deadline, run_handshake, wait_until
+from .link import Gate, Link, Waitable, Work, deadline, run_handshake, wait_until
 from .window import SampleWindow, Window
 
 __all__ = ["Uplink"]
@@ -47,6 +47,7 @@ log = logging.getLogger("echo")
 
 ATTEMPT_SECONDS = 10.0  # for one attempt to dial, and again for its handshake
 FAREWELL_SECONDS = 1.0  # for the learner to read BYE and hang up
+LEAST_FAREWELL_SECONDS = 0.05  # also with timeout=0, as after Ctrl-C, which must be answered at once
 NAP_SECONDS = 0.25  # of who waits while rows are lent
 BACKOFF = (0.05, 1.6, 1.0)  # seconds between attempts: first, factor, longest
 
@@ -112,6 +113,7 @@ class Uplink:
         self._subscribed = False
         self._dialled: Channel | None = None  # from dialling until the session goes on
         self._bytes = [0, 0]  # sent, received by the links before this one
+        self._untold: EchoError | None = None  # what a close() that was interrupted could not say
         self._thread = threading.Thread(target=self._run, name="echo-uplink", daemon=True)
         self._thread.start()
 
@@ -135,11 +137,29 @@ class Uplink:
     # --------------------------- for callers: gate.lock held, but not for end(), close(), forget()
 
     def wait(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
-        """Sleep until `ready()`; raises why the session is over, or as `wait_until`."""
-        over = self.over.is_set
-        wait_until(self.gate.changed, lambda: ready() or over(), seconds, waiting, self.advice, self._nap)
+        """Sleep until `ready()`; raises why the session is over, or `gave_up`."""
+        self.wait_on(self.gate.changed, ready, seconds, waiting, self._nap)
+
+    def wait_on(
+        self,
+        condition: Waitable,
+        ready: Callable[[], bool],
+        seconds: float,
+        waiting: Callable[[], str],
+        nap: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        """As `wait`, on another condition; for overrides of `wait_progress`."""
+        try:
+            wait_until(condition, lambda: ready() or self.over.is_set(), seconds, waiting, self.advice, nap)
+        except EchoTimeoutError as error:
+            raise self.gave_up(str(error)) from None
         if not ready():
             self.check()
+
+    def gave_up(self, text: str) -> EchoError:
+        """The error of a call whose time is over. Its type says whether there is a learner."""
+        lost = self.connects > 0 and self.link is None
+        return ConnectionClosedError(text) if lost else EchoTimeoutError(text)
 
     def _nap(self) -> float:
         """How long to sleep at most: a row that the garbage collector gives back makes room, and can take no lock to say so."""
@@ -220,32 +240,41 @@ class Uplink:
             link.fail(error)
 
     def close(self, seconds: float) -> None:
-        """Deliver within `seconds`, say goodbye, end. Only the first call does anything.
+        """Deliver within `seconds`, say goodbye, end. Only the first call does this; if it was interrupted, the next one says what is lost.
 
         Raises EchoTimeoutError or ConnectionClosedError if samples are not acknowledged.
         """
         with self.gate.lock:
             if self.closing:
+                untold, self._untold = self._untold, None
+                if untold is not None:
+                    raise untold
                 return
             self.closing = True
             self.window.stop()
             self.gate.changed.notify_all()
         why: EchoError | None = None
+        told = False
         try:
-            with self.gate.lock:
-                try:
-                    self.wait_progress(
-                        lambda: not self.under_way(), seconds, lambda: f"close() waits for {self.learner()} to acknowledge"
-                    )
-                except EchoError as error:
-                    why = error
-                self._say_goodbye(min(max(seconds, 0.1), FAREWELL_SECONDS))
+            try:
+                with self.gate.lock:
+                    try:
+                        self.wait_progress(
+                            lambda: not self.under_way(), seconds, lambda: f"close() waits for {self.learner()} to acknowledge"
+                        )
+                    except EchoError as error:
+                        why = error
+                    self._say_goodbye(min(max(seconds, LEAST_FAREWELL_SECONDS), FAREWELL_SECONDS))
+            finally:
+                self.end(ClosedError(f"this connection to {self.address} is closed"))
+                self._thread.join(FAREWELL_SECONDS)  # longer only inside a transport's dial()
+            told = True
         finally:
-            self.end(ClosedError(f"this connection to {self.address} is closed"))
-            self._thread.join(FAREWELL_SECONDS)  # longer only inside a transport's dial()
+            missing = self.under_way()
+            if not told and missing:  # Ctrl-C
+                self._untold = ConnectionClosedError(f"closed with {missing} samples not acknowledged: close() was interrupted")
         if why is not None:
             kind = EchoTimeoutError if isinstance(why, EchoTimeoutError) else ConnectionClosedError
-            missing = self.under_way()
             raise kind(f"closed with {missing} samples not acknowledged: {why}") from why
 
     def _say_goodbye(self, seconds: float) -> None:
