@@ -20,6 +20,7 @@ from .other_tables import OtherTables
 from .plain_sender import PlainSender
 from .remote_steps import remote_table
 from .remote_table import RemoteSample
+from .requests import Requests
 
 if TYPE_CHECKING:
     from ..wire.transport import Connection
@@ -91,6 +92,7 @@ class Client:
             self._streams = StepStreams(example, self._connection.send, self._connection.send_batch, client_id)
         else:
             self._connection, labelled_from_start = _connection(connect, self.spec)
+        self._requests = Requests(self._connection)
         self._others = OtherTables(connect, tables or {})
         self._labelled: dict[str | None, LabelledConnection] = {}  # by table; each is made when labels are first sent
         self._labelling = threading.Lock()
@@ -273,8 +275,8 @@ class Client:
         """
         if name is None or name == self._table:
             step = None if self._streams is None else self._streams.step
-            return remote_table(self._connection.ask, self.spec, self._table, self._timeout, step)
-        return remote_table(self._connection.ask, self._others.spec(name), name, self._timeout, self._others.step(name))
+            return remote_table(self._requests, self.spec, self._table, self._timeout, step)
+        return remote_table(self._requests, self._others.spec(name), name, self._timeout, self._others.step(name))
 
     def sample(
         self, n: int, timeout: float | None = None, *, table: str | None = None, beta: float | None = None
@@ -335,7 +337,8 @@ class Client:
         self, op: str, body: dict[str, Any] | None = None, blob: bytes = b"", timeout: float | None = None
     ) -> tuple[dict[str, Any], bytes]:
         """Request an operation of the server by name, and wait for its answer `(body, blob)`. Raises EchoError with the server's message."""
-        return self._connection.request(op, body or {}, blob, timeout)
+        body, answer = self._requests.request(op, body or {}, blob, timeout)
+        return body, bytes(answer)
 
     def server_stats(self, timeout: float | None = None) -> dict[str, Any]:
         """`Server.stats()` of the learner."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...security.tokens import needs
+from ..large_messages import part, piece
 from ..metrics import server_stats
 from .draws import item, layout, sample
 from .items import ack, delete, insert, peek, priority_histogram, top, update_items, update_priorities
@@ -44,5 +45,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "priority_histogram": needs("read")(of_clients(priority_histogram)),
     "ack": needs("read")(of_clients(ack)),
     "insert": needs("write")(of_clients(insert)),
+    "part": needs("write", "read")(part),
+    "piece": needs("write", "read")(piece),
     "tap": needs("read")(tap),
 }
