@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from echo_core import Client, EchoError, EchoTimeoutError, SampleToInsertRatio, Sequences, Server, Slices, Steps, Table
+from echo_core.client.observer import Observer
 from echo_core.wire.blobs import MAX_BYTES
+from echo_core.wire.peer import Peer
 
 SIZES = [MAX_BYTES - 24, MAX_BYTES - 23, 1 << 20, 2_500_001]
 
@@ -79,3 +81,14 @@ def test_requests_of_a_client_are_as_large_as_its_share() -> None:
         with pytest.raises(EchoError, match="one connection may make it hold"):
             client.request("ping", {}, bytes(9 << 20))
         assert client.request("ping", {}, blob)[1] == blob
+
+
+def test_statistics_of_several_thousand_workers_arrive_whole(address: str) -> None:
+    example = {"x": np.zeros(4, np.uint8)}
+    with Server(example, batch_size=1, transport=address) as server:
+        for i in range(5000):
+            server._peer_connected(Peer(id=f"{i:032x}", name=f"rollout-worker-of-a-long-name-{i}", address="somewhere"))
+        with Client(server.address, example, timeout=60) as client, Observer(server.address) as observer:
+            for stats in (client.server_stats(), observer.stats()):
+                assert stats["store/samples_inserted_total"] == 0
+                assert all(stats[f"worker/rollout-worker-of-a-long-name-{i}/state"] == "idle" for i in range(5000))

@@ -303,3 +303,11 @@ def test_a_mixture_for_a_learner_in_another_process() -> None:
             assert (batch["number"][:4] < 50).all() and (batch["number"][4:] >= 1000).all() and weights.shape == (16,)
             assert parts["online"].batch["number"].tolist() == batch["number"][4:].tolist()
             assert client.update_priorities(parts["online"].keys, np.ones(12), table="online") == 0
+
+
+def test_a_client_with_an_invalid_example_leaves_no_connection() -> None:
+    tables = [Table(name, EXAMPLE, capacity=10, sampler="uniform") for name in ("a", "b")]
+    with Server(tables=tables, batch_size=2, transport=TCP) as server:
+        with pytest.raises(SpecError) as kept:
+            Client(server.address, EXAMPLE, table="a", tables={"b": {"x": "not an array"}})
+        assert server.stats()["transport/tcp/connections_total"] == 0 and kept

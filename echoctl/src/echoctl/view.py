@@ -114,6 +114,10 @@ def _workers(stats: Stats) -> list[str]:
     return [key[len("worker/") : -len("/state")] for key in stats if key.startswith("worker/") and key.endswith("/state")]
 
 
+def _tables(stats: Stats) -> list[str]:
+    return sorted({key.split("/")[1] for key in stats if key.startswith("table/") and key.endswith("/blocked")})
+
+
 def _waits(stats: Stats, workers: list[Worker], quiet: float) -> list[str]:
     """Who waits for whom, and since when; the longest wait comes first."""
     said: list[tuple[float, str]] = []
@@ -121,7 +125,12 @@ def _waits(stats: Stats, workers: list[Worker], quiet: float) -> list[str]:
     held, buffers = int(stats["store/leases_held"]), int(stats["store/num_buffers"])
     blocked = [worker for worker in workers if worker.state == "waiting for space"]
     hoarded = bool(buffers) and held >= buffers
+    limiting = [name for name in _tables(stats) if "inserts" in str(stats[f"table/{name}/blocked"])]
+    limited = {name: str(stats.get(f"table/{name}/blocked_by", f"the rate limiter of table {name}")) for name in limiting}
     for worker in blocked:
+        if limited:
+            said.append((worker.since, f"{worker.name} waits for space, for {worker.since:.1f} s: {'; '.join(limited.values())}"))
+            continue
         why = "to release batches that it still holds" if hoarded else "to take batches"
         said.append((worker.since, f"{worker.name} waits for the learner {why}, for {worker.since:.1f} s"))
     for worker in workers:
@@ -131,7 +140,7 @@ def _waits(stats: Stats, workers: list[Worker], quiet: float) -> list[str]:
         missing = batch - stored
         whom = "workers: none is connected" if not workers else f"workers: {missing} of {batch} samples are missing"
         said.append((quiet, f"the learner can have no batch: it waits for {whom}; the last was taken {quiet:.0f} s ago or more"))
-    for name in sorted({key.split("/")[1] for key in stats if key.startswith("table/") and key.endswith("/blocked")}):
-        if who := stats[f"table/{name}/blocked"]:
-            said.append((0.0, f"table {name}: its rate limiter lets {who} wait"))
+    for name in _tables(stats):
+        if (who := stats[f"table/{name}/blocked"]) and not (blocked and name in limited):
+            said.append((0.0, f"table {name}: its rate limiter lets {who} wait: {stats.get(f'table/{name}/blocked_by', '')}"))
     return [text for _, text in sorted(said, key=lambda item: -item[0])]

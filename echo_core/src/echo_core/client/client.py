@@ -86,6 +86,7 @@ class Client:
         self._table, self._timeout = table, timeout
         self._held = Held()
         self._streams: StepStreams | None = None
+        self._others = OtherTables(connect, tables or {})  # before a connection is made, which an invalid example would leave open
         if isinstance(example, Steps):
             client_id, labelled_from_start = str(options.get("client_id") or new_client_id()), False
             self._connection = connect(self.spec, client_id=client_id)  # type: ignore[arg-type]
@@ -93,7 +94,6 @@ class Client:
         else:
             self._connection, labelled_from_start = _connection(connect, self.spec)
         self._requests = Requests(self._connection)
-        self._others = OtherTables(connect, tables or {})
         self._labelled: dict[str | None, LabelledConnection] = {}  # by table; each is made when labels are first sent
         self._labelling = threading.Lock()
         self._connect = connect

@@ -6,7 +6,7 @@ here: its first piece is the answer, and the client fetches the others by reques
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..base.errors import EchoError
 from ..wire.blobs import MAX_BYTES, PARTS, PIECES
@@ -74,12 +74,10 @@ def whole(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) ->
     """The blob of a request, which may have come in parts before."""
     if PARTS not in body:
         return blob
-    data: bytes | None
-    total: int
     data, total = (type(body[PARTS]) is int and server._held.get(peer, ("request", body[PARTS]))) or (None, 0)
     if data is None or len(data) != total:
         raise EchoError(GONE)
-    return data
+    return cast(bytes, data)
 
 
 def taken(server: ServerState, peer: Peer, body: dict[str, Any]) -> None:

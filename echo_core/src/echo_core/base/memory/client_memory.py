@@ -22,6 +22,9 @@ _log = logging.getLogger("echo")
 
 PART_OF_MEMORY = 8  # without a limit of the user's, the budget is this part of the memory
 PART_OF_BUDGET = 4  # one connection may hold this part of the budget
+PART_OF_FRAMES = 2  # frames may hold this part of the budget; workers that wait for space must leave room for the learner's requests
+LOOK_UP_SECONDS = 0.25  # while a frame waits for room: how often its connection is looked at
+STALLED_SECONDS = 5.0  # while others wait for room, a frame has to be complete after so long
 
 
 class ClientMemory:
@@ -38,17 +41,20 @@ class ClientMemory:
         self.limit = total_memory() // PART_OF_MEMORY if limit is None else limit
         self.share = max(1, self.limit // PART_OF_BUDGET)
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._frames = 0  # bytes of `_used` that are held by frames
         self._accounts: set[Account] = set()  # that hold something
         self._used = 0
         self._refused = 0
         self._cut_off = 0
 
-    def account(self, name: str, cut_off: Callable[[], None]) -> Account:
+    def account(self, name: str, cut_off: Callable[[], None], half_since: Callable[[], float] = lambda: 0.0) -> Account:
         """An account for a new connection; close it when the connection ends.
 
         `cut_off` must end the connection. It is called at most once, from any thread, without a lock of this class. It must not wait.
+        `half_since()` says since when (`time.monotonic()`) a frame of the connection has been incomplete; 0.0 if none is.
         """
-        return Account(self, name, cut_off)
+        return Account(self, name, cut_off, half_since)
 
     def stats(self) -> dict[str, int]:
         """What is held now, the limits, and how often they were met."""
@@ -74,13 +80,15 @@ class Account:
         closed: whether the connection has ended, or was cut off.
     """
 
-    def __init__(self, memory: ClientMemory, name: str, cut_off: Callable[[], None]) -> None:
+    def __init__(self, memory: ClientMemory, name: str, cut_off: Callable[[], None], half_since: Callable[[], float]) -> None:
         self.memory = memory
         self.name = name
         self.held = 0
         self.used_at = 0.0
         self.closed = False
         self._cut_off = cut_off
+        self._half_since = half_since
+        self._frame = 0
 
     def take(self, n: int) -> None:
         """Reserve `n` bytes before they are allocated. If it raises, nothing is reserved.
@@ -114,8 +122,7 @@ class Account:
                 memory._used += n
                 memory._accounts.add(self)
         for account in ended:
-            _log.warning("%s is cut off: of all clients, it made the server hold most memory (client_memory is %d bytes)", account.name, memory.limit)
-            account._cut_off()
+            account._tell("of all clients, it made the server hold most memory")
         if not fits:
             raise EchoError(
                 f"the server holds as much memory for its clients as it may, {memory.limit:,} bytes; try again later, or raise Server(client_memory=)"
@@ -139,6 +146,66 @@ class Account:
         finally:
             self.give(n)
 
+    @contextmanager
+    def frame(self, n: int, ended: Callable[[], bool]) -> Iterator[None]:
+        """Within the with block, hold `n` bytes for one frame that the connection receives.
+
+        It waits while the frames of all connections hold their part of the budget, so that the client is held off and loses nothing. After
+        `STALLED_SECONDS` of waiting, the connection whose frame has been incomplete for longest is cut off, if it has been incomplete for so
+        long. A frame that is larger than that part waits until it is the only one.
+
+        Raises:
+            ConnectionClosedError: `ended()` became true, or the account is closed.
+        """
+        memory, began = self.memory, time.monotonic()
+        while True:
+            with memory._lock:
+                if self.closed or ended():
+                    raise ConnectionClosedError(f"the connection of {self.name} has ended")
+                if not memory._frames or memory._frames + n <= memory.limit // PART_OF_FRAMES:
+                    self._frame = n
+                    self.held += n
+                    memory._used += n
+                    memory._frames += n
+                    memory._accounts.add(self)
+                    break
+                memory._changed.wait(LOOK_UP_SECONDS)
+                now = time.monotonic()
+                stalled = None
+                if now - began >= STALLED_SECONDS:
+                    halves = [(since, id(account), account) for account in memory._accounts if account._frame and (since := account._half_since())]
+                    if halves and now - min(halves)[0] >= STALLED_SECONDS:
+                        stalled = min(halves)[2]
+                        stalled._end()
+                        memory._cut_off += 1
+            if stalled is not None:
+                stalled._tell(f"its message has been incomplete for {now - min(halves)[0]:.0f} s while other clients wait for the memory")
+        try:
+            yield
+        finally:
+            with memory._lock:
+                if not self.closed:
+                    self._frame = 0
+                    self.held -= n
+                    memory._used -= n
+                    memory._frames -= n
+                    if not self.held:
+                        memory._accounts.discard(self)
+                    memory._changed.notify_all()
+
+    def cut_off(self, reason: str) -> None:
+        """End the connection, and log the reason. The caller must hold no lock that `cut_off` of the account takes."""
+        with self.memory._lock:
+            if self.closed:
+                return
+            self._end()
+            self.memory._cut_off += 1
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        _log.warning("%s is cut off: %s (client_memory is %d bytes)", self.name, reason, self.memory.limit)
+        self._cut_off()
+
     def close(self) -> None:
         """The connection has ended: everything is given back."""
         with self.memory._lock:
@@ -147,6 +214,8 @@ class Account:
     def _end(self) -> None:
         """Close the account; the budget's lock is held."""
         self.memory._used -= self.held
-        self.held = 0
+        self.memory._frames -= self._frame
+        self.memory._changed.notify_all()
+        self.held = self._frame = 0
         self.closed = True
         self.memory._accounts.discard(self)
