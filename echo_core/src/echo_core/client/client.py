@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..base.address import Address
-from ..base.errors import ConfigError
+from ..base.errors import ConfigError, EchoError, EchoTimeoutError
 from ..plugins import discovery
 from ..security import tokens
 from ..server import mixture
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from .remote_table import RemoteTable
 
 __all__ = ["Client"]
+
+EXPLAINED_SECONDS = 1.0  # a wait that was shorter is not explained; the learner's explanation may take so long
 
 
 class Client:
@@ -81,7 +84,7 @@ class Client:
         # It must not refer to self, which keeps it: a dropped client would stay alive until the garbage collector runs.
         def connect(spec: Spec, *, address: Address = self.address, **more: Any) -> Connection:
             secret = tokens.find_token(token) if auth else None
-            return transport.connect(address, spec, name=name or "", timeout=timeout, token=secret, **options | more)
+            return transport.connect(address, spec, token=secret, **{"name": name or "", "timeout": timeout} | options | more)
 
         self._table, self._timeout = table, timeout
         self._held = Held()
@@ -262,8 +265,29 @@ class Client:
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when all samples of `send` are committed in the learner's store."""
-        for connection in (self._connection, *self._others.open()):
-            connection.wait(timeout)
+        try:
+            for connection in (self._connection, *self._others.open()):
+                connection.wait(timeout)
+        except EchoTimeoutError as error:
+            self._explain(error, timeout)
+            raise
+
+    def _explain(self, error: EchoTimeoutError, timeout: float | None) -> None:
+        """Add to the error of a wait for space what the learner says about the reason, such as a rate limiter and its figures.
+
+        Requests of this connection wait behind its samples, so another connection asks. Short waits are not explained, because a caller that
+        repeats them would connect again and again.
+        """
+        if (self._timeout if timeout is None else timeout) < EXPLAINED_SECONDS or not self._connection.stats()["connected"]:
+            return
+        with suppress(EchoError, OSError):
+            asking = self._connect(self.spec, role="observer", client_id="", timeout=EXPLAINED_SECONDS)
+            try:
+                why = asking.request("blocked", {} if self._table is None else {"table": self._table}, b"", EXPLAINED_SECONDS)[0]["why"]
+            finally:
+                asking.close(0)
+            if why:
+                error.args = (f"{error} (the learner says: {why})",)
 
     # ---- the server's replay tables -----------------------------------------------------------------------------------------
 
