@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -321,3 +322,25 @@ def test_the_first_table_is_known_by_its_own_name() -> None:
                 call()
     with Server(EXAMPLE, 4, TCP) as server, Client(server.address, EXAMPLE) as client, pytest.raises(UnknownTableError, match="'replay'"):
         client.send({name: leaf[0] for name, leaf in items(0, 1).items()}, table="replay")
+
+
+def test_a_client_with_an_invalid_example_leaves_no_connection() -> None:
+    tables = [Table(name, EXAMPLE, capacity=10, sampler="uniform") for name in ("a", "b")]
+    with Server(tables=tables, batch_size=2, transport=TCP) as server:
+        with pytest.raises(SpecError) as kept:
+            Client(server.address, EXAMPLE, table="a", tables={"b": {"x": "not an array"}})
+        assert server.stats()["transport/tcp/connections_total"] == 0 and kept
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "grpc", "shm"])
+def test_a_worker_that_a_rate_limiter_holds_is_told_so(scheme: str) -> None:
+    table = Table("replay", EXAMPLE, capacity=1000, sampler="uniform", rate_limiter=Queue(4))
+    address = f"shm://told-{os.getpid()}" if scheme == "shm" else f"{scheme}://127.0.0.1:0"
+    with Server(tables=[table], batch_size=2, transport=address) as server, Client(server.address, EXAMPLE, window_bytes=4096) as client:
+        with pytest.raises(EchoTimeoutError, match=r"the learner says: table 'replay': Queue\(4\).* allows no insert after 4 inserts and 0 samples"):
+            for _ in range(100_000):
+                client.send(EXAMPLE, timeout=1)
+        with pytest.raises(EchoTimeoutError, match="the learner says: table 'replay'"):
+            client.wait(1)
+        with pytest.raises(EchoTimeoutError):
+            client.close(0)

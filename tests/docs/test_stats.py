@@ -28,7 +28,7 @@ ELSEWHERE = {"transport/rdma/lane_<name>", "table/<name>/refused_last"}
 def told() -> set[str]:
     """Names of the page; a histogram's `*` stands for its figures."""
     names = set()
-    for row in re.findall(r"^\| (`(?:store|latency|weights|worker|table|transport)/[^|]*)\|", PAGE.read_text(), re.M):
+    for row in re.findall(r"^\| (`(?:store|latency|weights|worker|table|transport|clients)/[^|]*)\|", PAGE.read_text(), re.M):
         names |= set(re.findall(r"`([^`]+)`", row))
     figures = ("count", "p50_ns", "p90_ns", "p99_ns", "max_ns")
     return {each for name in names for each in ([name[:-1] + figure for figure in figures] if name.endswith("*") else [name])}

@@ -129,10 +129,10 @@ class LocalTransport(ChannelTransport):
         return LocalAcceptor(self.options.path)
 
 
-def serve(like: Any = None, batch_size: int = 2, num_buffers: int = 3, **options: Any) -> Server:
+def serve(like: Any = None, batch_size: int = 2, num_buffers: int = 3, client_memory: int | None = None, **options: Any) -> Server:
     like = example() if like is None else like
     transport = LocalTransport(**options)
-    return Server(like, batch_size, transport, num_buffers=num_buffers, token=TOKEN).start()
+    return Server(like, batch_size, transport, num_buffers=num_buffers, token=TOKEN, client_memory=client_memory).start()
 
 
 def connect(spec: Spec = SPEC, path: str = "learner", **options: Any) -> ChannelConnection:

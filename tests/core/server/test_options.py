@@ -111,6 +111,7 @@ def test_a_server_from_a_configuration(tmp_path: Path, monkeypatch: pytest.Monke
     held = list(itertools.islice(server.dataset_iter(), 5))
     with pytest.raises(LeaseError):
         server.sample()
+    assert "all 5 batch buffers are leased" in server._who_blocks_learner(), "the log of a wait names the lease, not the workers"
     del held
     assert Server.from_config([table, file], example(), batch_size=7).batch_size == 7
     with pytest.raises(ConfigError, match="batch_sise.*batch_size"):

@@ -93,5 +93,8 @@ def test_items_larger_than_a_message() -> None:
         for wrong in ({"leaf": 9}, {"start": 33}, {"key": -1}, {"start": "0"}, {"n": 0}):
             with pytest.raises(EchoError):
                 client.request("item", {"n": 8, "key": 1, "leaf": 1, "start": 0, **wrong})
-        with pytest.raises(ConfigError, match="a message carries"):
-            client.sample(1, table="slices")
+        for i in range(12):
+            client.send({"frame": np.full((512, 512), i, np.uint8), "number": np.int64(i)}, table="slices", end="terminated" if i == 11 else None)
+        client.wait()
+        sliced = client.sample(2, table="slices", timeout=30).batch
+        np.testing.assert_array_equal(sliced["frame"], np.broadcast_to(sliced["number"][..., None, None], sliced["frame"].shape))

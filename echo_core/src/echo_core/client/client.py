@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..base.address import Address
-from ..base.errors import ConfigError
+from ..base.errors import ConfigError, EchoError, EchoTimeoutError
 from ..base.green_threads import check_real_threads
 from ..plugins import discovery
 from ..security import tokens
@@ -21,12 +22,15 @@ from .other_tables import OtherTables, close_all
 from .plain_sender import PlainSender
 from .remote_steps import remote_table
 from .remote_table import RemoteSample
+from .requests import Requests
 
 if TYPE_CHECKING:
     from ..wire.transport import Connection
     from .remote_table import RemoteTable
 
 __all__ = ["Client"]
+
+EXPLAINED_SECONDS = 1.0  # a wait that was shorter is not explained; the learner's explanation may take so long
 
 
 class Client:
@@ -82,19 +86,20 @@ class Client:
         # It must not refer to self, which keeps it: a dropped client would stay alive until the garbage collector runs.
         def connect(spec: Spec, *, address: Address = self.address, **more: Any) -> Connection:
             secret = tokens.find_token(token) if auth else None
-            return transport.connect(address, spec, name=name or "", timeout=timeout, token=secret, **options | more)
+            return transport.connect(address, spec, token=secret, **{"name": name or "", "timeout": timeout} | options | more)
 
         self._table, self._timeout = table, timeout
         self._first: str | None = None  # the name of the server's first table, once it was asked for
         self._held = Held()
         self._streams: StepStreams | None = None
+        self._others = OtherTables(connect, tables or {})  # before a connection is made, which an invalid example would leave open
         if isinstance(example, Steps):
             client_id, labelled_from_start = str(options.get("client_id") or new_client_id()), False
             self._connection = connect(self.spec, client_id=client_id)  # type: ignore[arg-type]
             self._streams = StepStreams(example, self._connection.send, self._connection.send_batch, client_id)
         else:
             self._connection, labelled_from_start = _connection(connect, self.spec)
-        self._others = OtherTables(connect, tables or {})
+        self._requests = Requests(self._connection)
         self._labelled: dict[str | None, LabelledConnection] = {}  # by table; each is made when labels are first sent
         self._labelling = threading.Lock()
         self._connect = connect
@@ -273,8 +278,29 @@ class Client:
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when all samples of `send` are committed in the learner's store."""
-        for connection in (self._connection, *self._others.open()):
-            connection.wait(timeout)
+        try:
+            for connection in (self._connection, *self._others.open()):
+                connection.wait(timeout)
+        except EchoTimeoutError as error:
+            self._explain(error, timeout)
+            raise
+
+    def _explain(self, error: EchoTimeoutError, timeout: float | None) -> None:
+        """Add to the error of a wait for space what the learner says about the reason, such as a rate limiter and its figures.
+
+        Requests of this connection wait behind its samples, so another connection asks. Short waits are not explained, because a caller that
+        repeats them would connect again and again.
+        """
+        if (self._timeout if timeout is None else timeout) < EXPLAINED_SECONDS or not self._connection.stats()["connected"]:
+            return
+        with suppress(EchoError, OSError):
+            asking = self._connect(self.spec, role="observer", client_id="", timeout=EXPLAINED_SECONDS)
+            try:
+                why = asking.request("blocked", {} if self._table is None else {"table": self._table}, b"", EXPLAINED_SECONDS)[0]["why"]
+            finally:
+                asking.close(0)
+            if why:
+                error.args = (f"{error} (the learner says: {why})",)
 
     # ---- the server's replay tables -----------------------------------------------------------------------------------------
 
@@ -286,8 +312,8 @@ class Client:
         """
         if name is None or self._is_own(name):
             step = None if self._streams is None else self._streams.step
-            return remote_table(self._connection.ask, self.spec, self._table, self._timeout, step)
-        return remote_table(self._connection.ask, self._others.spec(name), name, self._timeout, self._others.step(name))
+            return remote_table(self._requests, self.spec, self._table, self._timeout, step)
+        return remote_table(self._requests, self._others.spec(name), name, self._timeout, self._others.step(name))
 
     def sample(
         self, n: int, timeout: float | None = None, *, table: str | None = None, beta: float | None = None
@@ -348,7 +374,8 @@ class Client:
         self, op: str, body: dict[str, Any] | None = None, blob: bytes = b"", timeout: float | None = None
     ) -> tuple[dict[str, Any], bytes]:
         """Request an operation of the server by name, and wait for its answer `(body, blob)`. Raises EchoError with the server's message."""
-        return self._connection.request(op, body or {}, blob, timeout)
+        body, answer = self._requests.request(op, body or {}, blob, timeout)
+        return body, bytes(answer)
 
     def server_stats(self, timeout: float | None = None) -> dict[str, Any]:
         """`Server.stats()` of the learner."""

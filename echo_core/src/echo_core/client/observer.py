@@ -16,6 +16,7 @@ from ..server.operations.looks import MAX_LOOK_BYTES, MAX_LOOK_SAMPLES
 from ..spec.spec import Spec
 from ..spec.structure import rebuilt
 from ..wire.blobs import split
+from .requests import Requests
 
 __all__ = ["Look", "Observer"]
 
@@ -77,7 +78,7 @@ class Observer:
 
     def request(self, op: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> dict[str, Any]:
         """Request an operation by name. Raises EchoError with the server's message, or EchoTimeoutError."""
-        return self._connection.request(op, body or {}, b"", timeout)[0]
+        return Requests(self._connection).request(op, body or {}, b"", timeout)[0]
 
     def stats(self, timeout: float | None = None) -> dict[str, Any]:
         """`Server.stats()`."""

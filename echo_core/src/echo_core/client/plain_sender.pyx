@@ -5,6 +5,8 @@ Nearly every sample has no labels. For these, going through the Python method `C
 """
 import weakref
 
+from ..base.errors import EchoTimeoutError
+
 
 cdef class PlainSender:
     """Takes the arguments of `Client.send` and `send_batch`, and passes calls without labels straight to the connection.
@@ -28,7 +30,11 @@ cdef class PlainSender:
     def send(self, sample, timeout=None, *, table=None, priority=None, policy_version=None, end=None, stream=None):
         if not self._labelled and table is None and priority is None and policy_version is None:
             if end is None and stream is None:
-                return self._send(sample, timeout)
+                try:
+                    return self._send(sample, timeout)
+                except EchoTimeoutError as error:
+                    self._explain(error, timeout)
+                    raise
             if self._steps:
                 return self._send(sample, timeout, end=end, stream=0 if stream is None else stream)
         client = self._client()
@@ -38,12 +44,22 @@ cdef class PlainSender:
         return type(client).send(
             client, sample, timeout, table=table, priority=priority, policy_version=policy_version, **_given(end=end, stream=stream))
 
+    cdef int _explain(self, error, timeout) except -1:
+        client = self._client()
+        if client is not None:
+            client._explain(error, timeout)
+        return 0
+
     def send_batch(
         self, samples, timeout=None, *, table=None, priorities=None, policy_version=None, ends=None, stream=None, streams=None
     ):
         if not self._labelled and table is None and priorities is None and policy_version is None:
             if ends is None and stream is None and streams is None:
-                return self._send_batch(samples, timeout)
+                try:
+                    return self._send_batch(samples, timeout)
+                except EchoTimeoutError as error:
+                    self._explain(error, timeout)
+                    raise
             if self._steps:
                 return self._send_batch(samples, timeout, ends=ends, stream=stream, streams=streams)
         client = self._client()

@@ -15,11 +15,11 @@ from ..store.sampler import Keys
 from ..store.steps.items import Slices
 from ..store.steps.step_layout import Layout, StepSample
 from ..wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, split
-from .remote_table import Drawing, RemoteInfo, RemoteTable
+from .remote_table import Drawing, RemoteInfo, RemoteTable, messages_of
 
 if TYPE_CHECKING:
     from ..spec.leaf import LeafSpec
-    from ..wire.transport import Pending
+    from .requests import Requests
 
 __all__ = ["RemoteStepTable", "remote_table"]
 
@@ -27,8 +27,8 @@ __all__ = ["RemoteStepTable", "remote_table"]
 class RemoteStepTable(RemoteTable):
     """Like `RemoteTable`, but batches are `StepSample`s. The server describes its items once."""
 
-    def __init__(self, send: Callable[..., Pending], spec: Spec, name: str | None, timeout: float, step: Spec) -> None:
-        super().__init__(send, spec, name, timeout)
+    def __init__(self, requests: Requests, spec: Spec, name: str | None, timeout: float, step: Spec) -> None:
+        super().__init__(requests, spec, name, timeout)
         self._step = step
         self._layout: Layout | None = None
 
@@ -40,24 +40,14 @@ class RemoteStepTable(RemoteTable):
         return self._layout
 
     def sample(self, n: int, timeout: float | None = None, beta: float | None = None) -> StepSample:  # type: ignore[override]
-        """Draw n items; see `RemoteTable.sample`.
-
-        Raises:
-            ConfigError: a slice is larger than a message; sample where the server is, or make slices shorter.
-        """
+        """Draw n items; see `RemoteTable.sample`."""
         return self._finish(self._begin(n, beta), timeout)
 
     def _plan(self) -> tuple[int, Sequence[LeafSpec], dict[str, Any]]:
         layout = self.layout
-        fit = MAX_BYTES // (layout.item_bytes + DRAWN)
-        if fit < 1 and isinstance(layout.items, Slices):
-            raise ConfigError(
-                f"one slice of {layout.items} has {layout.item_bytes:,} bytes, and a message carries {MAX_BYTES:,}; sample in the server's "
-                f"process, or make slices shorter"
-            )
-        if fit < 1:
+        if layout.item_bytes + DRAWN > MAX_BYTES and not isinstance(layout.items, Slices):
             return MAX_KEYS, (), {"keys_only": True}
-        return fit, layout.leaves, {}
+        return messages_of(layout.item_bytes), layout.leaves, {}
 
     def _finish(  # type: ignore[override]
         self, drawing: Drawing, timeout: float | None, answered: Callable[[], None] | None = None
@@ -99,6 +89,6 @@ class RemoteStepTable(RemoteTable):
         raise ConfigError("a table of steps has no insert(), because steps must come in order; use send() or send_batch()")
 
 
-def remote_table(send: Callable[..., Pending], spec: Spec, name: str | None, timeout: float, step: Spec | None) -> RemoteTable:
+def remote_table(requests: Requests, spec: Spec, name: str | None, timeout: float, step: Spec | None) -> RemoteTable:
     """A table of the server. `step` is the spec of a step if the table stores steps."""
-    return RemoteTable(send, spec, name, timeout) if step is None else RemoteStepTable(send, spec, name, timeout, step)
+    return RemoteTable(requests, spec, name, timeout) if step is None else RemoteStepTable(requests, spec, name, timeout, step)

@@ -19,12 +19,13 @@ from ..base.waiting import Wait
 from ..spec.spec import Spec
 from ..store.replay.replay_info import importance_weights
 from ..store.sampler import Keys, check_keys, check_priorities
-from ..wire.blobs import MAX_KEYS, fill, join, max_rows, split
+from ..wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, MOST_BYTES, fill, join, max_rows, split
 
 if TYPE_CHECKING:
     from ..spec.leaf import LeafSpec
     from ..wire.protocol import Buffer
     from ..wire.transport import Pending
+    from .requests import Requests
 
 __all__ = ["Drawing", "RemoteInfo", "RemoteSample", "RemoteTable"]
 
@@ -86,10 +87,10 @@ class Drawing:
 
 
 class RemoteTable:
-    """One table of a server; `send` (`Connection.ask`) sends its requests. Thread-safe."""
+    """One table of a server; `requests` sends its requests. Thread-safe."""
 
-    def __init__(self, send: Callable[..., Pending], spec: Spec, name: str | None, timeout: float) -> None:
-        self._send_request = send
+    def __init__(self, requests: Requests, spec: Spec, name: str | None, timeout: float) -> None:
+        self._requests = requests
         self._spec = spec
         self._name = name
         self._timeout = timeout
@@ -209,7 +210,7 @@ class RemoteTable:
 
     def _plan(self) -> tuple[int, Sequence[LeafSpec], dict[str, Any]]:
         """How a batch is requested: the items per message, the leaves, and further arguments."""
-        return max_rows(self._spec), self._spec.leaves, {}
+        return messages_of(self._spec.sample_bytes), self._spec.leaves, {}
 
     def _begin(self, n: int, beta: float | None) -> Drawing:
         """Prepare a batch; `_finish` sends the remaining requests and waits for the answers."""
@@ -281,6 +282,8 @@ class RemoteTable:
     def batches(self, n: int, timeout: float | None, beta: float | None, prefetch: int) -> Iterator[RemoteSample]:
         """Yield batches of n items in the order of their draws until the server is closed, with `prefetch` of them on the way. At most
         `AHEAD` messages of large batches are on the way."""
+        if sum(leaf.nbytes for leaf in self._plan()[1]) + DRAWN > MAX_BYTES:
+            prefetch = 0  # the server keeps every drawn batch as a whole, and several of such size could be more than it may keep
         drawings: deque[Drawing] = deque()
 
         def answered() -> None:
@@ -318,6 +321,8 @@ class RemoteTable:
     def _until_there(self, op: str, n: int, blob: bytes, timeout: float | None, more: dict[str, Any]) -> tuple[dict[str, Any], Buffer]:
         """Repeat the request until the answer is not "wait"."""
         wait, pause = Wait(self._timeout if timeout is None else timeout), POLL[0]
+        if len(blob) > MAX_BYTES:  # sent once, however often the request is repeated
+            more, blob = more | self._requests.upload(blob, _patience(timeout)), b""
         while True:
             answer = self._ask(op, n, blob, timeout, **more)
             reason = answer[0].get("wait")
@@ -334,7 +339,14 @@ class RemoteTable:
     def _send(self, op: str, n: int, blob: bytes, **body: Any) -> Pending:
         if self._name is not None:
             body["table"] = self._name
-        return self._send_request(op, {"n": n, **body}, blob)
+        return self._requests.ask(op, {"n": n, **body}, blob)
+
+
+def messages_of(item_bytes: int) -> int:
+    """Items per request of a batch: as many as fit into a message. If not even one fits, a request is for the whole batch, and its answer
+    travels in pieces."""
+    row = item_bytes + DRAWN
+    return MAX_BYTES // row or max(1, MOST_BYTES // row)
 
 
 def _patience(timeout: float | None) -> float | None:

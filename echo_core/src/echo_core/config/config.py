@@ -336,6 +336,7 @@ def server_arguments(
         "num_buffers": config.server.num_buffers,
         "lease_timeout": config.server.lease_timeout,
         "pinned": config.server.pinned,
+        "client_memory": config.server.client_memory,
         "host": config.host,
     }
     if config.server.tables and "tables" not in passed:

@@ -27,7 +27,7 @@ __all__ = [
 # The keys that users may write in each section. [client] also takes options of its transport.
 KEYS: dict[str, tuple[str, ...]] = {
     "shared": ("address", "listen_host"),
-    "server": ("batch_size", "sampler", "transport", "tables", "num_buffers", "lease_timeout", "pinned"),
+    "server": ("batch_size", "sampler", "transport", "tables", "num_buffers", "lease_timeout", "pinned", "client_memory"),
     "client": ("address", "timeout", "name"),
     "security": ("token_file", "token", "auth", "allow_insecure"),
     "plugins": ("disable", "require"),
@@ -104,6 +104,7 @@ class ServerConfig:
     num_buffers: int = 3
     lease_timeout: float = 10.0
     pinned: bool = False
+    client_memory: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -112,6 +113,8 @@ class ServerConfig:
             raise ValueError(f"num_buffers must be at least 2, not {self.num_buffers}")
         if not self.lease_timeout >= 0:
             raise ValueError(f"lease_timeout must be 0 or more seconds, not {self.lease_timeout}")
+        if self.client_memory is not None and self.client_memory < 1:
+            raise ValueError(f"client_memory must be at least 1 byte, not {self.client_memory}")
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,9 @@ class Server(ServerState):
         remover, rate_limiter, max_times_sampled, seed: arguments of that table; see `Table`.
         tables: several replay tables, each with its own example: `Server(tables=[Table(...), ...], batch_size=32)`. `sample()`,
             `submit()` and similar methods use the first table unless they get a name; workers give a name to `send`.
+        client_memory: bytes that all clients together may make this server hold: batches that are fetched in parts, parts of requests, and
+            incomplete frames. One connection may make it hold a quarter of that. None is an eighth of the memory of this machine or
+            container.
         host: where plugins are looked up; None uses every installed plugin that ECHO_DISABLE_PLUGINS does not name.
 
     Raises:
@@ -108,6 +111,7 @@ class Server(ServerState):
         pinned: bool = False,
         token: tokens.Explicit = None,
         host: discovery.PluginHost | None = None,
+        client_memory: int | None = None,
     ) -> None:
         if isinstance(num_buffers, (str, Mapping, Sampler)):
             raise ConfigError(f"num_buffers must be a whole number, not {num_buffers!r}; give a sampler by name: Server(..., sampler={num_buffers!r})")
@@ -129,7 +133,7 @@ class Server(ServerState):
                 raise ConfigError(f"with tables=[...], {' and '.join(theirs)} {'belongs' if len(theirs) == 1 else 'belong'} in each Table(...)")
             if isinstance(tables, Table) or not (tables := list(tables)):
                 raise ConfigError("tables must be a list of at least one Table(...)")
-        super().__init__(token, host.observers())
+        super().__init__(token, host.observers(), client_memory)
         self._transports = list(make_transports(transport, host))
         if tables:
             made = make_tables(tables, batch_size, host)

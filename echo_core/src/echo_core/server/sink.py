@@ -13,10 +13,13 @@ from ..base.errors import ClosedError, EchoError, SecurityError, UnknownTableErr
 from ..security.tokens import may
 from ..store.shared.shared_store import SharedStore, share
 from ..store.slot import Slot, claim
+from ..wire.blobs import PARTS
 from ..wire.labels import SUFFIX, TableSpecs, labelled
 from ..wire.sink import Sink
+from .large_messages import fitting, taken, whole
 
 if TYPE_CHECKING:
+    from ..base.memory.client_memory import ClientMemory
     from ..spec.spec import Spec
     from ..wire.peer import Peer
     from ..wire.protocol import Blob
@@ -33,6 +36,7 @@ class ServerSink(Sink):
 
     def __init__(self, server: ServerState) -> None:
         self._server = weakref.ref(server)
+        self._memory = server.client_memory
         specs = {name: table.spec if table.lags is None else labelled(table.spec) for name, table in server.tables.items()}
         self.spec: Spec = next(iter(specs.values()), server.spec)
         self.incarnation: str = secrets.token_hex(16)
@@ -56,6 +60,10 @@ class ServerSink(Sink):
     def weights(self) -> PackedWeights | None:
         server = self._server()
         return None if server is None else server._weights
+
+    @property
+    def client_memory(self) -> ClientMemory:
+        return self._memory
 
     def claim(self, timeout: float | None = None) -> Slot:
         server = self._alive()
@@ -99,4 +107,12 @@ class ServerSink(Sink):
             raise EchoError(f"this server has no operation {op!r}")
         if (wanted := may(peer.permissions, operation)) is not None:
             raise SecurityError(f"operation {op!r} needs a token for {wanted}; yours is for {', '.join(sorted(peer.permissions))}")
-        return operation(server, peer, body, blob)
+        blob = whole(server, peer, body, blob)
+        waits = False
+        try:
+            answer = operation(server, peer, body, blob)
+            waits = "wait" in answer[0]  # then the client repeats the request, without sending its parts again
+        finally:
+            if PARTS in body and not waits:
+                taken(server, peer, body)
+        return fitting(server, peer, *answer)

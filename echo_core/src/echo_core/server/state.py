@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..base.memory.client_memory import ClientMemory
 from ..plugins import discovery
 from ..security import tokens
 from ..store.steps.step_table import StepTable
@@ -17,7 +18,7 @@ from ..wire.identity import Identities
 from ..wire.peer import Peer
 from ..wire.transport import Listener
 from ..wire.weights import PackedWeights
-from .large_draws import HeldBatches
+from .held import Held
 from .tap import Taps
 
 if TYPE_CHECKING:
@@ -35,14 +36,16 @@ class ServerState(Store):
 
     _operations: ClassVar[Mapping[str, Callable[..., tuple[dict[str, Any], Blob]]]]  # by name; clients call them by `request()`
 
-    def __init__(self, token: tokens.Explicit, observers: pluggy.PluginManager) -> None:
+    def __init__(self, token: tokens.Explicit, observers: pluggy.PluginManager, client_memory: int | None = None) -> None:
         self._token = token
         self._token_source: tokens.TokenSource | None = None
         self._listeners: list[Listener] = []
         self._peers: dict[int, Peer] = {}
         self._taps = Taps()
-        self._held = HeldBatches()
         self.identities = Identities()
+        self.client_memory = ClientMemory(client_memory)
+        self._held = Held()
+        self._answer_numbers = itertools.count(1)  # of large answers
         self._lock = threading.Lock()  # it guards _peers and is held only briefly
         self._weights: PackedWeights | None = None
         self._published_at = 0.0
@@ -70,6 +73,9 @@ class ServerState(Store):
             taken = {other.name for other in self._peers.values() if other.id != peer.id}
             if peer.name in taken:
                 peer.name = next(name for n in itertools.count(2) if (name := f"{peer.name}#{n}") not in taken)
+            if peer.memory is None:
+                self._held.open(peer, self.client_memory)
+            peer.memory.name = peer.name  # type: ignore[union-attr]
             self._peers[id(peer)] = peer
             self._count_workers(sum(p.role == "worker" for p in self._peers.values()))
         _log.info("%s %s connected from %s", peer.role, peer.name, peer.address)
@@ -82,7 +88,7 @@ class ServerState(Store):
             self._count_workers(len(workers))
             # Ids can be given by hand, so others may have it: clients that send nothing, and connections to another table.
             steps_end = peer.role == "worker" and all(client_number(other.id) != client_number(peer.id) for other in workers)
-        self._held.forget(id(peer))
+        self._held.forget(peer)
         for table in self.tables.values():
             if steps_end and isinstance(table, StepTable):
                 table.end_streams(peer.id)

@@ -1,7 +1,8 @@
 """Packs arrays into the blob of a request or of its answer, as little-endian bytes one after another, and unpacks them.
 
 A request and its answer carry JSON and a blob, at most 1 MiB together, over every transport. The blob of an operation on a table holds
-first `n` keys (u64), then the arrays that belong to them.
+first `n` keys (u64), then the arrays that belong to them. A larger request or answer travels in pieces, each of which is a request of its
+own: see server/large_messages.py.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ..spec.spec import Spec
     from .protocol import Buffer
 
-__all__ = ["DRAWN", "MAX_BYTES", "MAX_KEYS", "fill", "join", "max_rows", "pieces", "split"]
+__all__ = ["DRAWN", "MAX_BYTES", "MAX_KEYS", "MOST_BYTES", "PARTS", "PIECES", "fill", "join", "max_rows", "pieces", "split"]
 
 ROOM = 4096  # bytes of a message that are reserved for its JSON
 MAX_BYTES = MAX_CONTROL_BYTES - ROOM
@@ -27,9 +28,14 @@ MAX_KEYS = MAX_BYTES // 16  # keys with their priorities in one message
 DRAWN = 24  # bytes of an item's key (u64), probability (f64) and policy version (u64)
 
 
+MOST_BYTES = 1 << 30  # the limit for one batch
+PARTS = "echo/parts"  # in the body of a request: the number under which its blob was sent before
+PIECES = "echo/pieces"  # in the body of an answer: the number under which the client fetches the rest
+
+
 def max_rows(spec: Spec) -> int:
-    """The most items that fit into one answer."""
-    return MAX_BYTES // max(1, spec.sample_bytes + DRAWN)
+    """The most items in one request or answer: as many as fit into a message, and at least one, which travels in pieces if it is larger."""
+    return max(1, MAX_BYTES // max(1, spec.sample_bytes + DRAWN))
 
 
 def split(blob: Buffer, *parts: tuple[Any, tuple[int, ...]]) -> list[np.ndarray]:

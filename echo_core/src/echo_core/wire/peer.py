@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ..base.memory.client_memory import Account
 from ..security.tokens import EVERYTHING
 
 __all__ = ["Peer"]
@@ -27,3 +28,4 @@ class Peer:
     weights_digest: int = 0
     state: str = "idle"  # "streaming" | "idle" | "waiting for space" | "half a message"
     state_since: float = 0.0  # time.monotonic()
+    memory: Account | None = field(default=None, compare=False, repr=False)  # what it makes the server hold; a transport may set it before `connected`

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..base.memory.client_memory import ClientMemory
     from ..spec.spec import Spec
     from ..store.shared.shared_store import SharedStore
     from ..store.slot import Slot
@@ -50,6 +51,16 @@ class Sink(ABC):
     @abstractmethod
     def weights(self) -> PackedWeights | None:
         """The newest published weights."""
+
+    @property
+    @abstractmethod
+    def client_memory(self) -> ClientMemory:
+        """The budget for memory that clients make the server hold.
+
+        A transport that can end a connection from any thread opens an account for each connection and puts it into `Peer.memory` before it
+        calls `connected`. It takes from the account whatever its client makes it keep, such as frames that are not complete. The server
+        closes the account in `lost`.
+        """
 
     @abstractmethod
     def claim(self, timeout: float | None = None) -> Slot:

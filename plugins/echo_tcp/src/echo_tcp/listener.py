@@ -53,9 +53,11 @@ class TcpListener(Listener):
         self.address = Address("tcp", options.host, port)
         self._rate_limit = ConnectionRateLimit(options.max_connection_rate)
         try:
+            # Other kinds of memory that clients make the server hold need the rest of the budget.
+            staging = min(options.staging_bytes, max(1, sink.client_memory.limit // (4 * max(1, options.num_threads))))
             self._natives = Loops(
                 lambda name: NativeLearner(
-                    sink.table(name).native, options.num_threads, options.staging_bytes, options.silence
+                    sink.table(name).native, options.num_threads, staging, options.silence
                 ),
                 ("", *list(sink.tables)[1:]),
             )

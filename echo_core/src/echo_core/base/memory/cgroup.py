@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["available_memory", "memory_left"]
+__all__ = ["available_memory", "memory_left", "total_memory"]
 
 ROOT = Path("/sys/fs/cgroup")
 
@@ -67,3 +67,19 @@ def available_memory() -> int:
             if line.startswith("MemAvailable:"):
                 return int(min(left, int(line.split()[1]) * 1024))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def total_memory() -> int:
+    """Bytes of memory that this process may use at most: the machine's, or the smallest limit of its control groups."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(limit for group in _groups() if (limit := _limit(group)) is not None)])
+
+
+def _limit(group: Path) -> int | None:
+    """The limit of this group in bytes; None if it has none that can be read."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        try:
+            return int((group / name).read_text())  # ValueError: "max"
+        except (OSError, ValueError):
+            continue
+    return None

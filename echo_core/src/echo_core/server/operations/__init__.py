@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...security.tokens import needs
+from ..large_messages import part, piece
 from ..metrics import server_stats
 from .draws import item, layout, sample
 from .items import ack, delete, insert, peek, priority_histogram, top, update_items, update_priorities
 from .looks import tap
-from .operation import Answer, Operation, of_clients
+from .operation import Answer, Operation, of_clients, table_of
 
 if TYPE_CHECKING:
     from ...wire.peer import Peer
@@ -29,8 +30,18 @@ def _specs(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -
     return {name: table.spec.to_json() for name, table in server.tables.items()}, b""
 
 
+def _blocked(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
+    """Why a table, or the stream, takes no samples now; "" if nothing holds them."""
+    if not server.tables:
+        full = server._counters()["stored"] >= (server.num_buffers - 1) * server.batch_size or server._counters()["leased"] == server.num_buffers
+        return {"why": server._who_blocks_writers() if full else ""}, b""
+    table = table_of(server, body)
+    return {"why": table.who_blocks_writers() if "inserts" in table.stats()["blocked"] else ""}, b""
+
+
 OPERATIONS: Mapping[str, Operation] = {
     "stats": needs("write", "read")(lambda server, peer, body, blob: (server_stats(server), b"")),
+    "blocked": needs("write", "read")(_blocked),
     "ping": needs("write", "read")(lambda server, peer, body, blob: ({"time": time.time(), "version": __version__}, blob)),
     "tables": needs("write", "read")(_specs),
     "update_priorities": needs("read")(of_clients(update_priorities)),
@@ -44,5 +55,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "priority_histogram": needs("read")(of_clients(priority_histogram)),
     "ack": needs("read")(of_clients(ack)),
     "insert": needs("write")(of_clients(insert)),
+    "part": needs("write", "read")(part),
+    "piece": needs("write", "read")(piece),
     "tap": needs("read")(tap),
 }

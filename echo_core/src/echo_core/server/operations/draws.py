@@ -8,8 +8,7 @@ import numpy as np
 
 from ...base.errors import EchoError, EchoTimeoutError
 from ...store.steps.step_table import StepTable
-from ...wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, max_rows, pieces
-from ..large_draws import MOST_BYTES
+from ...wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, MOST_BYTES, pieces
 from .operation import Answer, count_of, table_of
 
 if TYPE_CHECKING:
@@ -29,24 +28,38 @@ def sample(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -
     table = table_of(server, body)
     layout = table.layout if isinstance(table, StepTable) else None
     keys_only = layout is not None and body.get("keys_only") is True
-    fit = max_rows(table.spec) if layout is None else MAX_KEYS if keys_only else MAX_BYTES // (layout.item_bytes + DRAWN)
+    row = DRAWN if keys_only else DRAWN + (table.spec.sample_bytes if layout is None else layout.item_bytes)
+    fit = MAX_KEYS if keys_only else max(1, MAX_BYTES // row)
     if "batch" not in body:
-        figures, columns = _drawn(server, peer, table, count_of(body, fit), body, keys_only)
+        n = count_of(body, fit if row <= MAX_BYTES else max(1, MOST_BYTES // row))
+        account = server._held.make_room(peer, n * row)  # before it is drawn, as memory is allocated for it then
+        try:
+            figures, columns = _drawn(server, peer, table, n, body, keys_only)
+        finally:
+            account.give(n * row)
         return figures, pieces(*columns)
-    n = count_of(body, fit * (MOST_BYTES // MAX_BYTES))
+    n = count_of(body, max(1, fit * (MOST_BYTES // MAX_BYTES)))
     number, start, rows = (body.get(name) for name in ("batch", "start", "rows"))
     if type(number) is not int or type(start) is not int or type(rows) is not int or not (0 <= start < n and 1 <= rows <= min(fit, n - start)):
         raise EchoError(f"a part of a batch of {n} needs whole numbers as batch, start and rows, and rows of at most {fit}")
     if start == 0:
-        figures, columns = _drawn(server, peer, table, n, body, keys_only)
+        account = server._held.make_room(peer, n * row)
+        columns = []
+        try:
+            figures, columns = _drawn(server, peer, table, n, body, keys_only)
+        finally:
+            if not columns:
+                account.give(n * row)
         if not columns:
             return figures, b""
-        server._held.put(id(peer), number, figures, columns)
-        if not server.has(peer):
-            server._held.forget(id(peer))
-            return {"gone": True}, b""
-    part = server._held.part(id(peer), number, start, rows)
-    return ({"gone": True}, b"") if part is None else (part[0], pieces(*part[1]))
+        server._held.keep(peer, ("batch", number), (figures, columns), n * row)
+    held = server._held.get(peer, ("batch", number))
+    if held is None:
+        return {"gone": True}, b""
+    figures, columns = held
+    if start + rows >= len(columns[0]):
+        server._held.drop(peer, ("batch", number))
+    return figures, pieces(*(column[start : start + rows] for column in columns))
 
 
 def _drawn(

@@ -234,6 +234,10 @@ cdef class Stream(LocalInsert):
 
     def _who_blocks_learner(self) -> str:
         cdef Counters c = self.opened().counters()
+        cdef uint64_t buffers = self.ring.buffers()
+        if c.leased == buffers:
+            return (f"all {buffers} batch buffers are leased to batches the learner still holds, so that no batch can be filled; drop earlier "
+                    f"batches, or raise num_buffers")
         if c.stored >= self.ring.batch_size():
             return (f"{c.stored} samples are there, and the earliest batch misses one: its slot was claimed and is not committed yet, "
                     f"or it was given back and the next sample will fill it")

@@ -159,11 +159,13 @@ class IdentityClauses:
         client.send_batch(stacked(0, 8, 8))
         drain(server, 16).check({0: 16})
 
-    def test_requests_too_large_are_refused(self, rig: Rig) -> None:
+    def test_large_requests_travel_in_pieces_and_large_messages_are_refused(self, rig: Rig) -> None:
         server = rig.server()
         client = rig.client(server)
+        large = os.urandom(3 << 20)
+        assert client.request("ping", blob=large)[1] == large
         with pytest.raises((EchoError, ValueError)):
-            client.request("ping", blob=bytes(2 << 20))
+            client._connection.request("ping", {}, bytes(2 << 20))
         assert client.request("ping", blob=b"small")[1] == b"small"
 
     def test_requests_under_way_together_find_their_answers(self, rig: Rig) -> None:

@@ -7,7 +7,8 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from ...base.errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError
@@ -16,11 +17,12 @@ from ..handshake import ServerHandshake
 from ..identity import Claim
 from ..peer import Peer
 from ..protocol import REPLY, TO_LEARNER, U64, Blob, Buffer, Header, Kind, frame, weights_frames
+from ..weights import PackedWeights
 from .acknowledgement import AcknowledgementsOwed
 from .calls import answer
 from .channel import Channel
 from .host import Host
-from .link import Gate, Link, Work, deadline, run_handshake, wait_until
+from .link import BUFFER_BYTES, Gate, Link, Work, deadline, run_handshake, wait_until
 from .sessions import Session
 from .subscription import Subscription, WeightsOffer
 
@@ -56,6 +58,7 @@ class ServedClient:
         gate: its lock, and the conditions `gate.work` (notify after there is something to write) and `gate.changed`.
         link: frames over the channel, once its handshake is done; None before.
         waiting_since: since when samples of it wait for space (`time.monotonic()`); 0.0 while none do.
+        pinned: the version of the weights that is on its way to it, which therefore stays in memory.
         finished: set when its thread ends.
     """
 
@@ -71,6 +74,7 @@ class ServedClient:
         self.session: Session
         self.waiting_since = 0.0
         self._claim: Claim | None = None
+        self.pinned: PackedWeights | None = None
         self._parted = threading.Event()  # `stop` has said what it had to say
         # Under the gate's lock.
         self._begun = False  # the client is told where to go on, before which it understands nothing else
@@ -144,6 +148,7 @@ class ServedClient:
             listener.options.silence,
             min(listener.options.silence, hello["silence"]) / 3,
         )
+        self.peer.memory = sink.client_memory.account(self.peer.name, self._cut_off, partial(getattr, self.link, "half_since"))
         # An observer has no samples, and cannot meddle with those of a worker whose id it knows.
         worker = self.peer.role == "worker"
         session = hello["session"] if worker else f"observer {hello['session']}"
@@ -232,9 +237,12 @@ class ServedClient:
                 self._until_read(link)
             header = link.read_header()
             if header.kind is Kind.DATA:
-                self.on_samples(link, header)
+                with self._room_for(link, header.length):
+                    self.on_samples(link, header)
             elif header.kind is Kind.CONTROL:
-                payload = link.read(header.length)
+                # This does not wait for room: a learner's request may be what makes room in the store.
+                with self.peer.memory.holding(header.length) if self.peer.memory and header.length >= BUFFER_BYTES else nullcontext():
+                    payload = link.read(header.length)
                 if not header.flags & REPLY:  # a learner asks its workers nothing
                     self.answer_request(header.seq, payload)
             elif header.kind is Kind.PING:
@@ -249,6 +257,20 @@ class ServedClient:
             else:
                 link.read(header.length)
                 return
+
+    def _room_for(self, link: Link, length: int) -> AbstractContextManager[None]:
+        """Memory for a frame, which a large one may have to wait for."""
+        account = self.peer.memory
+        if account is None or length < BUFFER_BYTES:
+            return nullcontext()
+        return account.frame(length, lambda: self._stopping or link.error is not None)
+
+    def _cut_off(self) -> None:
+        """End the connection, which makes the learner hold too much memory. On another thread, as the caller may hold locks of any client."""
+        if (link := self.link) is not None:
+            error = ConnectionClosedError("the learner held too much memory for this client")
+            with suppress(RuntimeError):  # no more threads
+                threading.Thread(target=link.fail, args=(error,), name="echo-cut-off", daemon=True).start()
 
     def ended(self) -> None:
         """A hook: the connection has ended and the session may be another's. The last call of the client's thread; does nothing here."""
@@ -362,7 +384,10 @@ class ServedClient:
         Called by the thread that writes, with `gate.lock` held, when no version is on its way and nothing else is due: it must not wait.
         """
         newest = self.listener.newest
-        return WeightsOffer(newest.version, weights_frames(newest)) if newest and newest.version > held else None
+        if not newest or newest.version <= held:
+            return None
+        self.pinned = newest
+        return WeightsOffer(newest.version, weights_frames(newest))
 
     def offer_weights_again(self) -> None:
         """What was offered last will not be confirmed: `offer_weights` is asked again. Takes `gate.lock`."""
@@ -377,6 +402,7 @@ class ServedClient:
     def _receipt(self, version: int, digest: int) -> None:
         with self.gate.lock:
             self._subscription.confirmed(version, self.fits)
+            self.pinned = None
             self.gate.work.notify_all()
         self.peer.weights_version, self.peer.weights_digest = version, digest
         self.sink.receipt(self.peer, version, digest)

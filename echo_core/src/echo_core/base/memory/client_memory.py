@@ -1,0 +1,221 @@
+"""The budget for memory that clients make a server hold: answers that nobody has fetched, parts of requests, frames that are not complete.
+
+Every connection has an account. Whoever keeps memory for a client takes the bytes from the client's account first, and gives them back
+when the memory is free. A client that would go beyond its share gets an error. If all clients together would go beyond the limit, the
+one that holds most is cut off.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..errors import ConnectionClosedError, EchoError
+from .cgroup import total_memory
+
+__all__ = ["Account", "ClientMemory"]
+
+_log = logging.getLogger("echo")
+
+PART_OF_MEMORY = 8  # without a limit of the user's, the budget is this part of the memory
+PART_OF_BUDGET = 4  # one connection may hold this part of the budget
+PART_OF_FRAMES = 2  # frames may hold this part of the budget; workers that wait for space must leave room for the learner's requests
+LOOK_UP_SECONDS = 0.25  # while a frame waits for room: how often its connection is looked at
+STALLED_SECONDS = 5.0  # while others wait for room, a frame has to be complete after so long
+
+
+class ClientMemory:
+    """The budget of one server. Thread-safe.
+
+    Attributes:
+        limit: bytes that all connections may make the server hold together.
+        share: bytes that one connection may make it hold.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise ValueError(f"client_memory must be a whole number of bytes, at least 1, or None, not {limit!r}")
+        self.limit = total_memory() // PART_OF_MEMORY if limit is None else limit
+        self.share = max(1, self.limit // PART_OF_BUDGET)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._frames = 0  # bytes of `_used` that are held by frames
+        self._accounts: set[Account] = set()  # that hold something
+        self._used = 0
+        self._refused = 0
+        self._cut_off = 0
+
+    def account(self, name: str, cut_off: Callable[[], None], half_since: Callable[[], float] = lambda: 0.0) -> Account:
+        """An account for a new connection; close it when the connection ends.
+
+        `cut_off` must end the connection. It is called at most once, from any thread, without a lock of this class. It must not wait.
+        `half_since()` says since when (`time.monotonic()`) a frame of the connection has been incomplete; 0.0 if none is.
+        """
+        return Account(self, name, cut_off, half_since)
+
+    def stats(self) -> dict[str, int]:
+        """What is held now, the limits, and how often they were met."""
+        with self._lock:
+            most = max((account.held for account in self._accounts), default=0)
+            return {
+                "held_bytes": self._used,
+                "held_bytes_of_worst": most,
+                "limit_bytes": self.limit,
+                "share_bytes": self.share,
+                "refused_total": self._refused,
+                "cut_off_total": self._cut_off,
+            }
+
+
+class Account:
+    """What one connection makes the server hold. Thread-safe.
+
+    Attributes:
+        held: bytes that are taken now.
+        used_at: when its client last made the server hold something or asked for it (`time.monotonic()`). Of accounts that hold the same, the
+            one that was not used for longest is the worst.
+        closed: whether the connection has ended, or was cut off.
+    """
+
+    def __init__(self, memory: ClientMemory, name: str, cut_off: Callable[[], None], half_since: Callable[[], float]) -> None:
+        self.memory = memory
+        self.name = name
+        self.held = 0
+        self.used_at = 0.0
+        self.closed = False
+        self._cut_off = cut_off
+        self._half_since = half_since
+        self._frame = 0
+
+    def take(self, n: int) -> None:
+        """Reserve `n` bytes before they are allocated. If it raises, nothing is reserved.
+
+        Raises:
+            EchoError: this connection would hold more than its share, or it is the one that would hold most.
+            ConnectionClosedError: the account is closed.
+        """
+        memory, ended = self.memory, []
+        with memory._lock:
+            if self.closed:
+                raise ConnectionClosedError(f"the connection of {self.name} has ended")
+            wanted = self.held + n
+            if wanted > memory.share:
+                memory._refused += 1
+                raise EchoError(
+                    f"the server would hold {wanted:,} bytes for this connection, and one connection may make it hold {memory.share:,}; request "
+                    f"less at once, or raise Server(client_memory=), of which one connection gets a quarter"
+                )
+            while memory._used + n > memory.limit:
+                worst = max(memory._accounts, key=lambda account: (account.held, -account.used_at), default=self)
+                if worst is self or worst.held < wanted:
+                    memory._refused += 1
+                    break
+                worst._end()
+                memory._cut_off += 1
+                ended.append(worst)
+            fits = memory._used + n <= memory.limit
+            if fits:
+                self.held, self.used_at = wanted, time.monotonic()
+                memory._used += n
+                memory._accounts.add(self)
+        for account in ended:
+            account._tell("of all clients, it made the server hold most memory")
+        if not fits:
+            raise EchoError(
+                f"the server holds as much memory for its clients as it may, {memory.limit:,} bytes; try again later, or raise Server(client_memory=)"
+            )
+
+    def give(self, n: int) -> None:
+        """Give `n` bytes back. After the account was closed, this does nothing."""
+        with self.memory._lock:
+            if not self.closed:
+                self.held -= n
+                self.memory._used -= n
+                if not self.held:
+                    self.memory._accounts.discard(self)
+
+    @contextmanager
+    def holding(self, n: int) -> Iterator[None]:
+        """Hold `n` bytes within a with block. It raises the errors of `take`."""
+        self.take(n)
+        try:
+            yield
+        finally:
+            self.give(n)
+
+    @contextmanager
+    def frame(self, n: int, ended: Callable[[], bool]) -> Iterator[None]:
+        """Within the with block, hold `n` bytes for one frame that the connection receives.
+
+        It waits while the frames of all connections hold their part of the budget, so that the client is held off and loses nothing. After
+        `STALLED_SECONDS` of waiting, the connection whose frame has been incomplete for longest is cut off, if it has been incomplete for so
+        long. A frame that is larger than that part waits until it is the only one.
+
+        Raises:
+            ConnectionClosedError: `ended()` became true, or the account is closed.
+        """
+        memory, began = self.memory, time.monotonic()
+        while True:
+            with memory._lock:
+                if self.closed or ended():
+                    raise ConnectionClosedError(f"the connection of {self.name} has ended")
+                if not memory._frames or memory._frames + n <= memory.limit // PART_OF_FRAMES:
+                    self._frame = n
+                    self.held += n
+                    memory._used += n
+                    memory._frames += n
+                    memory._accounts.add(self)
+                    break
+                memory._changed.wait(LOOK_UP_SECONDS)
+                now = time.monotonic()
+                stalled = None
+                if now - began >= STALLED_SECONDS:
+                    halves = [(since, id(account), account) for account in memory._accounts if account._frame and (since := account._half_since())]
+                    if halves and now - min(halves)[0] >= STALLED_SECONDS:
+                        stalled = min(halves)[2]
+                        stalled._end()
+                        memory._cut_off += 1
+            if stalled is not None:
+                stalled._tell(f"its message has been incomplete for {now - min(halves)[0]:.0f} s while other clients wait for the memory")
+        try:
+            yield
+        finally:
+            with memory._lock:
+                if not self.closed:
+                    self._frame = 0
+                    self.held -= n
+                    memory._used -= n
+                    memory._frames -= n
+                    if not self.held:
+                        memory._accounts.discard(self)
+                    memory._changed.notify_all()
+
+    def cut_off(self, reason: str) -> None:
+        """End the connection, and log the reason. The caller must hold no lock that `cut_off` of the account takes."""
+        with self.memory._lock:
+            if self.closed:
+                return
+            self._end()
+            self.memory._cut_off += 1
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        _log.warning("%s is cut off: %s (client_memory is %d bytes)", self.name, reason, self.memory.limit)
+        self._cut_off()
+
+    def close(self) -> None:
+        """The connection has ended: everything is given back."""
+        with self.memory._lock:
+            self._end()
+
+    def _end(self) -> None:
+        """Close the account; the budget's lock is held."""
+        self.memory._used -= self.held
+        self.memory._frames -= self._frame
+        self.memory._changed.notify_all()
+        self.held = self._frame = 0
+        self.closed = True
+        self.memory._accounts.discard(self)
