@@ -19,6 +19,7 @@ PACKAGES = {"echo_tcp", "echo_shm", "echo_grpc", "echo_rdma", "echo_samplers"}
 # What may be said outside the table of discovery.py: the default sampler, which Server's signature
 # promises, and examples in error messages.
 ALLOWED = {
+    "recovery.py": ("prioritized", "fifo"),  # a clause about the keys of replay tables
     "server.py": {"fifo"},
     "arguments.py": {"fifo"},
     "table.py": {"fifo", "uniform"},  # the remover of the same name, which is core's own; the only sampler that slices of steps leave as it is
