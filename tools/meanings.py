@@ -20,7 +20,7 @@ HEAD = '"""What each figure of `Server.stats()` means, for Prometheus. Made by t
 def meanings(page: str) -> dict[str, str]:
     """`{"table/size": meaning}` of every row of the page. Names of workers, tables and transports are left out of the keys."""
     found: dict[str, str] = {}
-    for names, meaning in re.findall(r"^\| (`(?:store|latency|weights|worker|table|transport)/[^|]*)\| ([^|]*?) *\|$", page, re.M):
+    for names, meaning in re.findall(r"^\| (`(?:clients|store|latency|weights|worker|table|transport)/[^|]*)\| ([^|]*?) *\|$", page, re.M):
         for name in re.findall(r"`([^`]+)`", names):
             key = re.sub(r"^(worker|table|transport)/[^/]+/", r"\1/", name)
             found.setdefault(key.removesuffix("_*"), plain(meaning))  # what every transport has comes first on the page
