@@ -18,7 +18,6 @@ from echo_core.base.errors import ConfigError
 from echo_core.wire.channel import Channel
 from echo_core.wire.channel.connection import ChannelConnection
 from echo_core.wire.channel.listener import ChannelListener
-from echo_core.wire.handshake.messages import MAGIC
 from echo_core.wire.protocol import Buffer
 
 from .dial import connect
@@ -39,6 +38,7 @@ except ImportError:  # _require_crc32c says so
 __all__ = ["CheckedChannel", "connect_checked", "listen_checked"]
 
 RECORD_BYTES = 64 << 10  # the most of one record
+MAGIC = b"ECHO"  # with which a handshake without records begins
 HEAD = struct.Struct("<II")
 LENGTH = struct.Struct("<I")
 
