@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
@@ -330,17 +329,3 @@ def test_a_client_with_an_invalid_example_leaves_no_connection() -> None:
         with pytest.raises(SpecError) as kept:
             Client(server.address, EXAMPLE, table="a", tables={"b": {"x": "not an array"}})
         assert server.stats()["transport/tcp/connections_total"] == 0 and kept
-
-
-@pytest.mark.parametrize("scheme", ["tcp", "grpc", "shm"])
-def test_a_worker_that_a_rate_limiter_holds_is_told_so(scheme: str) -> None:
-    table = Table("replay", EXAMPLE, capacity=1000, sampler="uniform", rate_limiter=Queue(4))
-    address = f"shm://told-{os.getpid()}" if scheme == "shm" else f"{scheme}://127.0.0.1:0"
-    with Server(tables=[table], batch_size=2, transport=address) as server, Client(server.address, EXAMPLE, window_bytes=4096) as client:
-        with pytest.raises(EchoTimeoutError, match=r"the learner says: table 'replay': Queue\(4\).* allows no insert after 4 inserts and 0 samples"):
-            for _ in range(100_000):
-                client.send(EXAMPLE, timeout=1)
-        with pytest.raises(EchoTimeoutError, match="the learner says: table 'replay'"):
-            client.wait(1)
-        with pytest.raises(EchoTimeoutError):
-            client.close(0)

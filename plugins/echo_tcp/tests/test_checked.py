@@ -34,8 +34,7 @@ def test_damaged_samples_are_sent_again() -> None:
             client.wait()
             seen = [int(row[0]) for _ in range(30) for row in server.sample(10).batch["x"] if (row == row[0]).all()]
             assert seen == list(range(300))
-            assert client.stats()["reconnects"] >= 1
-            assert server.stats()["transport/tcp/damaged_total"] == client.stats()["reconnects"]
+            assert server.stats()["transport/tcp/damaged_total"] >= client.stats()["reconnects"] >= 1  # handshakes can be damaged as well
 
 
 @pytest.mark.parametrize("at", [0, 3, 4, 8, 100, -1])
