@@ -107,7 +107,7 @@ def downgrades(address: Any) -> NoReturn:
         text = dump_json(body)
         return MESSAGE.pack(b"ECHO", version, kind, 0, len(text)) + text
 
-    who = {"client": "0" * 32, "role": "worker", "nonce": "1" * 64, "base": 0}
+    who = {"client": "0" * 32, "role": "worker", "nonce": "1" * 64, "session": "5" * 32, "silence": 30.0, "base": 0}
     while True:
         for version in (1, 2):
             with suppress(EchoError, OSError), closing(_Door(address)) as door:

@@ -52,6 +52,7 @@ def test_equal_bytes_have_equal_digests_and_others_not() -> None:
     assert len({pack({"x": value}, 1).digest for value in (b"a", b"a\x00", b"a\x00\x00", "a", np.frombuffer(b"a\x00", np.uint8))}) == 5
 
 
+@pytest.mark.needs("echo-samplers", "echo-tcp")
 def test_bytes_travel_from_a_server_to_a_client() -> None:
     blob = b"header\x00\x01\x00\x00"
     with Server({"x": np.zeros(1)}, 1, "tcp://127.0.0.1:0") as server, Client(server.address, {"x": np.zeros(1)}) as client:
@@ -95,6 +96,7 @@ PRIORITIES = [
 ]
 
 
+@pytest.mark.needs("echo-samplers", "echo-tcp")
 @pytest.mark.parametrize(("bad", "words"), PRIORITIES, ids=range(len(PRIORITIES)))
 def test_priorities_must_be_real_numbers(bad: Any, words: str) -> None:
     table = Table("t", {"x": np.float32(0)}, capacity=8, sampler="prioritized", seed=0)
@@ -119,6 +121,7 @@ def test_keys_must_be_whole_numbers_without_a_mask() -> None:
         check_keys(np.ma.masked_array([1, 2], mask=[True, False]))
 
 
+@pytest.mark.needs("echo-samplers", "echo-tcp")
 def test_update_items_takes_only_what_the_leaf_holds() -> None:
     example = {"x": np.float32(0)}
     described = Table("t", example, capacity=8, sampler="uniform", seed=0)

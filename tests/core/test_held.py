@@ -93,6 +93,7 @@ def test_a_budget_is_a_whole_number_of_bytes(limit: object) -> None:
         ClientMemory(limit)  # type: ignore[arg-type]
 
 
+@pytest.mark.needs("echo-samplers", "echo-tcp")
 def test_readers_that_leave_large_draws_unfetched_stay_within_the_budget() -> None:
     example = {"x": np.zeros(64 << 10, np.uint8)}
     table = Table("a", example, capacity=10, sampler="uniform")

@@ -12,6 +12,8 @@ from echo_core import Client, NStep, Queue, Server, Table
 
 EXAMPLE = {"x": np.float32(0)}
 
+pytestmark = pytest.mark.needs("echo-samplers", "echo-tcp")
+
 
 def server(kind: str = "prioritized", capacity: int = 100, port: int = 0, **more: Any) -> Server:
     limiter = Queue(capacity) if kind == "fifo" else None

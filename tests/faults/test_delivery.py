@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -51,11 +52,14 @@ class Sender:
             self._failure = failure
 
     def _call(self, send: Callable[..., None], what: Any) -> None:
+        until = time.monotonic() + 60
         while self._impatient:
             try:
                 return send(what, timeout=0.003)
-            except EchoTimeoutError:
-                pass  # it was not taken
+            except (EchoTimeoutError, ConnectionClosedError):
+                if time.monotonic() > until:
+                    raise
+                # It was not taken: there was no room, or no connection for the moment.
         send(what)
 
     def stop(self) -> None:

@@ -82,13 +82,13 @@ def test_a_port_in_use() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_beyond_this_machine_without_authentication(host: str) -> None:
-    for transport in (
-        {"type": "tcp", "port": 0, "host": host, "auth": False},
-        {"type": "tcp", "port": 0, "host": host, "protocol": "echo1"},
+    for transport, token in (
+        ({"type": "tcp", "port": 0, "host": host, "auth": False}, "ECHO_TOKEN"),
+        ({"type": "tcp", "port": 0, "host": host, "protocol": "echo1"}, ""),  # it has no tokens
     ):
         with pytest.raises(SecurityError) as refused:
             Server(example(), 1, transport).start()
-        for remedy in ('host="127.0.0.1"', "ECHO_TOKEN", "allow_insecure=True"):
+        for remedy in ('host="127.0.0.1"', token, "allow_insecure=True"):
             assert remedy in str(refused.value)
     for way_out in ({}, {"auth": False, "allow_insecure": True}):
         with Server(example(), 1, {"type": "tcp", "port": 0, "host": host, **way_out}) as server:

@@ -23,10 +23,10 @@ from rig.workers import flood
 from echo_core import Client, SecurityError, Server, Spec, SpecError
 from echo_core.testing.processes import until
 from echo_core.testing.samples import example
-from echo_core.wire.protocol import pack_header
+from echo_core.wire.protocol import PROTOCOL_VERSION, pack_header
 
 
-def message(kind: int, body: Any, version: int = 2, length: int | None = None) -> bytes:
+def message(kind: int, body: Any, version: int = PROTOCOL_VERSION, length: int | None = None) -> bytes:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return (
         struct.pack("<4sBBHI", b"ECHO", version, kind, 0, len(data) if length is None else length)
@@ -35,7 +35,7 @@ def message(kind: int, body: Any, version: int = 2, length: int | None = None) -
 
 
 HELLO = {
-    "client": "0" * 32, "role": "worker", "nonce": "1" * 64, "base": 0,
+    "client": "0" * 32, "role": "worker", "nonce": "1" * 64, "base": 0, "session": "5" * 32, "silence": 30.0,
     "name": "stranger", "pid": 1, "host": "h", "version": "0",
 }  # fmt: skip
 CHANCE = random.Random(7)
@@ -214,7 +214,7 @@ def test_another_spec_of_as_many_bytes(what: str, caplog: pytest.LogCaptureFixtu
 
 def test_the_wrong_token_at_either_end(serve: Callable[..., Server]) -> None:
     server = serve(token="the-learners-own-secret")
-    for token in ("somebody else's secret", None):
+    for token in ("the-secret-of-somebody-else", None):
         with pytest.raises(SecurityError, match="ECHO_TOKEN"):
             Client(server.address, example(), token=token, timeout=20)
     with pytest.raises(SecurityError, match="ECHO_TOKEN"):

@@ -94,7 +94,8 @@ def handshake_learner(data: bytes) -> None:
     """What a worker says until it is let in."""
     choose = Choices(data)
     handshake = ServerHandshake(SPEC, () if choose.number(2) else (TOKEN,), tables={"": SPEC, "other": SPEC})
-    hello = {"client": "0" * 32, "role": "worker", "nonce": "1" * 64, "base": 0, "name": "w", "pid": 1, "host": "h", "table": "other"}
+    hello = {"client": "0" * 32, "role": "worker", "nonce": "1" * 64, "session": "5" * 32, "silence": 30.0, "base": 0}
+    hello |= {"name": "w", "pid": 1, "host": "h", "table": "other"}
     with suppress(EchoError):
         if choose.number(2):
             handshake.receive(choose.rest())
@@ -118,7 +119,7 @@ def handshake_worker(data: bytes) -> None:
         handshake.receive(_message(2, choose.mutated(challenge)))
         if choose.number(2):
             handshake.receive(_message(7, choose.mutated(refusal)))
-        for kind, body in ((4, {"mac": "", "spec": SPEC.to_json()}), (6, {})):
+        for kind, body in ((4, {"mac": "", "silence": 30.0, "spec": SPEC.to_json()}), (6, {})):
             handshake.receive(_message(kind, choose.mutated(body)))
 
 

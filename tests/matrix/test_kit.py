@@ -98,7 +98,7 @@ def test_a_transport_that_forgot_to_check_its_exposure_is_caught(tmp_path: Path,
     contract = OverTcp()
     contract.scratch = tmp_path
     contract.test_it_does_not_listen_beyond_this_machine_without_authentication()
-    monkeypatch.setattr("echo_tcp.transport.check_exposure", lambda *_: None)
+    monkeypatch.setattr("echo_tcp.transport.check_exposure", lambda *_, **__: None)
     with pytest.raises(pytest.fail.Exception, match="check_exposure"):
         contract.test_it_does_not_listen_beyond_this_machine_without_authentication()
 

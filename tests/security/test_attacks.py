@@ -22,6 +22,7 @@ from echo_core.wire.channel import Channel
 from echo_core.wire.handshake import ClientHandshake
 from echo_core.wire.handshake.messages import MESSAGE
 from echo_core.wire.network import connection_rate
+from echo_core.wire.protocol import PROTOCOL_VERSION
 
 Serve = Callable[..., Server]
 Strangers = Callable[[Server], Channel]
@@ -29,7 +30,7 @@ Strangers = Callable[[Server], Channel]
 pytestmark = pytest.mark.needs("echo-samplers")
 
 
-def message(kind: int, body: dict[str, Any], version: int = 2) -> bytes:
+def message(kind: int, body: dict[str, Any], version: int = PROTOCOL_VERSION) -> bytes:
     text = json.dumps(body).encode()
     return MESSAGE.pack(b"ECHO", version, kind, 0, len(text)) + text
 
@@ -91,7 +92,7 @@ def test_a_replayed_handshake(serve: Serve, strangers: Strangers) -> None:
 def test_downgrades(serve: Serve, strangers: Strangers) -> None:
     """An older protocol, or a proof nobody asked for."""
     server = serve()
-    hello = {"client": "0" * 32, "role": "worker", "nonce": "1" * 64, "base": 0}
+    hello = {"client": "0" * 32, "role": "worker", "nonce": "1" * 64, "session": "5" * 32, "silence": 30.0, "base": 0}
     for said, heard in [
         ([message(1, hello, version=1)], b'"version"'),
         ([message(1, hello), message(3, {"mac": ""})], b'"auth"'),
@@ -140,7 +141,7 @@ def test_a_workers_token_is_for_its_work_alone(serve: Serve) -> None:
 def test_slow_loris(serve: Serve, strangers: Strangers, pace: str) -> None:
     """Handshakes that never come to an end are ended, and keep nobody out meanwhile."""
     server = serve(handshake_timeout=1.0, max_pending=8)
-    hello = message(1, {"client": "0" * 32, "role": "worker", "nonce": "1" * 64, "base": 0})
+    hello = message(1, {"client": "0" * 32, "role": "worker", "nonce": "1" * 64, "session": "5" * 32, "silence": 30.0, "base": 0})
     with Client(server.address, EXAMPLE) as good:
         slow = [strangers(server) for _ in range(12)]
         over = threading.Event()
@@ -244,13 +245,13 @@ def test_a_stranger_cannot_make_the_learner_allocate(serve: Serve, strangers: St
     for announced in (4097, 1 << 20, 0xFFFFFFFF):
         stranger = strangers(server)
         with suppress(OSError):
-            stranger.send([MESSAGE.pack(b"ECHO", 2, 1, 0, announced) + b" " * 1000])
+            stranger.send([MESSAGE.pack(b"ECHO", PROTOCOL_VERSION, 1, 0, announced) + b" " * 1000])
         assert receive(stranger) == b""
     until(lambda: turned_away(server) == 3, "all are refused")
 
 
 def test_secrets_are_nowhere_to_be_seen(serve: Serve, scheme: str, caplog: pytest.LogCaptureFixture) -> None:
-    secret = "a secret nobody may read: 7319"
+    secret = "a-secret-nobody-may-read-7319"
     caplog.set_level(logging.DEBUG)
     server = serve(token=secret)
     texts = [repr(server), str(server.stats()), repr(server._transports), repr(server._transports[0].options)]
@@ -258,7 +259,7 @@ def test_secrets_are_nowhere_to_be_seen(serve: Serve, scheme: str, caplog: pytes
         client.send({"x": np.zeros(4, np.float32), "n": 0})
         texts += [repr(client), str(client.stats()), repr(client._connection), repr(server.peers())]
         texts.append(repr(getattr(client._connection, "options", "")))
-    for wrong in (secret + " ", b"x" * 40):
+    for wrong in (secret + "abc.", b"x" * 40):
         try:
             Client(server.address, EXAMPLE, token=wrong[:-3], timeout=20)
         except EchoError as error:

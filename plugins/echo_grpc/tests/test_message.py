@@ -133,7 +133,8 @@ def test_a_generated_client_is_a_worker(generated: Any) -> None:
             def mac(label: bytes) -> str:
                 return hmac.new(b"a-token-for-other-languages", label + transcript.digest(), hashlib.sha256).hexdigest()
 
-            say(1, {"client": "0" * 32, "role": "worker", "nonce": "1" * 64, "base": 0, "name": "from afar", "pid": 0, "host": "h"})
+            session = {"session": "5" * 32, "silence": 30.0}
+            say(1, {"client": "0" * 32, "role": "worker", "nonce": "1" * 64, **session, "base": 0, "name": "from afar", "pid": 0, "host": "h"})
             assert hear(2)["auth"] == "token"
             say(3, {"mac": mac(b"echo worker")})
             expected = mac(b"echo learner")

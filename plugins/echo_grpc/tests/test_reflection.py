@@ -55,7 +55,7 @@ def test_a_generic_client_finds_and_calls_everything() -> None:
 
             with pytest.raises((grpc.RpcError, StopIteration)):
                 first_answer(b"this is no handshake")
-            hello = b'{"client":"%s","role":"worker","nonce":"%s","base":0}' % (b"0" * 32, b"1" * 64)
+            hello = b'{"client":"%s","role":"worker","nonce":"%s","session":"%s","silence":30.0,"base":0}' % (b"0" * 32, b"1" * 64, b"5" * 32)
             assert b'"auth":"token"' in first_answer(b"ECHO\3\1\0\0" + len(hello).to_bytes(4, "little") + hello)
 
 

@@ -41,6 +41,7 @@ def echo_configure(config):
         "num_buffers": 5,
         "lease_timeout": 10.0,
         "pinned": False,
+        "client_memory": None,
         "token": [b"correct-horse-battery"],
         "extra": object,
     }

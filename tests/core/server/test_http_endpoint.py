@@ -16,6 +16,8 @@ from echo_core import Server
 from echo_core.server.http_endpoint import HttpEndpoint, Request
 from echo_core.server.prometheus import Exporter
 
+pytestmark = pytest.mark.needs("echo-samplers")
+
 
 @pytest.fixture
 def exporter() -> Iterator[Exporter]:
