@@ -294,6 +294,11 @@ class Link:
         self._posted_bytes += len(data)
         self._gate.work.notify_all()
 
+    def send_soon(self, data: bytes) -> None:
+        """As `post`, for a caller that does not hold the lock."""
+        with self._gate.lock:
+            self.post(data)
+
     def crowded(self) -> bool:
         """Whether so much is posted and unwritten that nothing should be done that posts more."""
         return len(self._posted) > MOST_POSTED or self._posted_bytes > MOST_POSTED_BYTES

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 from ...base.errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError
 from ...base.waiting import Wait
 from ..handshake import ServerHandshake
-from ..identity import Claim
 from ..peer import Peer
 from ..protocol import REPLY, TO_LEARNER, U64, Blob, Buffer, Header, Kind, frame, weights_frames
 from ..weights import PackedWeights
 from .acknowledgement import AcknowledgementsOwed
 from .calls import answer
 from .channel import Channel
+from .holder import ChannelHolder
 from .host import Host
 from .link import BUFFER_BYTES, Gate, Link, Work, deadline, run_handshake, wait_until
 from .sessions import Session
@@ -73,7 +73,7 @@ class ServedClient:
         self.sink = listener.sink
         self.session: Session
         self.waiting_since = 0.0
-        self._claim: Claim | None = None
+        self._holder = ChannelHolder(channel, self.peer)
         self.pinned: PackedWeights | None = None
         self._parted = threading.Event()  # `stop` has said what it had to say
         # Under the gate's lock.
@@ -95,8 +95,7 @@ class ServedClient:
         except Exception:
             log.exception("client %s", self.peer.address)
         finally:
-            if self._claim is not None:
-                self._claim.withdraw()
+            self._holder.release()
             self.finished.set()
             self.listener.gone(self)
 
@@ -117,7 +116,7 @@ class ServedClient:
                     raise ConnectionClosedError(reason[1])
                 run_handshake(self.channel, handshake)
                 self._introduce(handshake.peer)
-                self._claim_identity(handshake)
+                self._holder.claim(sink.identities, handshake)
                 self.channel.send([handshake.accept()])
             if not listener.take_place(self):  # it comes again, and is told why
                 raise ConnectionClosedError("others came first: max_connections clients are served")
@@ -148,6 +147,7 @@ class ServedClient:
             listener.options.silence,
             min(listener.options.silence, hello["silence"]) / 3,
         )
+        self._holder.link = self.link
         self.peer.memory = sink.client_memory.account(self.peer.name, self._cut_off, partial(getattr, self.link, "half_since"))
         # An observer has no samples, and cannot meddle with those of a worker whose id it knows.
         worker = self.peer.role == "worker"
@@ -161,37 +161,6 @@ class ServedClient:
         self.peer.pid, self.peer.host = hello["pid"], hello["host"]
         self.peer.permissions = hello["permissions"]
         self.peer.connected_at, self.peer.state_since = time.time(), time.monotonic()
-
-    def _claim_identity(self, handshake: ServerHandshake) -> None:
-        """Hold the client's id, or refuse the client if another one that lives holds it. Only workers hold ids: nobody else sends samples."""
-        if self.peer.role != "worker":
-            return
-        self._claim = self.sink.identities.claim(self.peer.id, handshake.peer["session"], self)
-        while not self._claim.decided():
-            time.sleep(max(0.0, self._claim.ask_again - time.monotonic()))
-        if self._claim.refusal:
-            self.channel.send([handshake.refuse("identity", self._claim.refusal)])
-            raise ConnectionClosedError(self._claim.refusal)
-
-    # -------------------------------------------------- as the holder of an id (wire/identity.py)
-
-    def ask(self) -> None:
-        with self.gate.lock:
-            if self.link is not None:
-                self.link.post(frame(Kind.PING))
-
-    def heard_at(self) -> float:
-        link = self.link
-        return link.heard_at if link is not None and link.reads else math.inf
-
-    def describe(self) -> str:
-        return f"worker {self.peer.name!r} (pid {self.peer.pid} on {self.peer.host!r})"
-
-    def give_way(self, reason: str) -> None:
-        if self.link is not None:
-            self.link.fail(ConnectionClosedError(reason))
-        else:
-            self.channel.shutdown()
 
     def _serve(self) -> None:
         assert self.link is not None
