@@ -48,12 +48,13 @@ cdef class Direct:
     cdef Py_ssize_t count
     cdef int slices, generation
     cdef readonly uint64_t samples, pumped, blocked, revoked
+    cdef readonly int64_t taken
     cdef object give_up
     cdef readonly object dropped  # (record, mapping) of reservations that were neither committed nor aborted; None says that no further ones will come
 
     cdef bint here(self) noexcept
     cdef int put(self, const void** leaves, uint64_t n, uint64_t* done, bint held) except -1
     cdef int put_soon(self, const void** leaves, uint64_t n, uint64_t* done, object timeout) except -1
-    cdef int pour(self, const void** leaves, uint64_t n, uint64_t* done) noexcept nogil
+    cdef int pour(self, const void** leaves, uint64_t n, uint64_t* done, bint counts) noexcept nogil
     cdef bint rest_for_space(self, int64_t ns) noexcept nogil
     cdef object call(self, object reference)

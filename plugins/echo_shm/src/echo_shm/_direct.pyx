@@ -72,6 +72,7 @@ cdef class Direct:
 
     Attributes:
         ready: whether samples may be put, which requires that no earlier sample waits.
+        taken: how many were put that no window counts: those that had to wait are counted by the window.
         samples: how many were put. Samples in the store are committed; samples in a lane are in flight until the learner has copied them.
         pumped: how many of them had to wait.
         blocked: how often the store was found full.
@@ -180,10 +181,10 @@ cdef class Direct:
             at += n * self.leaf_bytes[i]
         with nogil:
             self.lock.lock()
-            status = self.pour(leaves.data(), n - row, &done)
+            status = self.pour(leaves.data(), n - row, &done, False)
             if status == ECHO_FULL and done == 0:
                 self.rest_for_space(<int64_t>(seconds * 1e9))
-                status = self.pour(leaves.data(), n - row, &done)
+                status = self.pour(leaves.data(), n - row, &done, False)
             self.pumped += done
             self.lock.unlock()
         return None if status == ECHO_CLOSED and done == 0 else done
@@ -205,9 +206,9 @@ cdef class Direct:
             status = ECHO_CLOSED
         elif n * self.sample_bytes > GIL_BYTES:
             with nogil:
-                status = self.pour(leaves, n, done)
+                status = self.pour(leaves, n, done, True)
         else:
-            status = self.pour(leaves, n, done)
+            status = self.pour(leaves, n, done, True)
         if status == ECHO_FULL:
             self.blocked += 1
         self.lock.unlock()
@@ -221,9 +222,9 @@ cdef class Direct:
         for i in range(slices):
             with nogil:
                 self.lock.lock()
-                status = self.pour(leaves, n, done) if self.ready else ECHO_CLOSED
+                status = self.pour(leaves, n, done, True) if self.ready else ECHO_CLOSED
                 if status == ECHO_FULL and self.rest_for_space(SLICE_NS):
-                    status = self.pour(leaves, n, done)
+                    status = self.pour(leaves, n, done, True)
                 self.lock.unlock()
             if status != ECHO_FULL:
                 break
@@ -231,8 +232,8 @@ cdef class Direct:
                 PyErr_CheckSignals()
         return status
 
-    cdef int pour(self, const void** leaves, uint64_t n, uint64_t* done) noexcept nogil:
-        """Copy samples to the store or lane until all `n` are there; updates `done`. Call with `lock` held."""
+    cdef int pour(self, const void** leaves, uint64_t n, uint64_t* done, bint counts) noexcept nogil:
+        """Copy samples to the store or lane until all `n` are there; updates `done`. Call with `lock` held. `counts`: no window has counted them."""
         cdef echo_run run
         cdef uint32_t i
         cdef uint64_t size, before = done[0]
@@ -241,6 +242,7 @@ cdef class Direct:
         if self.lane != NULL:
             status = self.lane.put(leaves, n, done)
             self.samples += done[0] - before
+            self.taken += <int64_t>(done[0] - before) if counts else 0
             return status
         if store == NULL:
             return ECHO_CLOSED
@@ -256,6 +258,7 @@ cdef class Direct:
                 continue
             done[0] += run.count
             self.samples += run.count
+            self.taken += <int64_t>run.count if counts else 0
         return ECHO_OK
 
     cdef bint rest_for_space(self, int64_t ns) noexcept nogil:
@@ -332,6 +335,7 @@ cdef class Direct:
         if count and self.sample_bytes:
             lane.writer.copy_rest(<char*>&view[0])
         self.samples -= count
+        self.taken -= <int64_t>count
         return count, payload
 
     def detach(self):
