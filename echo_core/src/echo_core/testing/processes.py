@@ -173,10 +173,10 @@ def tasks() -> dict[str, str]:
     return found
 
 
-def settled(look: Callable[[], dict[str, str]], before: dict[str, str], what: str, spare: int = 0) -> None:
-    """Fail if `look` still lists more than `before` and `spare` others after it has had time to end."""
+def settled(look: Callable[[], dict[str, str]], before: dict[str, str], what: str) -> None:
+    """Fail if `look` still lists more than `before` after it has had time to end."""
     end = time.monotonic() + LONG / 2 * SLOWER  # a pool such as grpcio's ends a thread that has been idle for 20 s
-    while len(look()) > len(before) + spare:
+    while len(look()) > len(before):
         if time.monotonic() > end:
             left = {key: value for key, value in look().items() if before.get(key) != value}
             raise AssertionError(f"{what} left behind: {left}")

@@ -60,8 +60,7 @@ class HygieneClauses:
         for _ in range(3):
             self._session(close)
             gc.collect()
-        # A library's pool, such as grpcio's, may have grown by a thread. If a session left one behind, three would be left.
-        settled(tasks, threads, "threads", spare=2)
+        settled(tasks, threads, "threads")
         settled(descriptors, files, "descriptors")
 
     def test_clients_that_come_and_go_leave_nothing_at_the_learner(self, rig: Rig) -> None:
