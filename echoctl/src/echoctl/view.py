@@ -42,7 +42,7 @@ class TableRow:
     since: float
 
 
-#: Who is held, by the statistic `blocked` of a table.
+#: The ends that a limiter holds, by the statistic `blocked` of a table.
 HOLDS = {"": "nobody", "inserts": "the workers", "samples": "the learner", "inserts+samples": "both"}
 
 

@@ -70,7 +70,7 @@ class Held:
             kept[key] = _Kept(value, size, time.monotonic())
 
     def get(self, peer: Peer, key: Hashable) -> Any:
-        """The value of this key; None if there is none."""
+        """The value of this key, or None."""
         with self._lock:
             if id(peer) not in self._of or key not in self._of[id(peer)][1]:
                 return None

@@ -48,7 +48,7 @@ class Closing:
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
         self._over = threading.Event()
-        self._once = threading.Lock()  # whoever gets it closes the listener
+        self._once = threading.Lock()  # the thread that gets it closes the listener
         self._error: BaseException | None = None
 
     def begin(self, until: float) -> None:
@@ -80,7 +80,7 @@ class Closing:
 
 
 class OpenListeners:
-    """The listeners that are not closed yet. False if there are none."""
+    """The listeners that are not closed yet. An empty one is false."""
 
     def __init__(self) -> None:
         self._open: list[Closing] = []

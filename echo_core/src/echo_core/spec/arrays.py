@@ -101,7 +101,7 @@ def _landing(lent: device.Lent | str, where: str) -> device.Lent:
 
 def _readable(value: Any, where: str) -> Any:
     """Return a tensor of torch in a form that numpy or `device.lend` can read; any other value is returned as it is."""
-    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    torch = sys.modules.get("torch")  # a program that has a tensor has imported it
     if torch is None or not isinstance(value, torch.Tensor):
         return value
     value = value.detach()

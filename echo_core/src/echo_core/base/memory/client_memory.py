@@ -1,6 +1,6 @@
 """The budget for memory that clients make a server hold: answers that nobody has fetched, parts of requests, frames that are not complete.
 
-Every connection has an account. Whoever keeps memory for a client takes the bytes from the client's account first, and gives them back
+Every connection has an account. Code that keeps memory for a client takes the bytes from the client's account first, and gives them back
 when the memory is free. A client that would go beyond its share gets an error. If all clients together would go beyond the limit, the
 one that holds most is cut off.
 """

@@ -143,7 +143,7 @@ def load(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Non
 
 
 def _latest(root: Path) -> bytes:
-    """The contents of LATEST; nothing if there is none."""
+    """The contents of LATEST, or no bytes."""
     with contextlib.suppress(OSError):
         return (root / "LATEST").read_bytes()
     return b""

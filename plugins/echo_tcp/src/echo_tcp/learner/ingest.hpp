@@ -98,7 +98,7 @@ private:
     static constexpr std::size_t headroom = direct_bytes + 64;  // >= the tail of a small frame
     static constexpr int most_places = 512;                     // half of the places that readv accepts
 
-    // Counts samples that are about to be committed: who has sampled them must find them in the figures.
+    // Counts samples that are about to be committed: a learner that has sampled them must find them in the figures.
     auto tally(Peer &p) noexcept {
         return [this, &p](std::uint64_t n) {
             p.session->inserted += n;
