@@ -105,7 +105,7 @@ def lowest(session: nox.Session) -> None:
 def adapters(session: nox.Session) -> None:
     """Run the tests with PyTorch, JAX, Gymnasium and Stable-Baselines3, which no environment of tox.ini has. Arguments go to pytest."""
     session.install("torch", "--index-url", "https://download.pytorch.org/whl/cpu")  # other indexes bring gigabytes of CUDA's libraries
-    install(session, ["test"], "echo-core[tcp,shm,testing]", "echo-adapters[jax,gymnasium,sb3]")
+    install(session, ["test", "environments"], "echo-core[tcp,shm,testing]", "echo-adapters[jax,gymnasium,sb3]")
     session.run("python", "-m", "pytest", *(session.posargs or ["adapters/tests", "tests/docs/test_snippets.py"]))
 
 

@@ -10,6 +10,7 @@ from local_net import Consumer, connect, net, raw, serve
 from echo_core.base.errors import ConnectionClosedError, SpecError
 from echo_core.testing.processes import returns, until
 from echo_core.testing.samples import Tally, example, sample, stacked
+from echo_core.wire.channel.window import Window
 from echo_core.wire.protocol import MORE, Kind
 
 pytestmark = pytest.mark.needs("echo-samplers")
@@ -147,6 +148,29 @@ def test_without_reconnecting_a_loss_is_final() -> None:
                 connection.close()
         else:
             connection.close()
+
+
+def test_whoever_has_seen_the_final_error_cannot_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window without a lock (its `take` needs none) must have stopped before any call can raise the error of the session."""
+    stop = Window.stop
+    seen: list[object] = []
+
+    def stop_late(window: Window) -> None:
+        seen.append(returns(connection.check, 5))
+        stop(window)
+
+    with serve():
+        with connect(reconnect=False) as connection:
+            connection.send(sample(0, 0))
+            connection.wait()
+            monkeypatch.setattr(Window, "stop", stop_late)
+            net.cut()
+            assert isinstance(returns(connection.wait, 10), ConnectionClosedError | type(None))
+            until(lambda: bool(seen), "the end of the session")
+            monkeypatch.undo()
+            with pytest.raises(ConnectionClosedError):
+                connection.send(sample(0, 1))
+    assert seen[0] is None
 
 
 def test_a_learner_with_another_spec_in_its_place_is_refused() -> None:

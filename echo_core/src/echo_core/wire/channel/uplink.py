@@ -228,9 +228,9 @@ class Uplink:
     def end(self, error: EchoError) -> None:
         """It is over, for this reason unless there was one before. From any thread."""
         with self.gate.lock:
+            self.window.stop()  # first: whoever has seen the error must not find a window that still takes samples
             self.error = self.error or error
             self.over.set()
-            self.window.stop()
             self.calls.fail(self.error)
             self.gate.changed.notify_all()
             link = self.link
