@@ -159,17 +159,16 @@ def test_whoever_has_seen_the_final_error_cannot_send(monkeypatch: pytest.Monkey
         seen.append(returns(connection.check, 5))
         stop(window)
 
-    with serve():
-        with connect(reconnect=False) as connection:
-            connection.send(sample(0, 0))
-            connection.wait()
-            monkeypatch.setattr(Window, "stop", stop_late)
-            net.cut()
-            assert isinstance(returns(connection.wait, 10), ConnectionClosedError | type(None))
-            until(lambda: bool(seen), "the end of the session")
-            monkeypatch.undo()
-            with pytest.raises(ConnectionClosedError):
-                connection.send(sample(0, 1))
+    with serve(), connect(reconnect=False) as connection:
+        connection.send(sample(0, 0))
+        connection.wait()
+        monkeypatch.setattr(Window, "stop", stop_late)
+        net.cut()
+        assert isinstance(returns(connection.wait, 10), ConnectionClosedError | type(None))
+        until(lambda: bool(seen), "the end of the session")
+        monkeypatch.undo()
+        with pytest.raises(ConnectionClosedError):
+            connection.send(sample(0, 1))
     assert seen[0] is None
 
 
