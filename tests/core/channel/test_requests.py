@@ -21,7 +21,7 @@ pytestmark = pytest.mark.needs("echo-samplers")
 
 def operation(server: Server, name: str, function: Any) -> None:
     """Give this one server another operation for its workers to request."""
-    server.__dict__["_operations"] = {**server._operations, name: function}
+    server.serve(f"test/{name}", function)
 
 
 def test_requests_of_workers() -> None:
@@ -35,9 +35,9 @@ def test_requests_of_workers() -> None:
             connection.request("ping", {}, bytes(2 << 20))
         operation(server, "fail", lambda server, peer, body, blob: {}["x"])
         with pytest.raises(EchoError, match="KeyError: 'x'"):
-            connection.request("fail", {})
+            connection.request("test/fail", {})
         operation(server, "huge", lambda server, peer, body, blob: ({}, bytes(2 << 20)))
-        first, piece = connection.request("huge", {})
+        first, piece = connection.request("test/huge", {})
         assert first["bytes"] > 2 << 20 and len(piece) == MAX_BYTES, "the first piece; Client.request fetches the others"
 
 
@@ -48,7 +48,7 @@ def test_requests_are_carried_out_after_the_samples_before_them() -> None:
         for i in range(20):
             connection.send(sample(0, i))
             connection.flush()
-            seen.append(connection.request("count", {})[0]["n"])
+            seen.append(connection.request("test/count", {})[0]["n"])
         assert seen == list(range(1, 21))
 
 
@@ -56,10 +56,10 @@ def test_a_request_without_an_answer() -> None:
     release = threading.Event()
     with serve() as server, connect() as connection:
         operation(server, "slow", lambda *_: (release.wait(10), ({}, b""))[1])
-        with pytest.raises(EchoTimeoutError, match="request 'slow' waits for an answer of the learner"):
-            connection.request("slow", {}, timeout=0.05)
+        with pytest.raises(EchoTimeoutError, match="request 'test/slow' waits for an answer of the learner"):
+            connection.request("test/slow", {}, timeout=0.05)
         outcome: list[Any] = []
-        thread = threading.Thread(target=lambda: outcome.append(returns(lambda: connection.request("slow", {}))))
+        thread = threading.Thread(target=lambda: outcome.append(returns(lambda: connection.request("test/slow", {}))))
         thread.start()
         time.sleep(0.1)
         net.cut()

@@ -337,6 +337,8 @@ def server_arguments(
         "lease_timeout": config.server.lease_timeout,
         "pinned": config.server.pinned,
         "client_memory": config.server.client_memory,
+        "max_parked": config.server.max_parked,
+        "max_parked_per_client": config.server.max_parked_per_client,
         "host": config.host,
     }
     if config.server.tables and "tables" not in passed:

@@ -27,7 +27,7 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
     * `latency/<histogram>_count` and `_{p50,p90,p99,max}_ns`.
     * `weights/version` (0 until weights are published) and `weights/age_s`.
     * `transport/<scheme>/*`: the counters of each listener.
-    * `clients/*`: the memory that clients make the server hold, and its limits.
+    * `clients/*`: the memory that clients make the server hold, its limits, and the requests that are answered later.
     * `worker/<name>/*`: samples, bytes, weights_version, weights_digest (hex), state and state_s of each connected worker.
     * `table/<name>/*`: the counters of each replay table, samples_per_insert, which side its rate limiter blocks now
       (`blocked`), and why (`blocked_by`).
@@ -66,7 +66,7 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
             name = f"transport/{scheme}/{key}"
             out[name] = out.get(name, 0) + value  # type: ignore[operator]
     server._held.expire()
-    out.update({f"clients/{key}": value for key, value in server.client_memory.stats().items()})
+    out.update({f"clients/{key}": value for key, value in (server.client_memory.stats() | server._parked.stats()).items()})
     now = time.monotonic()
     for peer in server.peers():
         if peer.role != "worker":

@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -35,6 +35,8 @@ from . import metrics, mixture
 from .arguments import make_tables, make_transports, short_form, stream_sampler
 from .open_listeners import OpenListeners, logged, on_each
 from .operations import OPERATIONS, Operation
+from .operations.others import served
+from .parked import MOST_PARKED, MOST_PARKED_PER_CLIENT
 from .returning import ReturnWatch
 from .sink import ServerSink
 from .state import ServerState
@@ -77,6 +79,8 @@ class Server(ServerState):
         client_memory: bytes that all clients together may make this server hold: batches that are fetched in parts, parts of requests, and
             incomplete frames. One connection may make it hold a quarter of that. None is an eighth of the memory of this machine or
             container.
+        max_parked, max_parked_per_client: how many requests of all clients, and of one connection, may wait for an answer that is given later
+            (`serve`, `Later`). The bytes of these requests count in `client_memory`.
         host: where plugins are looked up; None uses every installed plugin that ECHO_DISABLE_PLUGINS does not name.
 
     Raises:
@@ -112,6 +116,8 @@ class Server(ServerState):
         token: tokens.Explicit = None,
         host: discovery.PluginHost | None = None,
         client_memory: int | None = None,
+        max_parked: int = MOST_PARKED,
+        max_parked_per_client: int = MOST_PARKED_PER_CLIENT,
     ) -> None:
         if isinstance(num_buffers, (str, Mapping, Sampler)):
             raise ConfigError(f"num_buffers must be a whole number, not {num_buffers!r}; give a sampler by name: Server(..., sampler={num_buffers!r})")
@@ -133,7 +139,7 @@ class Server(ServerState):
                 raise ConfigError(f"with tables=[...], {' and '.join(theirs)} {'belongs' if len(theirs) == 1 else 'belong'} in each Table(...)")
             if isinstance(tables, Table) or not (tables := list(tables)):
                 raise ConfigError("tables must be a list of at least one Table(...)")
-        super().__init__(token, host.observers(), client_memory)
+        super().__init__(token, host.observers(), client_memory, max_parked, max_parked_per_client)
         self._transports = list(make_transports(transport, host))
         if tables:
             made = make_tables(tables, batch_size, host)
@@ -230,6 +236,7 @@ class Server(ServerState):
                     timer.stop()
         finally:
             try:
+                self._parked.close()
                 self._opened.close(timeout)
             finally:
                 self._close_store()
@@ -248,7 +255,7 @@ class Server(ServerState):
 
     def _abandoned(self) -> None:
         """Close a server that was dropped, as nobody else can close it any more."""
-        if getattr(self, "_opened", None) and self._same_process():
+        if (getattr(self, "_opened", None) or getattr(self, "_parked", None)) and self._same_process():
             self.close(0.0)
 
     # ---- batches ----------------------------------------------------------------------------------------------------------
@@ -354,6 +361,31 @@ class Server(ServerState):
             if (memory := listener.weights_memory(count)) is not None:
                 return memory
         return aligned_bytes(count)
+
+    # ---- requests of clients ----------------------------------------------------------------------------------------------
+
+    def serve(self, op: str, handler: Callable[..., Any], *, roles: Iterable[str] = ("write",)) -> None:
+        """Let clients request an operation of your own: `client.request(op, body, blob)` calls `handler(server, peer, body, blob)` here.
+
+        The handler returns `(body, blob)`, or a `Later` if the answer comes later. `body` is a dict that JSON can carry, and `blob` bytes, or a
+        list of buffers. Requests and answers may be larger than a message. An EchoError of the handler is raised at the client; any other
+        exception is logged here too. The handler gets the server as an argument: if it referred to the server itself, a dropped server would
+        not be closed. It is called on a thread of the transport and must not wait: return a `Later` instead.
+
+        Args:
+            op: the name, of the form `"plugin/operation"`.
+            roles: the client's token needs one of these (`admin` always suffices); without any, it needs `admin`.
+
+        Raises:
+            ConfigError: the name has no "/" or exists already, or a role is unknown.
+
+        It may be called at any time, before or after `start()`.
+        """
+        operation = served(op, handler, roles)
+        with self._lock:
+            if op in self._served or op in self._operations:
+                raise ConfigError(f"this server has an operation {op!r} already; choose another name")
+            self._served[op] = operation
 
     # ---- looking ----------------------------------------------------------------------------------------------------------
 

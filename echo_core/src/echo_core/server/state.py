@@ -19,12 +19,12 @@ from ..wire.peer import Peer
 from ..wire.transport import Listener
 from ..wire.weights import PackedWeights
 from .held import Held
+from .parked import MOST_PARKED, MOST_PARKED_PER_CLIENT, ParkedRequests
 from .tap import Taps
 
 if TYPE_CHECKING:
     import pluggy
 
-    from ..wire.protocol import Blob
 
 __all__ = ["ServerState"]
 
@@ -34,9 +34,16 @@ _log = logging.getLogger("echo")
 class ServerState(Store):
     """A store and its connected clients. `Server` adds start and close, batches, checkpoints and publishing."""
 
-    _operations: ClassVar[Mapping[str, Callable[..., tuple[dict[str, Any], Blob]]]]  # by name; clients call them by `request()`
+    _operations: ClassVar[Mapping[str, Callable[..., Any]]]  # by name; clients call them by `request()`
 
-    def __init__(self, token: tokens.Explicit, observers: pluggy.PluginManager, client_memory: int | None = None) -> None:
+    def __init__(
+        self,
+        token: tokens.Explicit,
+        observers: pluggy.PluginManager,
+        client_memory: int | None = None,
+        max_parked: int = MOST_PARKED,
+        max_parked_per_client: int = MOST_PARKED_PER_CLIENT,
+    ) -> None:
         self._token = token
         self._token_source: tokens.TokenSource | None = None
         self._listeners: list[Listener] = []
@@ -45,6 +52,8 @@ class ServerState(Store):
         self.identities = Identities()
         self.client_memory = ClientMemory(client_memory)
         self._held = Held()
+        self._served: dict[str, Callable[..., Any]] = {}  # operations of others, by name: see `Server.serve`
+        self._parked = ParkedRequests(self, max_parked, max_parked_per_client)
         self._answer_numbers = itertools.count(1)  # of large answers
         self._lock = threading.Lock()  # it guards _peers and is held only briefly
         self._weights: PackedWeights | None = None
@@ -89,6 +98,7 @@ class ServerState(Store):
             # Ids can be given by hand, so others may have it: clients that send nothing, and connections to another table.
             steps_end = peer.role == "worker" and all(client_number(other.id) != client_number(peer.id) for other in workers)
         self._held.forget(peer)
+        self._parked.forget(peer)
         for table in self.tables.values():
             if steps_end and isinstance(table, StepTable):
                 table.end_streams(peer.id)

@@ -22,6 +22,7 @@ from .clauses.experience import ExperienceClauses
 from .clauses.exposure import ExposureClauses
 from .clauses.hygiene import HygieneClauses
 from .clauses.identity import IdentityClauses
+from .clauses.parked import ParkedClauses
 from .clauses.processes import ProcessClauses
 from .clauses.recovery import RecoveryClauses
 from .clauses.refusal import RefusalClauses
@@ -47,6 +48,7 @@ class TransportContract(
     WeightsClauses,
     IdentityClauses,
     ClientIdClauses,
+    ParkedClauses,
     SilenceClauses,
     ProcessClauses,
     HygieneClauses,

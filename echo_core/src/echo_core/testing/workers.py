@@ -9,10 +9,12 @@ from typing import Any
 from ..client.client import Client
 from ..server.server import Server
 from ..store.steps.steps import Steps
+from ..wire.later import Later
+from ..wire.peer import Peer
 from .processes import LONG
 from .samples import example, sample, stacked
 
-__all__ = ["flood", "learn", "neglect", "pour", "use", "wander"]
+__all__ = ["flood", "learn", "neglect", "park", "pour", "shelve", "use", "wander"]
 
 
 def flood(address: str, maker: int, count: int, batch: int, options: dict[str, Any]) -> None:
@@ -53,6 +55,29 @@ def rest(address: str, maker: int, count: int, ready: Pipe, options: dict[str, A
     ready.send("ready")
     while True:
         time.sleep(60)
+
+
+def park(address: str, op: str, count: int, ready: Pipe, options: dict[str, Any]) -> None:
+    """Make `count` requests that are answered later, report "asked", and stay connected until killed."""
+    client = Client(address, example(), name="asker", **options)
+    asked = [client._requests.ask(op, {"n": n}) for n in range(count)]
+    ready.send("asked")
+    time.sleep(LONG)
+    del asked
+
+
+def shelve(address: str, op: str, ready: Pipe) -> None:
+    """A learner that never answers `op`, until killed; reports its address."""
+    kept: list[Later] = []
+
+    def keep(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Later:
+        kept.append(later := Later(peer))
+        return later
+
+    with Server(example(), 10, transport=address) as server:
+        server.serve(op, keep)
+        ready.send(str(server.address))
+        time.sleep(LONG)
 
 
 def wander(address: str, maker: int, environments: int, length: int, ready: Pipe, options: Any) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from echo_core.base.errors import EchoError, ProtocolError
 from echo_core.wire.handshake import ServerHandshake
+from echo_core.wire.later import Later
 from echo_core.wire.peer import Peer
 from echo_core.wire.protocol import MAX_NUMBER, pack_error, parse_request, reply_frame, reply_pieces
 
@@ -355,7 +356,12 @@ class Control:
             native.refuse(key, str(error).encode())
             return
         try:
-            answer = reply_pieces(*self._sink.control(peer, op, body, blob))
+            given = self._sink.request(peer, op, body, blob)
+            if isinstance(given, Later):
+                native.parked(key)
+                given.send_to(lambda pieces: native.reply(key, reply_frame(number, pieces), True))
+                return
+            answer = reply_pieces(*given)
         except Exception as error:
             if not isinstance(error, EchoError):
                 _log.exception("request %r of worker %s failed", op, peer.name)

@@ -143,10 +143,15 @@ private:
         for (NewPeer &peer : commands.added) welcome(peer);
         for (const std::uint64_t key : commands.begun)
             if (Peer *p = find(key)) begin(*p);
-        for (auto &[key, frame] : commands.replies) {
+        for (const std::uint64_t key : commands.parked)
             if (Peer *p = find(key)) {
-                --p->asked;
-                outbox_.answer(*p, std::move(frame));
+                --p->asked;  // it may wait for long, and its worker's samples and other requests must not
+                write(*p);
+            }
+        for (Reply &reply : commands.replies) {
+            if (Peer *p = find(reply.key)) {
+                if (!reply.late) --p->asked;
+                outbox_.answer(*p, std::move(reply.frame));
                 write(*p);
             }
         }
