@@ -7,16 +7,31 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from .errors import EchoTimeoutError
 
-__all__ = ["LOG_AFTER", "Wait"]
+__all__ = ["LOG_AFTER", "Wait", "unlogged"]
 
 _log = logging.getLogger("echo")
 
 LOG_AFTER = 5.0  # seconds of waiting before it is logged, once
+
+
+_here = threading.local()
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Within the with block, waits of this thread are not logged: it waits for something that need not come soon."""
+    _here.unlogged = True
+    try:
+        yield
+    finally:
+        _here.unlogged = False
 
 
 class Wait:
@@ -25,7 +40,7 @@ class Wait:
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self._began = time.monotonic()
-        self._logged = False
+        self._logged = getattr(_here, "unlogged", False)
 
     def look(self, expired: Callable[[], str], so_far: Callable[[float], str]) -> float:
         """Return after how many seconds at most the caller has to look again: at the end of the wait, or when it is logged.

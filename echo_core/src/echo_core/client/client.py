@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from .plain_sender import PlainSender
 from .remote_steps import remote_table
 from .remote_table import RemoteSample
 from .requests import Requests
+from .serving import CallHandler, Serving, abandoned
 
 if TYPE_CHECKING:
     from ..wire.transport import Connection
@@ -100,6 +102,8 @@ class Client:
         else:
             self._connection, labelled_from_start = _connection(connect, self.spec)
         self._requests = Requests(self._connection)
+        self._serving = Serving(self._requests)
+        self._unserved: weakref.finalize[..., Client] | None = None  # what ends `_serving` if the client is dropped
         self._labelled: dict[str | None, LabelledConnection] = {}  # by table; each is made when labels are first sent
         self._labelling = threading.Lock()
         self._connect = connect
@@ -377,6 +381,22 @@ class Client:
         body, answer = self._requests.request(op, body or {}, blob, timeout)
         return body, bytes(answer)
 
+    def serve(self, op: str, handler: CallHandler, *, concurrency: int = 1) -> None:
+        """Let the server call `handler(body, blob)` here, by `server.ask(peer, op, body, blob)`. The handler returns `(body, blob)`.
+
+        Each operation has `concurrency` threads of its own, so a long call of one operation does not delay calls of another, such as a
+        cancellation. An EchoError of the handler is raised at the server with its text; any other exception is logged here too. After a lost
+        connection the client goes on serving over the next one, and the result of a call of the lost one is dropped. A copy by pickle serves
+        nothing. A client that serves must be closed: what its handlers refer to stays in memory until then.
+
+        Raises:
+            ConfigError: the client serves this operation already, or an argument is invalid. ClosedError: the client is closed.
+        """
+        self._serving.add(op, handler, concurrency)
+        if self._unserved is None:
+            self._unserved = weakref.finalize(self, abandoned, self._serving, self._connection)
+            self._unserved.atexit = False
+
     def server_stats(self, timeout: float | None = None) -> dict[str, Any]:
         """`Server.stats()` of the learner."""
         return self.request("stats", timeout=timeout)[0]
@@ -397,7 +417,13 @@ class Client:
             EchoTimeoutError, ConnectionClosedError: the message says how many samples were not acknowledged. The client is closed anyway.
                 If Ctrl-C interrupts this call, the client is closed at once, and the next call raises the error if samples are lost.
         """
-        close_all((*self._others.open(), self._connection), timeout)
+        self._serving.stop()
+        try:
+            close_all((*self._others.open(), self._connection), timeout)
+        finally:
+            self._serving.join()
+            if self._unserved is not None:
+                self._unserved.detach()
 
     def __enter__(self) -> Client:
         return self

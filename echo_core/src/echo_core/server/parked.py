@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import weakref
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import ClosedError, ConfigError, EchoError
 from ..wire.later import Later, ParkedRequest, Parking
-from ..wire.protocol import dump_json
 
 if TYPE_CHECKING:
     from ..wire.later import Pack
@@ -21,21 +20,20 @@ MOST_PARKED, MOST_PARKED_PER_CLIENT = 16_384, 128
 BYTES_OF_EACH = 1024  # about what one parked request takes in memory, beside its body and blob
 
 
-class Owner(Protocol):
-    """What this file needs of the server."""
-
-    def has(self, peer: Peer) -> bool: ...
-
-
 class ParkedRequests(Parking):
-    """The parked requests of one server. Thread-safe. It has only a weak reference to the server, as whoever answers refers to this object."""
+    """The parked requests of one server. Thread-safe. It does not refer to the server, as whoever answers refers to this object.
 
-    def __init__(self, server: Owner, most: int, most_per_client: int) -> None:
+    Args:
+        connected: whether a client is connected. It is true when the client makes its first request.
+        most, most_per_client: see `Server`.
+    """
+
+    def __init__(self, connected: Callable[[Peer], bool], most: int, most_per_client: int) -> None:
         for name, value in (("max_parked", most), ("max_parked_per_client", most_per_client)):
             if type(value) is not int or value < 1:
                 raise ConfigError(f"{name} must be a whole number, at least 1, not {value!r}")
         self.most, self.most_per_client = most, most_per_client
-        self._server = weakref.ref(server)
+        self._connected = connected
         self._lock = threading.Lock()
         self._of: dict[int, set[ParkedRequest]] = {}  # by id(peer)
         self._count = 0
@@ -56,14 +54,13 @@ class ParkedRequests(Parking):
         if not request.begin(self, peer, pack):
             return
         try:
-            self._add(peer, request, BYTES_OF_EACH + len(dump_json(body)) + len(blob))
+            self._add(peer, request, BYTES_OF_EACH + len(repr(body)) + len(blob))
         except EchoError as error:
             with self._lock:
                 self._refused += 1
             request.end(error)
             return
-        server = self._server()
-        if server is None or not server.has(peer):  # it left before the request was added, so nobody else would end the request
+        if not self._connected(peer):  # it left before the request was added, so nobody else would end the request
             self.forget(peer)
 
     def _add(self, peer: Peer, request: ParkedRequest, size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import math
 import os
 import threading
 import time
@@ -29,6 +30,7 @@ from ..store.checkpoint import checkpoint
 from ..store.replay.rate_limiters import RateLimiter
 from ..store.sample import Sample
 from ..store.sampler import Sampler
+from ..wire.peer import Peer
 from ..wire.transport import Listener, Transport
 from ..wire.weights import PackedWeights, aligned_bytes, pack
 from . import metrics, mixture
@@ -236,6 +238,7 @@ class Server(ServerState):
                     timer.stop()
         finally:
             try:
+                self._calls.close()
                 self._parked.close()
                 self._opened.close(timeout)
             finally:
@@ -386,6 +389,32 @@ class Server(ServerState):
             if op in self._served or op in self._operations:
                 raise ConfigError(f"this server has an operation {op!r} already; choose another name")
             self._served[op] = operation
+
+    def ask(
+        self, peer: Peer, op: str, body: dict[str, Any] | None = None, blob: bytes = b"", timeout: float | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        """Call an operation that a client serves (`Client.serve`), and wait for its result (body, blob). It can be called from many threads.
+
+        If the client is busy, or does not serve the operation yet, the call waits until the client asks for it. Calls of one operation reach
+        a client in order. No call is ever sent twice.
+
+        Args:
+            peer: the client, one of `peers()`. After a reconnect it is another one.
+            body, blob: a dict that JSON can carry, and bytes. They may be larger than a message, as in `serve`.
+            timeout: seconds; None waits for as long as the client is connected.
+
+        Raises:
+            ConnectionClosedError: the client has left, or its connection is lost, even if it comes back. The message says whether it may have
+                carried out the call.
+            EchoTimeoutError: there was no result in time. EchoError: the client's handler failed; it has the handler's message.
+            ClosedError: this server is closed.
+        """
+        self._check_process()
+        if not isinstance(peer, Peer):
+            raise TypeError(f"ask() needs a client, one of server.peers(), not {peer!r}")
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout must be 0 or more seconds or None, not {timeout!r}")
+        return self._calls.ask(peer, op, {} if body is None else body, blob, None if timeout == math.inf else timeout)
 
     # ---- looking ----------------------------------------------------------------------------------------------------------
 

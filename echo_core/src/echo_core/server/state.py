@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..base.memory.client_memory import ClientMemory
@@ -18,6 +19,7 @@ from ..wire.identity import Identities
 from ..wire.peer import Peer
 from ..wire.transport import Listener
 from ..wire.weights import PackedWeights
+from .calls import Calls
 from .held import Held
 from .parked import MOST_PARKED, MOST_PARKED_PER_CLIENT, ParkedRequests
 from .tap import Taps
@@ -53,7 +55,9 @@ class ServerState(Store):
         self.client_memory = ClientMemory(client_memory)
         self._held = Held()
         self._served: dict[str, Callable[..., Any]] = {}  # operations of others, by name: see `Server.serve`
-        self._parked = ParkedRequests(self, max_parked, max_parked_per_client)
+        connected = partial(_has, self._peers)  # not `self.has`: what refers to the server keeps a dropped one alive
+        self._parked = ParkedRequests(connected, max_parked, max_parked_per_client)
+        self._calls = Calls(connected)
         self._answer_numbers = itertools.count(1)  # of large answers
         self._lock = threading.Lock()  # it guards _peers and is held only briefly
         self._weights: PackedWeights | None = None
@@ -69,7 +73,7 @@ class ServerState(Store):
 
     def has(self, peer: Peer) -> bool:
         """Whether this client is connected."""
-        return self._peers.get(id(peer)) is peer
+        return _has(self._peers, peer)
 
     def _tokens(self) -> tuple[tokens.Token, ...]:
         if self._token_source is None:
@@ -99,6 +103,7 @@ class ServerState(Store):
             steps_end = peer.role == "worker" and all(client_number(other.id) != client_number(peer.id) for other in workers)
         self._held.forget(peer)
         self._parked.forget(peer)
+        self._calls.forget(peer)
         for table in self.tables.values():
             if steps_end and isinstance(table, StepTable):
                 table.end_streams(peer.id)
@@ -106,3 +111,7 @@ class ServerState(Store):
                 table.take_back(id(peer))  # only after it was removed from the peers: see _drawn in operations/draws.py
         _log.log(logging.WARNING if reason else logging.INFO, "%s %s left%s", peer.role, peer.name, f": {reason}" if reason else "")
         discovery.notify(self._observers, "echo_peer_lost", peer=peer, reason=reason)
+
+
+def _has(peers: dict[int, Peer], peer: Peer) -> bool:
+    return peers.get(id(peer)) is peer

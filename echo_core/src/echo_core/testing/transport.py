@@ -16,6 +16,7 @@ from ..client.client import Client
 from ..server.server import Server
 from ..wire.transport import Transport
 from .capabilities import Capabilities
+from .clauses.calls import CallClauses
 from .clauses.client_ids import ClientIdClauses
 from .clauses.ending import EndingClauses
 from .clauses.experience import ExperienceClauses
@@ -49,6 +50,7 @@ class TransportContract(
     IdentityClauses,
     ClientIdClauses,
     ParkedClauses,
+    CallClauses,
     SilenceClauses,
     ProcessClauses,
     HygieneClauses,

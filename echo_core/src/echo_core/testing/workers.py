@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
@@ -14,7 +15,7 @@ from ..wire.peer import Peer
 from .processes import LONG
 from .samples import example, sample, stacked
 
-__all__ = ["flood", "learn", "neglect", "park", "pour", "shelve", "use", "wander"]
+__all__ = ["flood", "learn", "neglect", "park", "pour", "serve", "shelve", "use", "wander"]
 
 
 def flood(address: str, maker: int, count: int, batch: int, options: dict[str, Any]) -> None:
@@ -64,6 +65,21 @@ def park(address: str, op: str, count: int, ready: Pipe, options: dict[str, Any]
     ready.send("asked")
     time.sleep(LONG)
     del asked
+
+
+def serve(address: str, ready: Pipe, options: dict[str, Any]) -> None:
+    """Serve "kit/pid", and "kit/sleep", which reports "asleep" and does not return; until killed."""
+    client = Client(address, example(), name="serving", **options)
+
+    def sleep(body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+        ready.send("asleep")
+        time.sleep(LONG)
+        return {}, b""
+
+    client.serve("kit/pid", lambda body, blob: ({"pid": os.getpid()}, blob))
+    client.serve("kit/sleep", sleep)
+    ready.send("ready")
+    time.sleep(LONG)
 
 
 def shelve(address: str, op: str, ready: Pipe) -> None:

@@ -148,7 +148,7 @@ cdef class Worker:
 cdef class Patience:
     cdef Worker worker
     cdef object wait
-    cdef double seconds
+    cdef double seconds, longest
     cdef str what
     cdef int64_t next_slice(self) except -1
 

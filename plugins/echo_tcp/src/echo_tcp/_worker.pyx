@@ -6,6 +6,8 @@ into exceptions, and looks for Ctrl-C while the engine waits. `echo_tcp.keeper` 
 handshake. Every wait of the engine runs without the GIL. A send of a small sample keeps the GIL,
 because to release it and take it again would cost more than the copy.
 """
+from threading import get_ident, main_thread
+
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals
@@ -25,6 +27,7 @@ cdef enum:
     FEW = 64  # the addresses of so many leaves fit on the stack
 
 cdef double SLICE = 0.03      # seconds a wait may take before it looks for Ctrl-C, which must be answered within 0.1 s
+cdef double CALM_SLICE = 1.0  # the same on threads that get no Ctrl-C and wait for something that need not come soon
 cdef double FAREWELL = 1.0    # seconds for the learner to hang up after our goodbye
 cdef double LEAST_FAREWELL = 0.05  # also with timeout=0, as after Ctrl-C
 
@@ -450,6 +453,7 @@ cdef class Patience:
         self.worker, self.what = worker, what
         self.seconds = worker.timeout if timeout is None else timeout
         self.wait = Wait(self.seconds)
+        self.longest = SLICE
 
     cdef int64_t next_slice(self) except -1:
         PyErr_CheckSignals()
@@ -461,7 +465,7 @@ cdef class Patience:
             if self.what != "connect" and not self.worker.engine.stats().connected:
                 raise ConnectionClosedError(str(error)) from None
             raise
-        return <int64_t>(min(SLICE, left) * 1e9) + 1
+        return <int64_t>(min(self.longest, left) * 1e9) + 1
 
     def expired(self):
         return f"{self.worker.situation(self.what)}; gave up after {self.seconds:g} s; {self.worker.advice()}"
