@@ -23,18 +23,19 @@ from echo_core.config.schema import options_schema
 from echo_core.plugins import discovery
 from echo_core.plugins.discovery import PluginRecord
 
+from .command import COMMANDS
 from .kit_progress import FILE
 from .output import console, counted, json_option, print_json, table
 
 __all__ = ["command"]
 
-_GROUPS = (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS)
-_NOUNS = {discovery.TRANSPORTS: "transport", discovery.SAMPLERS: "sampler", discovery.OBSERVERS: "observer"}
+_GROUPS = (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS, discovery.COMMANDS)
+_NOUNS = {discovery.TRANSPORTS: "transport", discovery.SAMPLERS: "sampler", discovery.OBSERVERS: "observer", discovery.COMMANDS: "command"}
 
 
 @click.group(name="plugins", short_help="list, show and check installed transports and samplers")
 def command() -> None:
-    """List, show and check installed transports, samplers and observers."""
+    """List, show and check installed transports, samplers, observers and commands."""
 
 
 @command.command(name="list", short_help="list installed, broken and missing plugins")
@@ -252,6 +253,8 @@ def _result(progress: Path, timeout: float | None) -> dict[str, Any]:
 def _row(record: PluginRecord) -> dict[str, Any]:
     state = "disabled" if record.disabled else "broken" if record.error else "ok"
     note = record.disabled or record.error or getattr(record.info, "summary", "")
+    if state == "ok" and record.group == discovery.COMMANDS and record.name in COMMANDS:
+        state, note = "hidden", "echoctl has a command of this name itself"
     return {
         "kind": _NOUNS[record.group],
         "name": record.name,
@@ -264,7 +267,7 @@ def _row(record: PluginRecord) -> dict[str, Any]:
 
 
 def _options(record: PluginRecord) -> dict[str, Any]:
-    if record.error or record.disabled or record.group == discovery.OBSERVERS:
+    if record.error or record.disabled or record.group in (discovery.OBSERVERS, discovery.COMMANDS):
         return {}
     if record.group == discovery.SAMPLERS:
         cls: Any = discovery.sampler_class(record.name)

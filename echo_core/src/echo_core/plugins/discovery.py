@@ -30,6 +30,7 @@ from ..store.sampler import Sampler
 from ..wire.transport import Transport
 from .hookspecs import SamplerInfo, TransportInfo
 from .loading import (
+    COMMANDS,
     KINDS,
     OBSERVERS,
     SAMPLERS,
@@ -44,12 +45,14 @@ from .loading import (
 )
 
 __all__ = [
+    "COMMANDS",
     "OBSERVERS",
     "SAMPLERS",
     "TRANSPORTS",
     "PluginHost",
     "PluginRecord",
     "client_class",
+    "command",
     "installed",
     "known",
     "notify",
@@ -166,6 +169,12 @@ class PluginHost:
         record, info = self._select(SAMPLERS, name)
         return import_class(record, info.factory, Sampler)
 
+    def command(self, name: str) -> Any:
+        """The command of this name for `echoctl`, imported: whatever its entry point names. Raises like `transport`."""
+        record, entry = self._chosen(COMMANDS, name)
+        load_info(record, entry)
+        return import_module(record, entry)
+
     def observers(self, *extra: object) -> pluggy.PluginManager:
         """A plugin manager in which every observer of group `echo` and all `extra` objects are registered.
 
@@ -245,17 +254,20 @@ class PluginHost:
         return sorted(found.items(), key=lambda pair: (pair[0].name, pair[0].distribution))
 
     def _select(self, group: str, name: str) -> tuple[PluginRecord, Any]:
+        record, entry = self._chosen(group, name)
+        return record, load_info(record, entry)
+
+    def _chosen(self, group: str, name: str) -> tuple[PluginRecord, EntryPoint]:
         found = [pair for pair in self._found(group) if pair[0].name == name]
         usable = [pair for pair in found if not pair[0].disabled]
         if len(usable) > 1:
             raise PluginConflict(_collision(usable[0][0], [record for record, _ in usable]))
         if not usable:
             raise self._missing(group, name, [record for record, _ in found])
-        record, entry = usable[0]
-        return record, load_info(record, entry)
+        return usable[0]
 
     def _missing(self, group: str, name: str, disabled: list[PluginRecord]) -> PluginNotFound:
-        noun, known = KINDS[group].noun, _EXTRAS[group]
+        noun, known = KINDS[group].noun, _EXTRAS.get(group, {})
         if disabled:
             record = disabled[0]
             return PluginNotFound(
@@ -324,6 +336,7 @@ def _canonical(name: str) -> str:
 default = PluginHost()
 installed = default.installed
 transport = default.transport
+command = default.command
 transport_class = default.transport_class
 client_class = default.client_class
 sampler = default.sampler

@@ -31,6 +31,7 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
     * `worker/<name>/*`: samples, bytes, weights_version, weights_digest (hex), state and state_s of each connected worker.
     * `table/<name>/*`: the counters of each replay table, samples_per_insert, which side its rate limiter blocks now
       (`blocked`), and why (`blocked_by`).
+    * `<prefix>/*`: the figures of `Server.add_stats`.
     """
     c = server._counters()
     out: dict[str, float | int | str] = {
@@ -78,7 +79,7 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
         out[f"{worker}/weights_digest"] = f"{peer.weights_digest:016x}"
         out[f"{worker}/state"] = peer.state
         out[f"{worker}/state_s"] = now - peer.state_since
-    return out
+    return out | server._added_stats.stats()
 
 
 def as_html(title: str, stats: Mapping[str, float | int | str]) -> str:

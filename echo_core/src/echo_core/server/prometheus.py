@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from .added_stats import GROUPS
 from .http_endpoint import HttpEndpoint, Request
 from .meanings import MEANINGS
 
@@ -62,7 +63,7 @@ def exposition(stats: Mapping[str, float | int | str]) -> str:
             for side in ("inserts", "samples"):
                 put("echo_table_limiter_holds", "gauge", int(side in str(value).split("+")), {**labels, "side": side})
         elif not isinstance(value, str) and not isinstance(value, bool):
-            grows = rest.endswith(("_total", "_count")) or (group != "store" and rest in _GROWS)
+            grows = rest.endswith(("_total", "_count")) or (group in GROUPS and group != "store" and rest in _GROWS)
             base = (
                 re.sub(r"_s$", "_seconds", rest.removesuffix("_total").removesuffix("_count"))
                 if grows

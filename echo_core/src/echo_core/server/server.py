@@ -83,11 +83,14 @@ class Server(ServerState):
             container.
         max_parked, max_parked_per_client: how many requests of all clients, and of one connection, may wait for an answer that is given later
             (`serve`, `Later`). The bytes of these requests count in `client_memory`.
+        observers: objects whose methods with `@hookimpl` are called beside those of installed observer plugins: when a client connects or
+            leaves, and with the figures about once a second. See docs/plugins/hooks.md.
         host: where plugins are looked up; None uses every installed plugin that ECHO_DISABLE_PLUGINS does not name.
 
     Raises:
         SpecError: the example cannot be a sample; the message names the leaf.
-        PluginError: a transport or sampler is not installed or broken; the message ends in the command to run.
+        PluginError: a transport or sampler is not installed or broken, or an observer has a hook that Echo does not have; the message ends in
+            the command to run.
         MemoryError: the buffers do not fit into this machine's memory.
         CudaError: `pinned` is set, and there is no driver or it does not lock that much memory.
 
@@ -116,6 +119,7 @@ class Server(ServerState):
         lease_timeout: float = 10.0,
         pinned: bool = False,
         token: tokens.Explicit = None,
+        observers: Iterable[object] = (),
         host: discovery.PluginHost | None = None,
         client_memory: int | None = None,
         max_parked: int = MOST_PARKED,
@@ -141,7 +145,9 @@ class Server(ServerState):
                 raise ConfigError(f"with tables=[...], {' and '.join(theirs)} {'belongs' if len(theirs) == 1 else 'belong'} in each Table(...)")
             if isinstance(tables, Table) or not (tables := list(tables)):
                 raise ConfigError("tables must be a list of at least one Table(...)")
-        super().__init__(token, host.observers(), client_memory, max_parked, max_parked_per_client)
+        if isinstance(observers, (str, bytes)) or not isinstance(observers, Iterable):
+            raise ConfigError(f"observers must be a list of objects, not {observers!r}; write observers=[...]")
+        super().__init__(token, host.observers(*observers), client_memory, max_parked, max_parked_per_client)
         self._transports = list(make_transports(transport, host))
         if tables:
             made = make_tables(tables, batch_size, host)
@@ -417,6 +423,17 @@ class Server(ServerState):
         return self._calls.ask(peer, op, {} if body is None else body, blob, None if timeout == math.inf else timeout)
 
     # ---- looking ----------------------------------------------------------------------------------------------------------
+
+    def add_stats(self, prefix: str, function: Callable[[], Mapping[str, float | int | str]]) -> None:
+        """Show figures of your own in `stats()`, in Prometheus, and in `echoctl top`: `function()` returns `{name: value}`, shown as `prefix/name`.
+
+        It is called on any thread, whenever somebody asks for the figures. If it raises, the error is logged once and the other figures are
+        shown. In Prometheus, numbers have the name `echo_<prefix>_<name>`; they are counters if the name ends in `_total`.
+
+        Raises:
+            ConfigError: the prefix belongs to other figures, or is no name of small letters, digits and "_".
+        """
+        self._added_stats.add(prefix, function)
 
     @property
     def address(self) -> Address:

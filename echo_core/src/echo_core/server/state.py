@@ -19,6 +19,7 @@ from ..wire.identity import Identities
 from ..wire.peer import Peer
 from ..wire.transport import Listener
 from ..wire.weights import PackedWeights
+from .added_stats import AddedStats
 from .calls import Calls
 from .held import Held
 from .parked import MOST_PARKED, MOST_PARKED_PER_CLIENT, ParkedRequests
@@ -58,6 +59,7 @@ class ServerState(Store):
         connected = partial(_has, self._peers)  # not `self.has`: what refers to the server keeps a dropped one alive
         self._parked = ParkedRequests(connected, max_parked, max_parked_per_client)
         self._calls = Calls(connected)
+        self._added_stats = AddedStats()
         self._answer_numbers = itertools.count(1)  # of large answers
         self._lock = threading.Lock()  # it guards _peers and is held only briefly
         self._weights: PackedWeights | None = None
