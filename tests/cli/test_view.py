@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import numpy as np
 import pytest
 
@@ -68,7 +70,7 @@ def test_figures_of_others_are_shown() -> None:
         server.add_stats("es", lambda: {"epoch": 1234, "phase": "\x1b[31mred"})
         snapshot = Watcher().look(server.stats())
     assert snapshot.others == {"es/epoch": 1234, "es/phase": "\x1b[31mred"} == snapshot.to_json()["others"]
-    screen = Console(width=100, record=True, quiet=True)
+    screen = Console(width=100, record=True, file=StringIO())
     screen.print(render(snapshot, "here"))
     text = screen.export_text()
     assert "es/epoch 1,234" in text and "es/phase" in text and "\x1b" not in text

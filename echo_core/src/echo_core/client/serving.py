@@ -79,11 +79,14 @@ class Serving:
                 with unlogged():
                     call, blob = self._requests.request("calls/next", {"op": op, **result}, data, math.inf)
                 pause = PAUSES[0]
-            except (ClosedError, ForkError):
+            except ForkError:
                 return
             except Exception as error:
-                # The connection is lost, and so whoever made the call has an error. Or the result cannot be sent: then the caller gets that.
-                lost = isinstance(error, (ConnectionError, TimeoutError))
+                if self._over.is_set():
+                    return
+                # The connection is lost, or the server closes, and so whoever made the call has an error. Or the result cannot be sent: then
+                # the caller gets that.
+                lost = isinstance(error, (ConnectionError, TimeoutError, ClosedError))
                 if not lost and "call" in result and "error" not in result:
                     result, data = {"call": result["call"], "error": _text(error)}, b""
                     continue
