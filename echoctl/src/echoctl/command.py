@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": "run a server from a configuration",
     "top": "watch a running server, in the terminal or in a browser",
     "tap": "look at a few samples of a running server",
+    "drain": "take a server out of service: its workers go elsewhere or wait",
     "doctor": "check this machine, and a server if its address is given",
     "bench": "measure transports on this machine",
     "plugins": "list, show and check installed transports and samplers",

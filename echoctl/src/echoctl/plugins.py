@@ -22,6 +22,7 @@ from echo_core.base.installing import OWN, how_to_install
 from echo_core.config.schema import options_schema
 from echo_core.plugins import discovery
 from echo_core.plugins.discovery import PluginRecord
+from echo_core.plugins.loading import KINDS
 
 from .command import COMMANDS
 from .kit_progress import FILE
@@ -29,13 +30,13 @@ from .output import console, counted, json_option, print_json, table
 
 __all__ = ["command"]
 
-_GROUPS = (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS, discovery.COMMANDS)
-_NOUNS = {discovery.TRANSPORTS: "transport", discovery.SAMPLERS: "sampler", discovery.OBSERVERS: "observer", discovery.COMMANDS: "command"}
+_GROUPS = (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS, discovery.COMMANDS, discovery.RESOLVERS)
+_NOUNS = {group: KINDS[group].noun for group in _GROUPS}
 
 
 @click.group(name="plugins", short_help="list, show and check installed transports and samplers")
 def command() -> None:
-    """List, show and check installed transports, samplers, observers and commands."""
+    """List, show and check installed transports, samplers, observers, commands and resolvers."""
 
 
 @command.command(name="list", short_help="list installed, broken and missing plugins")
@@ -267,7 +268,7 @@ def _row(record: PluginRecord) -> dict[str, Any]:
 
 
 def _options(record: PluginRecord) -> dict[str, Any]:
-    if record.error or record.disabled or record.group in (discovery.OBSERVERS, discovery.COMMANDS):
+    if record.error or record.disabled or record.group in _GROUPS[2:]:
         return {}
     if record.group == discovery.SAMPLERS:
         cls: Any = discovery.sampler_class(record.name)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ..base.address import Address
 from ..base.errors import ConfigError, EchoError, EchoTimeoutError
 from ..base.green_threads import check_real_threads
-from ..plugins import discovery
 from ..security import tokens
 from ..server import mixture
 from ..spec.spec import Spec
@@ -21,6 +20,7 @@ from ..wire.reservation import CopiedReservation, Reservation
 from ..wire.weights import Weights
 from .other_tables import OtherTables, close_all
 from .plain_sender import PlainSender
+from .reaching import Resolver, reach
 from .remote_steps import remote_table
 from .remote_table import RemoteSample
 from .requests import Requests
@@ -47,6 +47,9 @@ class Client:
         auth: False connects without a token to a server that asks for none.
         table: the server's replay table that `example` describes and that gets the samples of `send`; None is its first table, or its stream.
         tables: `{name: example}` of further tables for `send(..., table=name)`. Each has its own connection, which is made at its first use.
+        resolve: called as `resolve(address)` before every dial, it returns the address where the server is now, or None if it is not up yet. The
+            transport stays the same for the life of the client. The schemes `file`, `dns` and `static`, and those of the entry-point group
+            `echo.resolvers`, do this without an argument. See docs/finding-servers.md.
         **options: options of the transport, such as `window_bytes`.
 
     Raises:
@@ -73,6 +76,7 @@ class Client:
         auth: bool = True,
         table: str | None = None,
         tables: Mapping[str, Any] | None = None,
+        resolve: Resolver | None = None,
         **options: Any,
     ) -> None:
         check_real_threads()
@@ -83,10 +87,13 @@ class Client:
             self._pickled[3]["table"] = options["table"] = table
         if tables:
             self._pickled[3]["tables"] = dict(tables)
-        transport = discovery.transport_class(self.address.scheme)
+        if resolve is not None:
+            self._pickled[3]["resolve"] = resolve
+        reached = reach(self.address, resolve, timeout)
+        transport, options = reached.transport, {**options, **reached.options}
 
         # It must not refer to self, which keeps it: a dropped client would stay alive until the garbage collector runs.
-        def connect(spec: Spec, *, address: Address = self.address, **more: Any) -> Connection:
+        def connect(spec: Spec, *, address: Address = reached.address, **more: Any) -> Connection:
             secret = tokens.find_token(token) if auth else None
             return transport.connect(address, spec, token=secret, **{"name": name or "", "timeout": timeout} | options | more)
 

@@ -33,6 +33,7 @@ from .loading import (
     COMMANDS,
     KINDS,
     OBSERVERS,
+    RESOLVERS,
     SAMPLERS,
     TRANSPORTS,
     PluginRecord,
@@ -43,10 +44,12 @@ from .loading import (
     new_manager,
     register,
 )
+from .resolvers import BUILT_IN
 
 __all__ = [
     "COMMANDS",
     "OBSERVERS",
+    "RESOLVERS",
     "SAMPLERS",
     "TRANSPORTS",
     "PluginHost",
@@ -57,6 +60,8 @@ __all__ = [
     "known",
     "notify",
     "observers",
+    "resolver",
+    "resolves",
     "sampler",
     "sampler_class",
     "transport",
@@ -171,7 +176,19 @@ class PluginHost:
 
     def command(self, name: str) -> Any:
         """The command of this name for `echoctl`, imported: whatever its entry point names. Raises like `transport`."""
-        record, entry = self._chosen(COMMANDS, name)
+        return self._object(COMMANDS, name)
+
+    def resolver(self, scheme: str) -> Any:
+        """The function that finds servers of addresses with this scheme, imported. Raises like `transport`. Echo's own schemes win."""
+        return BUILT_IN[scheme] if scheme in BUILT_IN else self._object(RESOLVERS, scheme)
+
+    def resolves(self, scheme: str) -> bool:
+        """Whether addresses with this scheme name no transport but a resolver."""
+        others = (record.name for record, _ in self._found(RESOLVERS))
+        return (scheme in BUILT_IN or scheme in others) and all(record.name != scheme for record, _ in self._found(TRANSPORTS))
+
+    def _object(self, group: str, name: str) -> Any:
+        record, entry = self._chosen(group, name)
         load_info(record, entry)
         return import_module(record, entry)
 
@@ -337,6 +354,8 @@ default = PluginHost()
 installed = default.installed
 transport = default.transport
 command = default.command
+resolver = default.resolver
+resolves = default.resolves
 transport_class = default.transport_class
 client_class = default.client_class
 sampler = default.sampler

@@ -21,6 +21,7 @@ __all__ = [
     "COMMANDS",
     "KINDS",
     "OBSERVERS",
+    "RESOLVERS",
     "SAMPLERS",
     "TRANSPORTS",
     "Kind",
@@ -37,6 +38,7 @@ TRANSPORTS = "echo.transports"
 SAMPLERS = "echo.samplers"
 OBSERVERS = "echo"
 COMMANDS = "echo.commands"
+RESOLVERS = "echo.resolvers"
 
 
 class Kind(NamedTuple):
@@ -51,7 +53,9 @@ KINDS = {
     TRANSPORTS: Kind("transport", "echo_transports", TransportInfo),
     SAMPLERS: Kind("sampler", "echo_samplers", SamplerInfo),
     OBSERVERS: Kind("observer", "", type(None)),
-    COMMANDS: Kind("command", "", type(None)),  # its entry point names an object, which describes nothing
+    # The entry points of these name objects, which describe nothing.
+    COMMANDS: Kind("command", "", type(None)),
+    RESOLVERS: Kind("resolver", "", type(None)),
 }
 
 
@@ -60,9 +64,9 @@ class PluginRecord:
     """One entry point as it was found; its module need not have been imported.
 
     Attributes:
-        group: `"echo.transports"`, `"echo.samplers"`, `"echo"` or `"echo.commands"`.
+        group: `"echo.transports"`, `"echo.samplers"`, `"echo"`, `"echo.commands"` or `"echo.resolvers"`.
         name: the entry-point name, which users type.
-        value: the module that it names; for a command, the module and the object in it.
+        value: the module that it names; for a command or a resolver, the module and the object in it.
         distribution, version: the distribution that provides it, and its version.
         disabled: the setting that disables it (`"ECHO_DISABLE_PLUGINS"`, `"[plugins] disable"`), or None.
         error: why it cannot be used, as far as is known without importing it, or None.
@@ -108,7 +112,7 @@ def load_info(record: PluginRecord, entry: EntryPoint) -> Any:
 
     def load() -> Any:
         found = entry.load()
-        if record.group == COMMANDS:
+        if record.group in (COMMANDS, RESOLVERS):
             return _checked_object(record, found)
         info = _describe(record, found)
         if info is not None and info.api != PLUGIN_API:

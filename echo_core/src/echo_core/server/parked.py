@@ -112,14 +112,14 @@ class ParkedRequests(Parking):
         for request in theirs:
             request.end(None)
 
-    def close(self) -> None:
-        """The server closes: every request is answered with ClosedError. Idempotent."""
+    def close(self, why: str = "the server was closed") -> None:
+        """The server closes or drains: every request is answered with ClosedError, also those to come. Idempotent."""
         with self._lock:
             self._closed = True
             everybody = [request for theirs in self._of.values() for request in theirs]
             thread, self._thread = self._thread, None
         for request in everybody:
-            request.end(ClosedError("the server was closed before it had an answer"))
+            request.end(ClosedError(f"{why} before it had an answer"))
         if thread is not None:
             self._unanswerable.put(None)
             if thread is not threading.current_thread():

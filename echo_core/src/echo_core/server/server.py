@@ -202,6 +202,8 @@ class Server(ServerState):
         with self._life:
             if self.closed:
                 raise ClosedError("this server was closed; make a new one")
+            if self._draining:
+                raise ClosedError("this server was drained; make a new one")
             if self._listeners:
                 return self
             sink, weights = ServerSink(self), self._weights
@@ -249,6 +251,39 @@ class Server(ServerState):
                 self._opened.close(timeout)
             finally:
                 self._close_store()
+
+    def drain(self, timeout: float = 30.0) -> None:
+        """Take this server out of service: clients get no new sessions, samples that have arrived completely are committed and acknowledged as far
+        as there is room, and connected clients are told "draining". Idempotent.
+
+        A client that resolves its server's address (`Client(resolve=...)`) connects to another one, and sends its other samples there; others
+        try again here, until their `timeout` is over. Parked requests fail with ClosedError. The batches that are here can still be
+        taken, until `close()`. Clients may ask for this by the operation "drain", which needs the role `admin` (`echoctl drain`).
+
+        Args:
+            timeout: the most seconds that it takes to notify the clients.
+
+        Raises:
+            ClosedError: the server is closed. It also raises the first error of a transport that could not be closed.
+        """
+        self._check_process()
+        with self._life:
+            if self.closed:
+                raise ClosedError("this server was closed")
+            self._draining = True
+            self._listeners = []
+        self._parked.close("the server is draining")
+        self._opened.drain(timeout)
+
+    @property
+    def ready(self) -> bool:
+        """Whether clients can connect: the server is started, and neither draining nor closed."""
+        return bool(self._listeners) and not self._draining and not self.closed
+
+    @property
+    def draining(self) -> bool:
+        """Whether `drain` was called."""
+        return self._draining
 
     def __enter__(self) -> Server:
         return self.start()
@@ -443,7 +478,8 @@ class Server(ServerState):
             NoAddressError: the server is not started, is closed, or has no transport.
         """
         if not self._listeners:
-            why = "is closed" if self.closed else "has not been started: call start()" if self._transports else "has no transport"
+            why = "was drained" if self._draining else "has not been started: call start()" if self._transports else "has no transport"
+            why = "is closed" if self.closed else why
             raise NoAddressError(f"no address: this server {why}")
         return self._listeners[0].address
 
@@ -475,7 +511,8 @@ class Server(ServerState):
         return metrics.as_html(repr(self), self.stats())
 
     def __repr__(self) -> str:
-        where = ", ".join(map(str, self.addresses)) or ("closed" if self.closed else "not started" if self._transports else "in-process")
+        state = "drained" if self._draining else "not started" if self._transports else "in-process"
+        where = ", ".join(map(str, self.addresses)) or ("closed" if self.closed else state)
         return f"<Server {where} batch_size={self.batch_size} pid={os.getpid()}>"
 
 

@@ -64,6 +64,7 @@ class ServerState(Store):
         self._lock = threading.Lock()  # it guards _peers and is held only briefly
         self._weights: PackedWeights | None = None
         self._published_at = 0.0
+        self._draining = False
         self._observers = observers
 
     def peers(self) -> list[Peer]:

@@ -21,6 +21,7 @@ from .clauses.client_ids import ClientIdClauses
 from .clauses.ending import EndingClauses
 from .clauses.experience import ExperienceClauses
 from .clauses.exposure import ExposureClauses
+from .clauses.finding import FindingClauses
 from .clauses.hygiene import HygieneClauses
 from .clauses.identity import IdentityClauses
 from .clauses.parked import ParkedClauses
@@ -51,6 +52,7 @@ class TransportContract(
     ClientIdClauses,
     ParkedClauses,
     CallClauses,
+    FindingClauses,
     SilenceClauses,
     ProcessClauses,
     HygieneClauses,

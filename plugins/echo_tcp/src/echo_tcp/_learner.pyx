@@ -66,7 +66,7 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         void publish(uint64_t, string, const char*, uint64_t, uint64_t) except +
         vector[PeerRow] peers() except +
         TotalsRow totals()
-        void stop(int64_t)
+        void stop(int64_t, string)
 
 # Event kinds, as in learner/events.hpp.
 ADDED = 0
@@ -222,8 +222,10 @@ cdef class NativeLearner:
         """Counters, summed over all loops."""
         return self.learner.get().totals()
 
-    def stop(self, double seconds) -> None:
-        """Commit all samples that have arrived as a whole, say goodbye to all peers for at most `seconds`, and end the threads. Idempotent."""
+    def stop(self, double seconds, bytes reason) -> None:
+        """Commit all samples that have arrived as a whole, say goodbye to all peers for at most `seconds` and tell them the reason, and end the
+        threads. Idempotent."""
+        cdef string farewell = reason
         cdef int64_t deadline = clock_ns() + <int64_t>(seconds * 1e9)
         with nogil:
-            self.learner.get().stop(deadline)
+            self.learner.get().stop(deadline, farewell)

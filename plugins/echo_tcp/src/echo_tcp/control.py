@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     from .echo1 import Echo1Handshake
     from .options import TcpListenOptions
 
-__all__ = ["Control"]
+__all__ = ["DRAINING", "Control"]
 
 _log = logging.getLogger("echo")
 
+CLOSING, DRAINING = "the learner is closing", "the learner is draining"  # what clients are told
 NO_SAMPLES = MAX_NUMBER  # the base of clients that send no samples
 CROWDED_SECONDS = 2.0  # when many clients come at once, a handshake may be ended after so long
 
@@ -67,6 +68,7 @@ class Control:
         let_in: Callable[[socket.socket], None],
     ) -> None:
         self.counts = {"connections_total": 0, "refused": 0, "protocol_errors": 0}
+        self.farewell = CLOSING
         self._natives = natives
         self._sink = sink
         self._make_handshake = make_handshake
@@ -376,7 +378,7 @@ class Control:
         self._closing = True
         self._acceptor.close()
         for pending in list(self._pending.values()):
-            pending.refuse("shutdown", "the learner is closing")
+            pending.refuse("shutdown", self.farewell)
             try:
                 pending.go_on(False)
             except (EchoError, OSError):

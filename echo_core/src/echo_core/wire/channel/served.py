@@ -460,7 +460,7 @@ class ServedClient:
                     )
                     if self.session.committed > self._owed.told:  # or its client would send it to the next learner as well
                         link.post(self._owed.frame(self.session.committed))
-                    link.post(frame(Kind.BYE, b"the learner is closing"))
+                    link.post(frame(Kind.BYE, self.listener.farewell.encode()))
                     with self.gate.watching():
                         wait_until(self.gate.changed, lambda: link.error is not None or link.idle(), left(), lambda: "")
         finally:
@@ -468,7 +468,7 @@ class ServedClient:
         if begun:
             assert link is not None
             self.thread.join(min(left(), FAREWELL_SECONDS))
-            link.fail(ConnectionClosedError("the learner is closing"))
+            link.fail(ConnectionClosedError(self.listener.farewell))
         else:
             self.channel.shutdown()
         self.thread.join(left() + 2 * LOOK_UP_SECONDS)

@@ -129,6 +129,8 @@ class Uplink:
 
     def dial(self, seconds: float) -> Channel:
         """A hook: a channel to the learner, within `seconds`; as `ChannelTransport.dial`. An override may prepare the channel that it gets here."""
+        if self.options.resolve is not None:
+            self.address = self.options.resolve()
         channel = self._dial(self.address, self.options, seconds)
         if not isinstance(channel, Channel):
             raise PluginError(f"{self.address}: dial() returned {channel!r}, which is no Channel; end it with: return YourChannel(...)")

@@ -150,9 +150,13 @@ public:
     }
 
     // Says goodbye to the peers and waits for them until `deadline` (clock_ns). Idempotent.
-    void stop(std::int64_t deadline) {
+    void stop(std::int64_t deadline, const std::string &reason = {}) {
         deadline = std::max<std::int64_t>(deadline, 1);
-        for (auto &loop : loops_) loop->mailbox.put([&](Commands &c) { c.stop_by = deadline; });
+        for (auto &loop : loops_)
+            loop->mailbox.put([&](Commands &c) {
+                c.stop_by = deadline;
+                c.stop_reason = reason;
+            });
         for (auto &loop : loops_) loop->join();
     }
 

@@ -34,6 +34,7 @@ struct Commands {
     std::vector<std::uint64_t> pinged;                           // keys
     std::shared_ptr<const Weights> weights;
     std::int64_t stop_by = 0;
+    std::string stop_reason;  // for the peers; empty: the usual one
 };
 
 class Mailbox {
