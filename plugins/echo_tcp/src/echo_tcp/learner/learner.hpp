@@ -72,7 +72,7 @@ public:
     }
     // An empty string with room for a frame of `bytes`. The caller fills it and gives it to reply().
     std::string frame_for(std::uint64_t key, std::size_t bytes) { return loop_of(key).recycled.take(bytes); }
-    void reply(std::uint64_t key, std::string frame, bool late) {
+    void reply(std::uint64_t key, std::string frame, bool late = false) {
         loop_of(key).mailbox.put([&](Commands &c) { c.replies.push_back({key, std::move(frame), late}); });
     }
     // A request of this connection is answered later, and no longer counts as one that is being answered.
