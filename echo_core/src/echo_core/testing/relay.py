@@ -35,6 +35,7 @@ class Relay:
         self._flowing = threading.Event()  # of the links that there are; `stall` gives new ones another
         self._flowing.set()
         self._over = False
+        self._left = 0  # bytes of workers until the links stall; 0: they do not
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, name="relay", daemon=True)
@@ -59,12 +60,17 @@ class Relay:
         for sock in sockets:
             sock.close()
 
-    def stall(self) -> None:
-        """From now on the present links forward nothing, though their sockets stay open. New links are not affected."""
+    def stall(self, after: int = 0) -> None:
+        """The present links forward `after` more bytes of workers and then nothing, though their sockets stay open. New links are not affected."""
         with self._lock:
-            self._flowing.clear()
-            self._flowing = threading.Event()
-            self._flowing.set()
+            self._left = after
+            if not after:
+                self._stall()
+
+    def _stall(self) -> None:
+        self._flowing.clear()
+        self._flowing = threading.Event()
+        self._flowing.set()
 
     def inject(self, data: bytes) -> None:
         """Send bytes to the learner on every present link, which no worker has sent."""
@@ -100,6 +106,8 @@ class Relay:
                 while not flowing.wait(0.05):
                     if self._over:
                         return
+                if self._left and to in self._to_learner:
+                    data = self._count(data)
                 if self.damage and to in self._to_learner:
                     self.damage = False
                     middle = len(data) // 2
@@ -114,3 +122,12 @@ class Relay:
             for sock in (source, to):
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
+
+    def _count(self, data: bytes) -> bytes:
+        """The bytes of `data` that are still forwarded before the links stall."""
+        with self._lock:
+            data = data[: self._left]
+            self._left -= len(data)
+            if not self._left:
+                self._stall()
+        return data

@@ -22,6 +22,7 @@ from .clauses.experience import ExperienceClauses
 from .clauses.exposure import ExposureClauses
 from .clauses.hygiene import HygieneClauses
 from .clauses.identity import IdentityClauses
+from .clauses.memory import MemoryClauses
 from .clauses.processes import ProcessClauses
 from .clauses.recovery import RecoveryClauses
 from .clauses.refusal import RefusalClauses
@@ -46,6 +47,7 @@ class TransportContract(
     RecoveryClauses,
     WeightsClauses,
     IdentityClauses,
+    MemoryClauses,
     ClientIdClauses,
     SilenceClauses,
     ProcessClauses,

@@ -195,6 +195,11 @@ class Link:
         """What it runs over."""
         return self._channel
 
+    @property
+    def posted_bytes(self) -> int:
+        """How many bytes are posted and not yet begun to be written."""
+        return self._posted_bytes
+
     def start(self) -> None:
         """Begin writing; `gate.lock` held."""
         watch(self)

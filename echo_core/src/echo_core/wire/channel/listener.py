@@ -169,25 +169,14 @@ class ChannelListener(Listener, Host[ServedClient]):
         for client in clients:
             with client.gate.lock:
                 client.gate.work.notify_all()
-        self._unpin(weights, clients)
-
-    def _unpin(self, newest: PackedWeights, clients: Sequence[ServedClient]) -> None:
-        """Cut off the clients that download the oldest versions, while these and other old versions need more than the clients' memory. One old
-        version may always stay."""
-        old: dict[int, list[ServedClient]] = {}
-        sizes: dict[int, int] = {}
-        for client in clients:
-            if (pinned := client.pinned) is not None and pinned is not newest:
-                old.setdefault(pinned.version, []).append(client)
-                sizes[pinned.version] = pinned.payload.nbytes
-        limit = self.sink.client_memory.limit
-        for version in sorted(sizes)[:-1]:
-            if sum(sizes.values()) <= limit:
-                break
-            del sizes[version]
-            for client in old[version]:
-                if client.peer.memory is not None:
-                    client.peer.memory.cut_off(f"it has not received version {version} of the weights yet, and the newest is {newest.version}")
+        self.sink.client_memory.limit_downloads(
+            weights.version,
+            [
+                (client.peer.memory, pinned.version, pinned.nbytes)
+                for client in clients
+                if (pinned := client.pinned) is not None and client.peer.memory is not None
+            ],
+        )
 
     def peers(self) -> list[Peer]:
         clients = self.serving()
