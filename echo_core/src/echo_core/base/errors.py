@@ -21,6 +21,7 @@ __all__ = [
     "DuplicateKeyError",
     "EchoError",
     "EchoTimeoutError",
+    "FileWriteError",
     "ForkError",
     "HandshakeRefused",
     "LeaseError",
@@ -132,6 +133,16 @@ class ProtocolError(EchoError, ConnectionError, ValueError):
 
 class ListenError(EchoError, OSError, RuntimeError):
     """An address cannot be listened on; the message names it and a remedy, and `errno` is set. The original Echo raised a RuntimeError."""
+
+
+class FileWriteError(EchoError, OSError):
+    """A file cannot be written, for example because the disk is full.
+
+    The message names the file, a remedy and what is unharmed. `errno`, `strerror` and `filename` are set as in every OSError.
+    """
+
+    def __str__(self) -> str:
+        return escaped(f"[Errno {self.errno}] {self.strerror}", keep="\n\t")  # OSError would add the name of the file once more
 
 
 class NoAddressError(EchoError, RuntimeError):

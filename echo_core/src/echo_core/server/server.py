@@ -297,8 +297,9 @@ class Server(ServerState):
         checkpoint stays until this one is complete.
 
         Raises:
-            OSError: the disk is full or not writable; it has the name of the file. CheckpointError: the written data are not the rows of
-                a table. In both cases the previous checkpoint stays. ValueError: this server streams and has no tables.
+            FileWriteError: the disk is full or not writable; the message names the file, how much is free and the checkpoint that stays.
+                It is an OSError. CheckpointError: the written data are not the rows of a table; the previous checkpoint stays here too.
+                ValueError: this server streams and has no tables.
         """
         self.table()
         with self._checkpointing:
