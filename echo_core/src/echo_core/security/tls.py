@@ -41,6 +41,7 @@ __all__ = ["Authority", "Identity", "TlsConnectOptions", "TlsListenOptions", "cl
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 AUTHORITY_DAYS = 3650.0
 CERTIFICATE_DAYS = 365.0
+_FOR_ANOTHER_PURPOSE = 26  # X509_V_ERR_INVALID_PURPOSE of OpenSSL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +216,11 @@ def server_context(options: TlsListenOptions, host: str) -> ssl.SSLContext:
     context.num_tickets = 0  # a resumed session would skip the check of the client's certificate, which may have expired since
     with server_identity(options, host) as identity, _explained(identity.certificate):
         context.load_cert_chain(*identity)
+        if not _fits(identity, server=True):
+            raise SecurityError(
+                f"{identity.certificate} is no learner's certificate: it is not for servers (serverAuth), so that every client would refuse this "
+                "learner; make one with Authority(...).issue(name, hosts=[...]), and give it as tls_certificate and tls_key"
+            )
     if options.tls_client_authority is not None:
         with _explained(options.tls_client_authority):
             context.load_verify_locations(options.tls_client_authority)
@@ -233,8 +239,14 @@ def client_context(options: TlsConnectOptions) -> ssl.SSLContext:
             context.load_verify_locations(cadata=roots.decode("ascii", "ignore"))
     if options.tls_certificate is not None and options.tls_key is not None:
         _check_key(options.tls_key)
-        with _explained(options.tls_certificate):
-            context.load_cert_chain(options.tls_certificate, options.tls_key)
+        identity = Identity(options.tls_certificate, options.tls_key)
+        with _explained(identity.certificate):
+            context.load_cert_chain(*identity)
+            if not _fits(identity, server=False):
+                raise SecurityError(
+                    f"{identity.certificate} is no worker's certificate: it is not for clients (clientAuth), so that no learner that asks for one "
+                    "would accept it; make one with Authority(...).issue(name), and give it as tls_certificate and tls_key"
+                )
     return context
 
 
@@ -244,6 +256,30 @@ def client_identity(options: TlsConnectOptions) -> tuple[bytes | None, bytes | N
         return None, None
     _check_key(options.tls_key)
     return _read(options.tls_key), _read(options.tls_certificate)
+
+
+def _fits(identity: Identity, *, server: bool) -> bool:
+    """Whether this end of a connection may show this certificate. A handshake in memory tells it, because the ssl module cannot read extensions."""
+    shows = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    checks = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if server else ssl.PROTOCOL_TLS_SERVER)
+    for context in (shows, checks):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        context.load_cert_chain(*identity)  # a server needs one, whichever end shows it for the check
+    checks.verify_mode = ssl.CERT_REQUIRED
+    checks.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whose certificate it is does not matter here, only what it is for
+    checks.load_verify_locations(identity.certificate)
+    one, other = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [shows.wrap_bio(one, other, server_side=server), checks.wrap_bio(other, one, server_side=not server)]
+    for _ in range(3):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLCertVerificationError as error:
+                return error.verify_code != _FOR_ANOTHER_PURPOSE
+    return True
 
 
 def _check_key(path: Path) -> None:
