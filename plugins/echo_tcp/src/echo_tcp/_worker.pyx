@@ -25,8 +25,6 @@ cdef enum:
     FEW = 64  # the addresses of so many leaves fit on the stack
 
 cdef double SLICE = 0.03      # seconds a wait may take before it looks for Ctrl-C, which must be answered within 0.1 s
-cdef double FAREWELL = 1.0    # seconds for the learner to hang up after our goodbye
-cdef double LEAST_FAREWELL = 0.05  # also with timeout=0, as after Ctrl-C
 
 LINK_LOST = 1
 WEIGHTS_HERE = 2
@@ -354,7 +352,7 @@ cdef class Worker:
                 with nogil:
                     self.engine.part(b"closed")
                 try:
-                    self.until(PARTED, 0, Patience(self, min(max(patience.seconds, LEAST_FAREWELL), FAREWELL), "close"))
+                    self.until(PARTED, 0, Patience(self, patience.wait.farewell(), "close"))
                 except EchoError:
                     pass  # the learner will see the end of the stream instead
             finally:

@@ -31,6 +31,7 @@ from ...base.errors import (
     ProtocolError,
 )
 from ...base.transport_options import ConnectOptions
+from ...base.waiting import Wait
 from ...spec.spec import Spec
 from ..handshake import ClientHandshake
 from ..network import unreachable
@@ -46,8 +47,6 @@ __all__ = ["Uplink"]
 log = logging.getLogger("echo")
 
 ATTEMPT_SECONDS = 10.0  # for one attempt to dial, and again for its handshake
-FAREWELL_SECONDS = 1.0  # for the learner to read BYE and hang up
-LEAST_FAREWELL_SECONDS = 0.05  # also with timeout=0, as after Ctrl-C, which must be answered at once
 NAP_SECONDS = 0.25  # of who waits while rows are lent
 BACKOFF = (0.05, 1.6, 1.0)  # seconds between attempts: first, factor, longest
 
@@ -240,7 +239,7 @@ class Uplink:
             link.fail(error)
 
     def close(self, seconds: float) -> None:
-        """Deliver within `seconds`, say goodbye, end. Only the first call does this; if it was interrupted, the next one says what is lost.
+        """Deliver, say goodbye and end, all within `seconds`. Only the first call does this; if it was interrupted, the next one says what is lost.
 
         Raises EchoTimeoutError or ConnectionClosedError if samples are not acknowledged.
         """
@@ -253,6 +252,7 @@ class Uplink:
             self.closing = True
             self.window.stop()
             self.gate.changed.notify_all()
+        wait = Wait(seconds)
         why: EchoError | None = None
         told = False
         try:
@@ -264,10 +264,10 @@ class Uplink:
                         )
                     except EchoError as error:
                         why = error
-                    self._say_goodbye(min(max(seconds, LEAST_FAREWELL_SECONDS), FAREWELL_SECONDS))
+                    self._say_goodbye(wait.farewell())
             finally:
                 self.end(ClosedError(f"this connection to {self.address} is closed"))
-                self._thread.join(FAREWELL_SECONDS)  # longer only inside a transport's dial()
+                self._thread.join(wait.farewell())  # longer only inside a transport's dial()
             told = True
         finally:
             missing = self.under_way()
