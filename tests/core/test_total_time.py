@@ -35,12 +35,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def client() -> Iterator[Client]:
     tables = [Table(name, EXAMPLE, capacity=10, sampler="uniform") for name in "abc"]
-    with Server(transport="tcp://127.0.0.1:0", tables=tables, batch_size=1) as server:
-        with Client(server.address, EXAMPLE, table="a", tables=dict.fromkeys("bc", EXAMPLE), timeout=20) as client:
-            for table in "abc":
-                client.send(EXAMPLE, table=table)
-            client.wait()
-            yield client
+    others = dict.fromkeys("bc", EXAMPLE)
+    with (
+        Server(transport="tcp://127.0.0.1:0", tables=tables, batch_size=1) as server,
+        Client(server.address, EXAMPLE, table="a", tables=others, timeout=20) as client,
+    ):
+        for table in "abc":
+            client.send(EXAMPLE, table=table)
+        client.wait()
+        yield client
 
 
 @pytest.mark.parametrize("given, expected", [(10, [10, 6, 2]), (5, [5, 1, 0]), (0, [0, 0, 0]), (None, [20, 16, 12])])
