@@ -17,11 +17,12 @@ import click
 import numpy as np
 
 from echo_core.base.errors import ConfigError, EchoError
+from echo_core.base.plural import counted
 from echo_core.base.writing import write_whole, writing
 from echo_core.plugins import discovery
 from echo_core.server.server import Server
 
-from .output import console, counted, json_option, print_json, table
+from .output import console, json_option, print_json, table
 
 __all__ = ["command"]
 

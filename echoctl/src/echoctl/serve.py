@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from echo_core.base.errors import ConfigError, EchoError
+from echo_core.base.plural import counted
 from echo_core.base.writing import write_whole
 from echo_core.config import config as configuration
 from echo_core.config.table_config import with_tables
@@ -109,10 +110,12 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
         for number, handler in before.items():
             signal.signal(number, handler)
         if served:
-            stats = server.stats()
+            stats: dict[str, Any] = server.stats()
             click.echo(
-                f"ended: {stats['store/samples_inserted_total']} samples received, {stats['store/batches_taken_total']} batches taken,"
-                f" {stats['store/samples']} samples left in the store", err=True)  # fmt: skip
+                f"ended: {counted(stats['store/samples_inserted_total'], 'sample')} received, "
+                f"{counted(stats['store/batches_taken_total'], 'batch', 'batches')} taken, {counted(stats['store/samples'], 'sample')} left in the store",
+                err=True,
+            )
 
 
 def _announce(server: Server, config: configuration.Config, exporter: prometheus.Exporter | None, as_json: bool) -> None:

@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 
 from ..base.address import Address, is_loopback_host
 from ..base.errors import FileWriteError, SecurityError
+from ..base.plural import counted
 from ..base.writing import write_whole, writing
 
 __all__ = [
@@ -356,9 +357,9 @@ def _checked(token: bytes, where: str) -> Token:
     if len(token) < _SHORT and where not in _warned:
         _warned.add(where)
         _log.warning(
-            "%s has only %d bytes and can be guessed; use 32 random bytes",
+            "%s has only %s and can be guessed; use 32 random bytes",
             where,
-            len(token),
+            counted(len(token), "byte"),
         )
     return Token(token)
 

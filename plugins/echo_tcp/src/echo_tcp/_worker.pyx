@@ -17,6 +17,7 @@ from echo_core.store.door.capi cimport echo_batch_pointers, echo_leaf_pointers
 from echo_core.base.errors import (
     ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ForkError, ProtocolError,
 )
+from echo_core.base.plural import counted
 from echo_core.base.waiting import Wait
 from echo_core.wire.weights import unpack, verify
 from echo_core.wire.protocol import pack_request, parse_reply
@@ -362,10 +363,10 @@ cdef class Worker:
         finally:
             missing = self.engine.stats().appended - self.engine.stats().acked
             if not told and missing:  # Ctrl-C
-                self.untold = ConnectionClosedError(f"closed with {missing} samples not acknowledged: close() was interrupted")
+                self.untold = ConnectionClosedError(f"closed with {counted(missing, 'sample')} not acknowledged: close() was interrupted")
         if error is not None:
             kind = EchoTimeoutError if isinstance(error, EchoTimeoutError) else ConnectionClosedError
-            raise kind(f"closed with {missing} samples not acknowledged: {error}") from error
+            raise kind(f"closed with {counted(missing, 'sample')} not acknowledged: {error}") from error
 
     @property
     def is_closed(self):
@@ -422,14 +423,14 @@ cdef class Worker:
         if not now.connected:
             return (
                 f"worker {self.name!r} ({what}) has no connection to {self.address}"
-                f" ({self.why()}); {waiting} samples wait for it to return"
+                f" ({self.why()}); {counted(waiting, 'sample')} {'waits' if waiting == 1 else 'wait'} for it to return"
             )
         if what == "weights":
             return f"worker {self.name!r} waits for {self.address} to publish newer weights"
         if what.startswith("request"):
             return f"worker {self.name!r} waits for {self.address} to answer {what}"
         return (
-            f"worker {self.name!r} ({what}) waits for {self.address} to commit {waiting} samples:"
+            f"worker {self.name!r} ({what}) waits for {self.address} to commit {counted(waiting, 'sample')}:"
             " the learner's store is full or the learner is slow"
         )
 

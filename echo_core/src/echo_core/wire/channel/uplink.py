@@ -30,6 +30,7 @@ from ...base.errors import (
     PluginError,
     ProtocolError,
 )
+from ...base.plural import counted
 from ...base.transport_options import ConnectOptions
 from ...base.waiting import Wait
 from ...spec.spec import Spec
@@ -205,7 +206,7 @@ class Uplink:
     def learner(self) -> str:
         """The learner as it is seen now, for people."""
         now = "" if self.link is not None else f", not connected: {self.trouble or 'dialling'}"
-        return f"the learner at {self.address} ({self.under_way()} samples unacknowledged{now})"
+        return f"the learner at {self.address} ({counted(self.under_way(), 'sample')} unacknowledged{now})"
 
     def advice(self) -> str:
         """What somebody who waited in vain can do about it."""
@@ -272,10 +273,10 @@ class Uplink:
         finally:
             missing = self.under_way()
             if not told and missing:  # Ctrl-C
-                self._untold = ConnectionClosedError(f"closed with {missing} samples not acknowledged: close() was interrupted")
+                self._untold = ConnectionClosedError(f"closed with {counted(missing, 'sample')} not acknowledged: close() was interrupted")
         if why is not None:
             kind = EchoTimeoutError if isinstance(why, EchoTimeoutError) else ConnectionClosedError
-            raise kind(f"closed with {missing} samples not acknowledged: {why}") from why
+            raise kind(f"closed with {counted(missing, 'sample')} not acknowledged: {why}") from why
 
     def _say_goodbye(self, seconds: float) -> None:
         """BYE, and let the learner hang up first, so that it reads everything. Lock held."""
