@@ -27,6 +27,7 @@ __all__ = [
     "LeaseError",
     "ListenError",
     "NoAddressError",
+    "NoThreadError",
     "NotAnArrayError",
     "PluginConflict",
     "PluginError",
@@ -147,6 +148,10 @@ class FileWriteError(EchoError, OSError):
 
 class NoAddressError(EchoError, RuntimeError):
     """A server has no address or no port: it is not started, is closed, or has no transport."""
+
+
+class NoThreadError(EchoError, RuntimeError):
+    """A thread cannot be started, because a limit of the user, the container or the machine is reached; the message says which limits to raise."""
 
 
 class EchoTimeoutError(EchoError, TimeoutError):

@@ -21,6 +21,7 @@ import optree
 from ..base.address import Address
 from ..base.errors import ClosedError, ConfigError, NoAddressError
 from ..base.green_threads import check_real_threads
+from ..base.spare_threads import check_spare_threads
 from ..config.table import Table
 from ..plugins import discovery
 from ..security import tokens
@@ -40,6 +41,8 @@ from .sink import ServerSink
 from .state import ServerState
 
 __all__ = ["Published", "Server"]
+
+THREADS = 3  # of one listener, at least; each client of most transports takes two more
 
 _log = logging.getLogger("echo")
 _running: weakref.WeakSet[Server] = weakref.WeakSet()
@@ -193,6 +196,7 @@ class Server(ServerState):
             sink, weights = ServerSink(self), self._weights
             try:
                 for transport in self._transports:
+                    check_spare_threads(THREADS, f"a listener of {transport.scheme}")
                     self._opened.append(transport.listen(sink))
                 with self._publishing:
                     self._listeners = list(self._opened)

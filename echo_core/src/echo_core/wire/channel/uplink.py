@@ -27,6 +27,7 @@ from ...base.errors import (
     EchoError,
     EchoTimeoutError,
     HandshakeRefused,
+    NoThreadError,
     PluginError,
     ProtocolError,
 )
@@ -349,8 +350,9 @@ class Uplink:
         """End the connection for good because of `error`, a verdict about this worker or its learner.
 
         A connection that was served before believes a verdict when it comes a second time: one damaged byte can cause a single one.
+        It waits while no thread can be started, because other programs may end meanwhile.
         """
-        if not again or type(error) is type(before):
+        if not again or (type(error) is type(before) and not isinstance(error, NoThreadError)):
             self.end(error)
         return error
 
@@ -393,6 +395,8 @@ class Uplink:
         except BaseException:
             with self.gate.lock:
                 self._dialled = None
+                if self.link is link:  # its writer could not be started
+                    self.link = None
             link.finish() if link is not None else channel.close()
             raise
 
