@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from echo_core.base.errors import EchoError
+from echo_core.base.plural import counted
 from echo_core.client.observer import Observer
 
-from .output import console, counted, json_option, print_json
+from .output import console, json_option, print_json
 from .view import Snapshot, Watcher
 from .web import WebView
 

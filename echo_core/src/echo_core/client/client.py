@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.address import Address
 from ..base.errors import ConfigError, EchoError, EchoTimeoutError
 from ..base.green_threads import check_real_threads
+from ..base.waiting import Wait
 from ..plugins import discovery
 from ..security import tokens
 from ..server import mixture
@@ -273,17 +274,26 @@ class Client:
 
     def flush(self, timeout: float | None = None) -> None:
         """Pass all samples of `send` to the network now."""
+        wait = self._wait(timeout)
         for connection in (self._connection, *self._others.open()):
-            connection.flush(timeout)
+            connection.flush(wait.left())
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when all samples of `send` are committed in the learner's store."""
+        wait = self._wait(timeout)
         try:
             for connection in (self._connection, *self._others.open()):
-                connection.wait(timeout)
+                connection.wait(wait.left())
         except EchoTimeoutError as error:
             self._explain(error, timeout)
             raise
+
+    def _wait(self, timeout: float | None) -> Wait:
+        """The time of one call, which its connections share."""
+        seconds = self._timeout if timeout is None else timeout
+        if not seconds >= 0:
+            raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
+        return Wait(seconds)
 
     def _explain(self, error: EchoTimeoutError, timeout: float | None) -> None:
         """Add to the error of a wait for space what the learner says about the reason, such as a rate limiter and its figures.
@@ -391,13 +401,13 @@ class Client:
         return sum(connection.stats()["unacknowledged"] for connection in (self._connection, *self._others.open()))
 
     def close(self, timeout: float | None = None) -> None:
-        """Deliver all samples of `send`, then close. Idempotent.
+        """Deliver all samples of `send`, then close, within `timeout` seconds in all (None: the client's default). Idempotent.
 
         Raises:
             EchoTimeoutError, ConnectionClosedError: the message says how many samples were not acknowledged. The client is closed anyway.
                 If Ctrl-C interrupts this call, the client is closed at once, and the next call raises the error if samples are lost.
         """
-        close_all((*self._others.open(), self._connection), timeout)
+        close_all((*self._others.open(), self._connection), self._wait(timeout).timeout)
 
     def __enter__(self) -> Client:
         return self

@@ -91,6 +91,10 @@ class TlsContract(ABC):
                     Client(server.address, EXAMPLE, **self.trust(certificates, timeout=2, **wrong))
             assert server.peers() == []
 
+    def test_a_learner_does_not_start_with_a_workers_certificate(self, certificates: Certificates) -> None:
+        with pytest.raises(SecurityError, match=rf"{certificates.worker.certificate} is no learner's certificate"):
+            Server(EXAMPLE, 2, self.transport(**given(certificates.worker)), token=TOKEN).start()
+
     def test_an_expired_certificate(self, certificates: Certificates, tmp_path: Path) -> None:
         old = certificates.authority.issue("learner", ["127.0.0.1"], days=2 / 86400, directory=tmp_path)
         with Server(EXAMPLE, 2, self.transport(**given(old)), token=TOKEN) as server:

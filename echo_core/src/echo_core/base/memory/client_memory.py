@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from ..errors import ConnectionClosedError, EchoError
+from ..plural import counted
 from .cgroup import total_memory
 
 __all__ = ["Account", "ClientMemory"]
@@ -258,7 +259,7 @@ class Account:
         self._tell(reason)
 
     def _tell(self, reason: str) -> None:
-        _log.warning("%s is cut off: %s (client_memory is %d bytes)", self.name, reason, self.memory.limit)
+        _log.warning("%s is cut off: %s (client_memory is %s)", self.name, reason, counted(self.memory.limit, "byte"))
         self._cut_off()
 
     def close(self) -> None:
