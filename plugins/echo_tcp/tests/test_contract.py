@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -25,6 +25,13 @@ class TestTcpWithManyThreads(TransportContract):
 class TestTcp6(TransportContract):
     def transport(self, **options: Any) -> TcpTransport:
         return TcpTransport(port=0, host="::1", **options)
+
+
+class TestTcpWithChecksums(TransportContract):
+    connect_options: ClassVar[dict[str, Any]] = {"checksum": True}
+
+    def transport(self, **options: Any) -> TcpTransport:
+        return TcpTransport(port=0, checksum=True, **options)
 
 
 class TestTcps(TransportContract):
