@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from echo_core.testing import TransportContract
+from echo_core.testing import Capabilities, TransportContract
 from echo_tcp.transport import TcpsTransport, TcpTransport
 
 
@@ -28,6 +28,7 @@ class TestTcp6(TransportContract):
 
 
 class TestTcpWithChecksums(TransportContract):
+    capabilities = Capabilities(damage_proof=True)
     connect_options: ClassVar[dict[str, Any]] = {"checksum": True}
 
     def transport(self, **options: Any) -> TcpTransport:
@@ -35,6 +36,8 @@ class TestTcpWithChecksums(TransportContract):
 
 
 class TestTcps(TransportContract):
+    capabilities = Capabilities(damage_proof=True)
+
     @pytest.fixture
     def config_home(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
         """One authority for all tests, because it takes a moment to make one."""

@@ -27,6 +27,7 @@ from .clauses.processes import ProcessClauses
 from .clauses.recovery import RecoveryClauses
 from .clauses.refusal import RefusalClauses
 from .clauses.silence import SilenceClauses
+from .clauses.stream import StreamClauses
 from .clauses.waiting import WaitingClauses
 from .clauses.weights import WeightsClauses
 from .processes import until
@@ -49,6 +50,7 @@ class TransportContract(
     IdentityClauses,
     ClientIdClauses,
     SilenceClauses,
+    StreamClauses,
     ProcessClauses,
     HygieneClauses,
     ABC,
