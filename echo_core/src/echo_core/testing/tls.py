@@ -18,8 +18,8 @@ import pytest
 from echo_core import Client, Server
 from echo_core.base.errors import EchoError, EchoTimeoutError, SecurityError
 from echo_core.security.tls import Authority, Identity, _make
-from echo_core.testing.relay import Relay
 from echo_core.testing.processes import until
+from echo_core.testing.relay import Relay
 from echo_core.testing.tls_relay import TlsRelay
 from echo_core.wire.transport import Transport
 
