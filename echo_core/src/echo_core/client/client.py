@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..base.address import Address
 from ..base.errors import ConfigError, EchoError, EchoTimeoutError
 from ..base.green_threads import check_real_threads
+from ..base.returned import returned
 from ..base.waiting import Wait
 from ..plugins import discovery
 from ..security import tokens
@@ -18,6 +19,7 @@ from ..spec.spec import Spec
 from ..store.steps.steps import Steps, StepStreams, new_client_id
 from ..wire.labels import SUFFIX, Held, LabelledConnection, UnlabelledError, labelled
 from ..wire.reservation import CopiedReservation, Reservation
+from ..wire.transport import Connection
 from ..wire.weights import Weights
 from .other_tables import OtherTables, close_all
 from .plain_sender import PlainSender
@@ -26,7 +28,6 @@ from .remote_table import RemoteSample
 from .requests import Requests
 
 if TYPE_CHECKING:
-    from ..wire.transport import Connection
     from .remote_table import RemoteTable
 
 __all__ = ["Client"]
@@ -87,7 +88,8 @@ class Client:
         # It must not refer to self, which keeps it: a dropped client would stay alive until the garbage collector runs.
         def connect(spec: Spec, *, address: Address = self.address, **more: Any) -> Connection:
             secret = tokens.find_token(token) if auth else None
-            return transport.connect(address, spec, token=secret, **{"name": name or "", "timeout": timeout} | options | more)
+            made = transport.connect(address, spec, token=secret, **{"name": name or "", "timeout": timeout} | options | more)
+            return returned(made, Connection, f"{address}: connect()")
 
         self._table, self._timeout = table, timeout
         self._first: str | None = None  # the name of the server's first table, once it was asked for

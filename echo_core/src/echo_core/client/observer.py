@@ -10,12 +10,14 @@ import numpy as np
 from ..base.address import Address
 from ..base.errors import EchoTimeoutError, ProtocolError
 from ..base.green_threads import check_real_threads
+from ..base.returned import returned
 from ..plugins import discovery
 from ..security import tokens
 from ..server.operations.looks import MAX_LOOK_BYTES, MAX_LOOK_SAMPLES
 from ..spec.spec import Spec
 from ..spec.structure import rebuilt
 from ..wire.blobs import split
+from ..wire.transport import Connection
 from .requests import Requests
 
 __all__ = ["Look", "Observer"]
@@ -67,7 +69,7 @@ class Observer:
         self.address = Address.parse(address)
         self.timeout = timeout
         # A connection needs some spec. An observer's handshake does not compare it, and nothing else uses it.
-        self._connection = discovery.transport_class(self.address.scheme).connect(
+        made = discovery.transport_class(self.address.scheme).connect(
             self.address,
             Spec.from_example(np.zeros(1, np.uint8)),
             role="observer",
@@ -75,6 +77,7 @@ class Observer:
             timeout=timeout,
             token=tokens.find_token(token) if auth else None,
         )
+        self._connection = returned(made, Connection, f"{self.address}: connect()")
 
     def request(self, op: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> dict[str, Any]:
         """Request an operation by name. Raises EchoError with the server's message, or EchoTimeoutError."""

@@ -34,7 +34,7 @@ from ..wire.transport import Listener, Transport
 from ..wire.weights import PackedWeights, aligned_bytes, pack
 from . import metrics, mixture
 from .arguments import make_tables, make_transports, short_form, stream_sampler
-from .open_listeners import OpenListeners, logged, on_each
+from .open_listeners import OpenListeners, logged, on_each, open_listener
 from .operations import OPERATIONS, Operation
 from .returning import ReturnWatch
 from .sink import ServerSink
@@ -197,7 +197,7 @@ class Server(ServerState):
             try:
                 for transport in self._transports:
                     check_spare_threads(THREADS, f"a listener of {transport.scheme}")
-                    self._opened.append(transport.listen(sink))
+                    self._opened.append(open_listener(transport, sink))
                 with self._publishing:
                     self._listeners = list(self._opened)
                     _running.add(self)

@@ -18,8 +18,8 @@ import pytest
 from echo_core import Client, Server
 from echo_core.base.errors import EchoError, EchoTimeoutError, SecurityError
 from echo_core.security.tls import Authority, Identity, _make
-from echo_core.testing.damaging_relay import DamagingRelay
 from echo_core.testing.processes import until
+from echo_core.testing.relay import Relay
 from echo_core.testing.tls_relay import TlsRelay
 from echo_core.wire.transport import Transport
 
@@ -147,7 +147,7 @@ class TlsContract(ABC):
         """A worker that returns takes nothing for final that damage, or somebody without a certificate, can cause."""
         with (
             Server(EXAMPLE, 2, self.transport(**given(certificates.learner)), token=TOKEN) as server,
-            DamagingRelay(server.address.endpoint) as relay,
+            Relay(server.address.endpoint) as relay,
             Client(replace(server.address, port=relay.port), EXAMPLE, **self.trust(certificates)) as client,
         ):
             for number, at in enumerate(spots, 1):

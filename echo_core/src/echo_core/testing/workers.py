@@ -6,9 +6,12 @@ import time
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
+from ..base.address import Address
 from ..client.client import Client
+from ..plugins.discovery import transport_class
 from ..server.server import Server
 from ..store.steps.steps import Steps
+from ..wire.transport import Transport
 from .processes import LONG
 from .samples import example, sample, stacked
 
@@ -66,17 +69,22 @@ def wander(address: str, maker: int, environments: int, length: int, ready: Pipe
     time.sleep(60)
 
 
-def learn(address: str, batch_size: int, ready: Pipe) -> None:
-    """A learner that takes batches until killed; reports its address."""
-    with Server(example(), batch_size, transport=address) as server:
+def learn(address: str, batch_size: int, ready: Pipe, options: dict[str, Any] | None = None) -> None:
+    """A learner that takes batches until killed; reports its address. `options` are those of its transport."""
+    with Server(example(), batch_size, transport=_at(address, options)) as server:
         ready.send(str(server.address))
         for _ in server.dataset_iter():
             pass
         time.sleep(60)
 
 
-def neglect(address: str, ready: Pipe) -> None:
-    """A learner with room for two samples that takes none, until killed; reports its address."""
-    with Server(example(), 1, transport=address, num_buffers=2) as server:
+def neglect(address: str, ready: Pipe, options: dict[str, Any] | None = None) -> None:
+    """A learner with room for two samples that takes none, until killed; reports its address. `options` are those of its transport."""
+    with Server(example(), 1, transport=_at(address, options), num_buffers=2) as server:
         ready.send(str(server.address))
         time.sleep(LONG)
+
+
+def _at(address: str, options: dict[str, Any] | None) -> Transport:
+    where = Address.parse(address)
+    return transport_class(where.scheme).at(where, **(options or {}))

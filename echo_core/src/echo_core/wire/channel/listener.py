@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
-from ...base.address import Address
-from ...base.errors import PluginError, ProtocolError
+from ...base.errors import EchoError, ProtocolError
+from ...base.returned import returned, with_address
 from ...base.transport_options import ListenOptions
 from ...security.tokens import TokenSource
 from ..peer import Peer
 from ..scatter import Inserter
 from ..transport import Listener
-from .channel import Acceptor
+from .channel import Acceptor, Channel
 from .fair_lock import FairLock
 from .host import Host, Intake
 from .served import ServedClient
@@ -86,10 +86,7 @@ class ChannelListener(Listener, Host[ServedClient]):
     @classmethod
     def on(cls, acceptor: Acceptor, sink: Sink, options: ListenOptions) -> Self:
         """One that serves `acceptor`, which is closed if it cannot. Raises PluginError if `bind` returned something else."""
-        if not isinstance(acceptor, Acceptor):
-            raise PluginError(f"bind() returned {acceptor!r}, which is no Acceptor; end it with: return YourAcceptor(...)")
-        if not isinstance(getattr(acceptor, "address", None), Address):
-            raise PluginError(f"{type(acceptor).__name__} has no address; set self.address, with the actual port, in its __init__")
+        with_address(returned(acceptor, Acceptor, "bind()"))
         try:
             return cls(acceptor, sink, options)
         except BaseException:
@@ -101,10 +98,10 @@ class ChannelListener(Listener, Host[ServedClient]):
     def _accept(self) -> None:
         while not self._closing.is_set():
             try:
-                channel = self.acceptor.accept()
+                channel = returned(self.acceptor.accept(), Channel, "accept()")
             except Exception as error:  # whatever a plugin raises: without this thread nobody is let in any more
                 if not self._closing.is_set():
-                    shown = error if isinstance(error, OSError) else repr(error)
+                    shown = error if isinstance(error, (OSError, EchoError)) else repr(error)
                     self._complain("%s cannot accept clients: %s", self.address, str(shown))
                     self._closing.wait(ACCEPT_PAUSE)
                 continue

@@ -28,10 +28,10 @@ from ...base.errors import (
     EchoTimeoutError,
     HandshakeRefused,
     NoThreadError,
-    PluginError,
     ProtocolError,
 )
 from ...base.plural import counted
+from ...base.returned import returned
 from ...base.transport_options import ConnectOptions
 from ...base.waiting import Wait
 from ...spec.spec import Spec
@@ -130,10 +130,7 @@ class Uplink:
 
     def dial(self, seconds: float) -> Channel:
         """A hook: a channel to the learner, within `seconds`; as `ChannelTransport.dial`. An override may prepare the channel that it gets here."""
-        channel = self._dial(self.address, self.options, seconds)
-        if not isinstance(channel, Channel):
-            raise PluginError(f"{self.address}: dial() returned {channel!r}, which is no Channel; end it with: return YourChannel(...)")
-        return channel
+        return returned(self._dial(self.address, self.options, seconds), Channel, f"{self.address}: dial()")
 
     # --------------------------- for callers: gate.lock held, but not for end(), close(), forget()
 
