@@ -395,3 +395,15 @@ def test_atari_environments_that_reset_in_the_same_step() -> None:
         ended = batch["terminated"] | batch["truncated"]
         assert finals and np.array_equal(batch["next_obs"][ended], np.stack(finals))
     envs.close()
+
+
+def test_a_watcher_that_does_not_say_what_to_do_with_steps_is_not_made() -> None:
+    from echo_adapters._episodes import Watcher
+
+    class Forgetful(Watcher):
+        pass
+
+    envs = SyncVectorEnv([lambda: Counting(3)])
+    with pytest.raises(TypeError, match="abstract.*_happened"):
+        Forgetful(envs, None)
+    envs.close()

@@ -25,6 +25,7 @@ SYSTEMS: dict[str, Entry] = {
         "benchmarks.adapters.echo_core:EchoGrpc", ("echo-grpc", "echo-core", "echo-samplers")
     ),
     "echo-grpc-inplace": Entry("benchmarks.adapters.echo_core:EchoGrpcInPlace", ("echo-grpc", "echo-core", "echo-samplers")),
+    "echo-tcp-checksum": Entry("benchmarks.adapters.echo_core:EchoTcpChecksum", ("echo-tcp", "echo-core", "echo-samplers", "crc32c")),
     "echo-tcps": Entry("benchmarks.adapters.echo_core:EchoTcps", ("echo-tcp", "echo-core", "echo-samplers")),
     "echo-grpcs": Entry("benchmarks.adapters.echo_core:EchoGrpcs", ("echo-grpc", "echo-core", "echo-samplers")),
     "echo-rdma": Entry("benchmarks.adapters.echo_core:EchoRdma", ("echo-rdma", "echo-core", "echo-samplers")),

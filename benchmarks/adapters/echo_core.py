@@ -147,6 +147,19 @@ class EchoTcps(EchoCore):
         return EchoLearner(payload, batch_size, connections, "tcps://127.0.0.1:0")
 
 
+class EchoTcpChecksum(EchoCore):
+    """TCP with a checksum over every byte."""
+
+    name = "echo-tcp-checksum"
+    can = frozenset({"tcp", "tcp-batch"})
+
+    def learner(self, payload: Payload, batch_size: int, connections: int) -> Learner:
+        return EchoLearner(payload, batch_size, connections, "tcp://127.0.0.1:0?checksum=true")
+
+    def worker(self, address: str, payload: Payload) -> Worker:
+        return EchoWorker(address, payload, checksum=True)
+
+
 class EchoGrpcs(EchoCore):
     """gRPC with TLS, likewise."""
 

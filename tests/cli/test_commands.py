@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -234,3 +235,13 @@ def test_a_kit_whose_process_dies_names_the_clause(echoctl, tmp_path: Path) -> N
     (tmp_path / "test_dying.py").write_text("import os\n\nclass TestDying:\n    def test_it(self): os.abort()\n")
     done = echoctl("plugins", "check", "echo-tcp", "--tests", "test_dying.py", "--json")
     assert done.code == 1 and done.json["hung"] == "the kit's process died in TestDying.test_it" and done.json["passed"] == 0
+
+
+@pytest.mark.parametrize("arguments", [("token", "create", "--file", "full/token"), ("init", "plugin", "sampler", "mine", "--dir", "full/mine")])
+def test_a_file_that_cannot_be_written_is_named(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    limit = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); from echoctl.command import run; sys.exit(run(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", limit, *arguments, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = json.loads(done.stdout)
+    assert said["type"] == "FileWriteError" and done.returncode == said["exit_code"] != 0
+    assert re.match(rf"\[Errno 27\] cannot write {arguments[-1]}\S*: File too large; raise this process's limit of file sizes", said["error"])
+    assert [path for path in (tmp_path / "full").rglob("*") if path.name.startswith(".")] == []

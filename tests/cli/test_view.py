@@ -11,7 +11,6 @@ pytest.importorskip("click")
 
 from echo_core import Client, Queue, Sequences, Server, Steps, Table
 from echo_core.base.errors import EchoTimeoutError
-from echoctl.output import counted
 from echoctl.top import render, short
 from echoctl.view import Watcher
 
@@ -26,10 +25,6 @@ EXAMPLE = {"x": np.zeros(2, np.float32)}
 )
 def test_counts_stay_short(value: float, shown: str) -> None:
     assert short(value) == shown and len(shown) <= 6
-
-
-def test_one_is_no_plural() -> None:
-    assert [counted(n, "worker") for n in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]
 
 
 def test_a_table_shows_its_rates_and_whom_its_limiter_holds_since_when() -> None:

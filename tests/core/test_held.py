@@ -9,6 +9,7 @@ from echo_core import Client, EchoError, Server, Table
 from echo_core.base.memory.client_memory import ClientMemory
 from echo_core.server import held as held_module
 from echo_core.server.held import Held
+from echo_core.testing.processes import until
 from echo_core.wire.peer import Peer
 
 pytestmark = pytest.mark.every_python
@@ -104,6 +105,7 @@ def test_readers_that_leave_large_draws_unfetched_stay_within_the_budget() -> No
             for client in clients:
                 body, _ = client.request("sample", {"table": "a", "n": 50, "batch": 1, "start": 0, "rows": 1})
                 assert "wait" not in body
+            until(lambda: clients[0].stats()["reconnects"] == 1, "the client that was idle for longest was cut off, and has come back")
             with pytest.raises(EchoError, match="one connection may make it hold"):
                 clients[0].sample(100)
             stats = server.stats()

@@ -105,7 +105,7 @@ def test_items_on_loan_take_up_room_until_they_are_acknowledged() -> None:
     server = make(30, capacity=10)
     server.submit_batch(numbers(0, 10))
     _, keys = taken(server)
-    with pytest.raises(EchoTimeoutError, match=r"10 items were given to a learner that has not acknowledged them \(ack\(keys\)\)"):
+    with pytest.raises(EchoTimeoutError, match=r"items that a learner was given and has not acknowledged \(ack\(keys\)\) take up the room: 10;"):
         server.submit(EXAMPLE, timeout=0.05)
     threading.Timer(0.1, server.ack, [keys]).start()
     server.submit(EXAMPLE, timeout=10)

@@ -113,7 +113,7 @@ def test_waiting_with_a_buffer_left_is_no_lease_error() -> None:
     server = filled(num_buffers=3)
     kept = [server.sample(timeout=5) for _ in range(2)]
     server.sample(timeout=5)
-    with pytest.raises(EchoTimeoutError, match=r"0 of 2 samples are there.*6 samples inserted") as e:
+    with pytest.raises(EchoTimeoutError, match=r"samples there: 0 of 2, .*samples inserted so far: 6;") as e:
         server.sample(timeout=0.3)
     assert not isinstance(e.value, LeaseError)
     del kept

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from echo_core import MinSize, Queue, RateLimiter, SampleToInsertRatio, Server, Stack, Table
-from echo_core.base.errors import ConfigError
+from echo_core.base.errors import ConfigError, FileWriteError
 
 EXAMPLE = {"x": np.zeros(3, np.float32)}
 
@@ -72,6 +72,6 @@ def test_the_sampler_of_a_stream(sampler: Any) -> None:
 def test_storage_that_does_not_fit_names_its_path_and_size(tmp_path: Path) -> None:
     frame = np.broadcast_to(np.uint8(0), 1 << 28)
     path = tmp_path / "rows"
-    with pytest.raises(OSError, match=r"table 't': 2\.62e\+05 GiB of storage do not fit") as caught:
+    with pytest.raises(FileWriteError, match=r"table 't': 2\.62e\+05 GiB of storage do not fit") as caught:
         Table("t", {"frame": frame}, capacity=1 << 20, sampler="uniform", storage=path).make(2)
     assert caught.value.filename == str(path) and not path.exists()

@@ -91,12 +91,40 @@ def test_a_workers_certificate_cannot_pass_for_a_learners(tmp_path: Path) -> Non
     client.check_hostname = False  # even if names do not matter
     server = tls.server_context(TlsListenOptions(tls_certificate=learner.certificate, tls_key=learner.key), "127.0.0.1")
     assert talk(server, client, "learner") == "TLSv1.3"
-    impostor = tls.server_context(TlsListenOptions(tls_certificate=worker.certificate, tls_key=worker.key), "127.0.0.1")
+    impostor = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    impostor.load_cert_chain(*worker)
     with pytest.raises(ssl.SSLCertVerificationError, match=r"un(supported|suitable) certificate purpose"):
         talk(impostor, client, "worker-3")
     if shutil.which("openssl"):
         assert "TLS Web Server Authentication" in fields(learner.certificate) and "Alternative Name" in fields(learner.certificate)
         assert "TLS Web Client Authentication" in fields(worker.certificate) and "Alternative Name" not in fields(worker.certificate)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_learner_does_not_start_with_a_workers_certificate(asks: bool, tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "a")
+    worker = authority.issue("worker-3")
+    options = TlsListenOptions(
+        tls_certificate=worker.certificate, tls_key=worker.key, tls_client_authority=authority.certificate if asks else None
+    )
+    with pytest.raises(SecurityError, match=rf"{worker.certificate} is no learner's certificate: .*serverAuth.*issue\(name, hosts=\[\.\.\.\]\)"):
+        tls.server_context(options, "127.0.0.1")
+
+
+def test_a_worker_does_not_start_with_a_certificate_that_is_only_for_servers(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl command")
+    key, certificate = tmp_path / "site.key", tmp_path / "site.pem"
+    new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=site", "-days", "1"]
+    for usage, fits in (("serverAuth", False), ("clientAuth", True), ("serverAuth,clientAuth", True), ("", True)):
+        more = ["-addext", f"extendedKeyUsage={usage}"] if usage else []
+        subprocess.run([*new, *more, "-keyout", key, "-out", certificate], check=True, capture_output=True, umask=0o077)
+        options = TlsConnectOptions(tls_authority=certificate, tls_certificate=certificate, tls_key=key)
+        if fits:
+            tls.client_context(options)
+        else:
+            with pytest.raises(SecurityError, match=rf"{certificate} is no worker's certificate: .*clientAuth.*issue\(name\)"):
+                tls.client_context(options)
 
 
 def test_certificates_are_valid_since_five_minutes_ago(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rig.processes import Child
 from rig.workers import flood, learner, rows
 
 from echo_core import Client, ClosedError, ConnectionClosedError, EchoTimeoutError, Server
+from echo_core.base.plural import counted
 from echo_core.testing.processes import returns, until
 from echo_core.testing.samples import example, stacked
 
@@ -82,7 +83,7 @@ def test_kill_9_of_the_server_ends_every_call(start: Callable[..., Child]) -> No
         closing = returns(client.close)
         if left and name != "close":
             assert isinstance(closing, ConnectionClosedError)
-            assert f"{left} samples not acknowledged" in str(closing)
+            assert f"{counted(left, 'sample')} not acknowledged" in str(closing)
         else:
             assert closing is None
         for call in (lambda c=client: c.send(rows(0, 0, 1, LARGE)[0]), client.flush, client.wait):

@@ -11,7 +11,7 @@ from strangers import EXAMPLE
 
 from echo_core import Client, ConnectionClosedError, SecurityError, Server
 from echo_core.base.errors import EchoError
-from echo_core.testing.damaging_relay import DamagingRelay
+from echo_core.testing.relay import Relay
 
 pytestmark = pytest.mark.needs("echo-samplers")
 # Places that wait for nothing: the version and kind of messages, and their JSON (never the length of a message, or a TLS record).
@@ -21,7 +21,7 @@ SPOTS = [("up", 4), ("up", 30), ("up", 130), ("up", 260), ("down", 4), ("down", 
 @pytest.mark.parametrize("scheme", ["tcp", "grpc"], indirect=True)  # the contract of transports with TLS has a test for those
 def test_a_worker_returns_after_damage(serve: Callable[..., Server]) -> None:
     server = serve()
-    with DamagingRelay(server.address.endpoint) as relay, Client(dataclasses.replace(server.address, port=relay.port), EXAMPLE) as client:
+    with Relay(server.address.endpoint) as relay, Client(dataclasses.replace(server.address, port=relay.port), EXAMPLE) as client:
         for number, (way, at) in enumerate(SPOTS, 1):
             relay.cut(way, at)
             client.send_batch({"x": np.zeros((4, 4), np.float32), "n": np.full(4, number)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,7 @@ class Happened:
     known: np.ndarray
 
 
-class Watcher(VectorWrapper):
+class Watcher(VectorWrapper, ABC):
     """Changes nothing. It tells `_happened` what each step was, and `_was_reset` which environments the caller reset."""
 
     def __init__(self, env: VectorEnv, autoreset_mode: AutoresetMode | str | None) -> None:
@@ -43,8 +44,9 @@ class Watcher(VectorWrapper):
         self._obs: Any = None
         self._over = np.zeros(self.num_envs, bool)  # the environments whose next step is no transition
 
+    @abstractmethod
     def _happened(self, step: Happened) -> None:
-        raise NotImplementedError
+        """Use what happened in a step. If it raises, `_lost` is called, and the caller of `step` gets the error."""
 
     def _lost(self) -> None:
         """The environments have stepped, and `_happened` raised or could not be called."""

@@ -17,10 +17,12 @@ import click
 import numpy as np
 
 from echo_core.base.errors import ConfigError, EchoError
+from echo_core.base.plural import counted
+from echo_core.base.writing import write_whole, writing
 from echo_core.plugins import discovery
 from echo_core.server.server import Server
 
-from .output import console, counted, json_option, print_json, table
+from .output import console, json_option, print_json, table
 
 __all__ = ["command"]
 
@@ -76,7 +78,7 @@ def command(transports: tuple[str, ...], sizes: tuple[int, ...], counts: tuple[i
         if old := before.get(_case(row)):
             row["ratio"] = row["samples_per_s"] / old["samples_per_s"] if old["samples_per_s"] else None
     if save is not None:
-        save.write_text(json.dumps(rows, indent=1) + "\n")
+        write_whole(save, (json.dumps(rows, indent=1) + "\n").encode())
     if as_json:
         print_json(rows)
     else:
@@ -185,4 +187,5 @@ def _plot(rows: list[dict[str, Any]], picture: Path) -> None:
     axes.margins(0.15, 0.5 / len(rows))
     axes.grid(axis="x", which="major", alpha=0.3)
     axes.invert_yaxis()
-    figure.savefig(picture, dpi=150)
+    with writing(picture):
+        figure.savefig(picture, dpi=150)

@@ -22,12 +22,13 @@ from echo_core import __version__
 from echo_core.base.address import Address, is_loopback_host
 from echo_core.base.errors import EchoError
 from echo_core.base.installing import how_to_install
+from echo_core.base.plural import counted
 from echo_core.client.observer import Observer
 from echo_core.plugins import discovery
 from echo_core.security.tokens import default_token_path, find_token
 from echo_core.wire.transport import Finding
 
-from .output import console, counted, json_option, print_json
+from .output import console, json_option, print_json
 
 __all__ = ["command"]
 
@@ -184,7 +185,7 @@ def _token() -> Iterator[Finding]:
         yield Finding(FAILURE, "token", str(error))
         return
     if len(token) < 16:
-        yield Finding(WARNING, "token", f"{name} has only {len(token)} bytes and can be guessed", "echoctl token create --force")
+        yield Finding(WARNING, "token", f"{name} has only {counted(len(token), 'byte')} and can be guessed", "echoctl token create --force")
     else:
         mode = f", mode {stat.S_IMODE(os.stat(name).st_mode):04o}" if os.path.exists(name) else ""
         yield Finding(OK, "token", f"{name}{mode}")

@@ -10,6 +10,7 @@ import click
 
 from echo_core import __version__
 from echo_core.base.installing import how_to_install
+from echo_core.base.writing import writing
 from echo_core.plugins.hookspecs import PLUGIN_API
 
 from .output import json_option, print_json
@@ -54,8 +55,9 @@ def plugin(kind: str, name: str, folder: Path | None, as_json: bool) -> int:
         for word, meaning in words.items():
             path, text = path.replace(word, meaning), text.replace(word, meaning)
         target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
         made.append(str(target))
     kit = how_to_install("echo-core[testing,samplers]")
     steps = [f"# if the kit or the samplers are missing: {kit}", f"pip install -e {folder}", f"python -m pytest {folder}"]

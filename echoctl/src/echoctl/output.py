@@ -10,14 +10,9 @@ import click
 
 from echo_core.base.foreign_text import escaped
 
-__all__ = ["console", "counted", "json_option", "print_json", "table"]
+__all__ = ["console", "json_option", "print_json", "table"]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 worker`, `2 workers`, `3,000 workers`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def print_json(value: Any) -> None:

@@ -19,6 +19,7 @@ import click
 
 from echo_core.base.errors import PluginError, PluginNotFound, did_you_mean
 from echo_core.base.installing import OWN, how_to_install
+from echo_core.base.plural import counted
 from echo_core.config.schema import options_schema
 from echo_core.plugins import discovery
 from echo_core.plugins.discovery import PluginRecord
@@ -26,7 +27,7 @@ from echo_core.plugins.loading import KINDS
 
 from .command import COMMANDS
 from .kit_progress import FILE
-from .output import console, counted, json_option, print_json, table
+from .output import console, json_option, print_json, table
 
 __all__ = ["command"]
 
@@ -186,7 +187,7 @@ def _report(package: str, result: dict[str, Any]) -> None:
         screen.print(result["hung"], style="red", markup=False)
     kept = result["passed"] > 0 and not result["failed"] and not result["hung"]
     screen.print(
-        f"{package}: {counted(result['passed'], 'clause')} passed, {len(result['failed'])} failed, {result['skipped']} do not apply"
+        f"{package}: {counted(result['passed'], 'clause')} passed, {len(result['failed'])} failed, {result['skipped']} not applicable"
         + (f", {result['not_run']} not run" if result["not_run"] else ""),
         style="green" if kept else "red",
     )

@@ -13,6 +13,8 @@ from typing import Any
 import click
 
 from echo_core.base.errors import ConfigError, EchoError
+from echo_core.base.plural import counted
+from echo_core.base.writing import write_whole
 from echo_core.config import config as configuration
 from echo_core.config.table_config import with_tables
 from echo_core.security.tokens import default_token_path
@@ -97,7 +99,7 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
             drainer.start()
         _announce(server, config, exporter, as_json)
         if address_file is not None:
-            _write_whole(address_file, f"{server.address}\n")
+            write_whole(address_file, f"{server.address}\n".encode())
         while not over.wait(LOOK_SECONDS) and not server.draining:
             pass
         return 0
@@ -112,10 +114,12 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
         for number, handler in before.items():
             signal.signal(number, handler)
         if served:
-            stats = server.stats()
+            stats: dict[str, Any] = server.stats()
             click.echo(
-                f"ended: {stats['store/samples_inserted_total']} samples received, {stats['store/batches_taken_total']} batches taken,"
-                f" {stats['store/samples']} samples left in the store", err=True)  # fmt: skip
+                f"ended: {counted(stats['store/samples_inserted_total'], 'sample')} received, "
+                f"{counted(stats['store/batches_taken_total'], 'batch', 'batches')} taken, {counted(stats['store/samples'], 'sample')} left in the store",
+                err=True,
+            )
 
 
 def _announce(server: Server, config: configuration.Config, exporter: prometheus.Exporter | None, as_json: bool) -> None:
@@ -155,10 +159,3 @@ def _drop_batches(server: Server) -> None:
             pass
     except EchoError:
         logging.getLogger("echo").exception("stopped taking batches because of an error")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write the file atomically: a process that waits for it never sees half of it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text)
-    partial.replace(path)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
 import click
 
+from echo_core.base.writing import write_whole, writing
 from echo_core.security.tokens import default_token_path
 
 from .output import json_option, print_json
@@ -36,15 +36,9 @@ def create(path: Path | None, shown: bool, force: bool, as_json: bool) -> int:
     path = (path or default_token_path()).expanduser()
     if path.exists() and not force:
         raise click.UsageError(f"{path} exists, and processes may use its token; keep it, or replace it with --force")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(file, "w") as stream:
-            stream.write(token + "\n")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with writing(path.parent):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_whole(path, f"{token}\n".encode(), mode=0o600)
     if as_json:
         print_json({"file": str(path)})
     else:

@@ -11,9 +11,10 @@ import click
 
 from echo_core.base.errors import EchoError
 from echo_core.base.foreign_text import escaped
+from echo_core.base.plural import counted
 from echo_core.client.observer import Observer
 
-from .output import console, counted, json_option, print_json
+from .output import console, json_option, print_json
 from .view import Snapshot, Watcher
 from .web import WebView
 

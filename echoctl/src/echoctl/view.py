@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from echo_core.base.plural import counted
 from echo_core.server.added_stats import GROUPS
 
 __all__ = ["HOLDS", "Snapshot", "TableRow", "Watcher", "Worker"]
@@ -183,6 +184,6 @@ def _waits(stats: Stats, workers: list[Worker], tables: list[TableRow], quiet: f
             said.append((worker.since, f"the learner waits for the rest of a message of {worker.name}, for {worker.since:.1f} s"))
     if not tables and not blocked and not hoarded and stored < batch and quiet >= 1:
         missing = batch - stored
-        whom = "workers: none is connected" if not workers else f"workers: {missing} of {batch} samples are missing"
+        whom = "workers: none is connected" if not workers else f"workers: a batch of {batch} lacks {counted(missing, 'sample')}"
         said.append((quiet, f"the learner can have no batch: it waits for {whom}; the last was taken {quiet:.0f} s ago or more"))
     return [text for _, text in sorted(said, key=lambda item: -item[0])]

@@ -21,6 +21,8 @@ class TestGrpc(TransportContract):
 
 
 class TestGrpcs(TestGrpc):
+    capabilities = Capabilities(forks=False, damage_proof=True)
+
     def transport(self, **options: Any) -> GrpcsTransport:
         return GrpcsTransport(port=0, **options)
 

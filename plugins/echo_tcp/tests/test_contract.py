@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from echo_core.testing import TransportContract
+from echo_core.testing import Capabilities, TransportContract
 from echo_tcp.transport import TcpsTransport, TcpTransport
 
 
@@ -27,7 +27,17 @@ class TestTcp6(TransportContract):
         return TcpTransport(port=0, host="::1", **options)
 
 
+class TestTcpWithChecksums(TransportContract):
+    capabilities = Capabilities(damage_proof=True)
+    connect_options: ClassVar[dict[str, Any]] = {"checksum": True}
+
+    def transport(self, **options: Any) -> TcpTransport:
+        return TcpTransport(port=0, checksum=True, **options)
+
+
 class TestTcps(TransportContract):
+    capabilities = Capabilities(damage_proof=True)
+
     @pytest.fixture
     def config_home(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
         """One authority for all tests, because it takes a moment to make one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from numbered import SMALL, numbers, small
 from wire_learner import WireLearner, connect
 
 from echo_core.base.errors import ClosedError, EchoTimeoutError
+from echo_core.base.waiting import Wait
 from echo_core.testing.processes import until
+from echo_tcp import _worker
 
 
 def test_close_delivers_says_goodbye_and_is_final(kind: tuple[Any, Any]) -> None:
@@ -46,6 +49,26 @@ def test_close_says_how_much_it_could_not_deliver() -> None:
         worker.close()
         with pytest.raises(ClosedError):
             worker.send(small(0))
+
+
+@pytest.mark.parametrize("may_ack, given, farewell", [(False, 0.0, 0.05), (False, 0.3, 0.05), (False, 1.2, 0.05), (True, 600.0, 1.0)])
+def test_the_goodbye_has_only_the_rest_of_the_time(may_ack: bool, given: float, farewell: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    with WireLearner(SMALL) as learner:
+        worker = connect(learner)
+        if not may_ack:
+            learner.may_ack.clear()
+        worker.send(small(0))
+        waits: list[float] = []
+
+        class Recorded(Wait):
+            def __init__(self, timeout: float) -> None:
+                super().__init__(timeout)
+                waits.append(timeout)
+
+        monkeypatch.setattr(_worker, "Wait", Recorded)
+        with nullcontext() if may_ack else pytest.raises(EchoTimeoutError, match="closed with 1 "):
+            worker.close(given)
+        assert waits == [given, farewell]
 
 
 def test_close_cuts_other_calls_short() -> None:

@@ -131,7 +131,7 @@ def test_a_learner_that_stays_away_ends_the_connection() -> None:
     for call in (lambda: connection.wait(10), connection.flush, connection.weights, connection.close):
         error = returns(call)
         assert isinstance(error, ConnectionClosedError), error
-    assert "1 samples not acknowledged" in str(error) and "local://learner" in str(error)
+    assert "1 sample not acknowledged" in str(error) and "local://learner" in str(error)
 
 
 def test_without_reconnecting_a_loss_is_final() -> None:
@@ -189,5 +189,5 @@ def test_closing_in_the_middle_of_reconnecting() -> None:
         connection = connect()
     until(lambda: not connection.stats()["connected"], "the worker hears of it")
     connection.send(sample(0, 0))
-    with pytest.raises(ConnectionClosedError, match="1 samples not acknowledged"):
+    with pytest.raises(ConnectionClosedError, match="1 sample not acknowledged"):
         connection.close(0.1)

@@ -245,3 +245,28 @@ def test_wait_until_keeps_the_time() -> None:
         wait_until(gate, lambda: True, 0, lambda: "nobody waits")
         with pytest.raises(EchoTimeoutError, match=r"^a waits for b; gave up after 0.05 s; wait longer \(timeout=\)$"):
             wait_until(gate, lambda: False, 0.05, lambda: "a waits for b")
+
+
+@pytest.mark.parametrize("given, farewell", [(0.0, 0.05), (0.3, 0.05), (1.2, 0.05)])
+def test_a_goodbye_to_a_full_store_has_only_the_rest_of_the_time(given: float, farewell: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(batch_size=2, num_buffers=2) as server:
+        connection = connect(max_inflight_msgs=3)
+        taken, up = fill(connection), connection.uplink
+        goodbyes: list[float] = []
+        say = up._say_goodbye
+        monkeypatch.setattr(up, "_say_goodbye", lambda seconds: goodbyes.append(seconds) or say(seconds))
+        with pytest.raises(EchoTimeoutError, match="closed with 3 samples not acknowledged"):
+            connection.close(given)
+        assert goodbyes == [farewell] and taken == 7
+        assert server.sample(10) is not None
+
+
+def test_a_goodbye_to_a_learner_that_takes_all_may_last_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(batch_size=2, num_buffers=2):
+        connection = connect()
+        connection.send(sample(0, 0))
+        goodbyes: list[float] = []
+        say = connection.uplink._say_goodbye
+        monkeypatch.setattr(connection.uplink, "_say_goodbye", lambda seconds: goodbyes.append(seconds) or say(seconds))
+        connection.close(600)
+        assert goodbyes == [1.0]

@@ -47,7 +47,7 @@ def test_one_step_of_each_environment_and_many_of_one() -> None:
     sample, _ = server.table().peek(server.table().keys()[-3:])
     assert sample.batch["obs"][:, 0].tolist() == [300, 301, 302] and sample.next["obs"][:, 0].tolist() == [302, 303, 303]
     np.testing.assert_allclose(sample.returns, [300 + 150.5, 301 + 151, 302])
-    wrong = {"2 ends": {"ends": [None]}, "none twice": {"streams": [1, 1]}, "65535": {"stream": -1}}
+    wrong = {"2 steps sent with 1 end; give one end for each step": {"ends": [None]}, "none twice": {"streams": [1, 1]}, "65535": {"stream": -1}}
     wrong["either"] = {"stream": 0, "streams": [1, 2]}
     for why, arguments in wrong.items():
         with pytest.raises(ValueError, match=why):

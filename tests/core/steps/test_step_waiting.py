@@ -21,7 +21,7 @@ def test_a_learner_waits_for_items_not_for_steps() -> None:
     writer = server.table().writer()
     for i in range(6):
         writer.send(step(i))
-    with pytest.raises(EchoTimeoutError, match="1 items"):
+    with pytest.raises(EchoTimeoutError, match="from 1 item after 1 insert and 0 samples"):
         server.sample(timeout=0.05)
     got: list[Any] = []
     learner = threading.Thread(target=lambda: got.append(server.sample(timeout=30)))

@@ -21,11 +21,13 @@ __all__ = [
     "DuplicateKeyError",
     "EchoError",
     "EchoTimeoutError",
+    "FileWriteError",
     "ForkError",
     "HandshakeRefused",
     "LeaseError",
     "ListenError",
     "NoAddressError",
+    "NoThreadError",
     "NotAnArrayError",
     "PluginConflict",
     "PluginError",
@@ -134,8 +136,22 @@ class ListenError(EchoError, OSError, RuntimeError):
     """An address cannot be listened on; the message names it and a remedy, and `errno` is set. The original Echo raised a RuntimeError."""
 
 
+class FileWriteError(EchoError, OSError):
+    """A file cannot be written, for example because the disk is full.
+
+    The message names the file, a remedy and what is unharmed. `errno`, `strerror` and `filename` are set as in every OSError.
+    """
+
+    def __str__(self) -> str:
+        return escaped(f"[Errno {self.errno}] {self.strerror}", keep="\n\t")  # OSError would add the name of the file once more
+
+
 class NoAddressError(EchoError, RuntimeError):
     """A server has no address or no port: it is not started, is closed, or has no transport."""
+
+
+class NoThreadError(EchoError, RuntimeError):
+    """A thread cannot be started, because a limit of the user, the container or the machine is reached; the message says which limits to raise."""
 
 
 class EchoTimeoutError(EchoError, TimeoutError):

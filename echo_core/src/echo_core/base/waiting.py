@@ -14,11 +14,13 @@ from contextlib import contextmanager
 
 from .errors import EchoTimeoutError
 
-__all__ = ["LOG_AFTER", "Wait", "unlogged"]
+__all__ = ["FAREWELL_SECONDS", "LEAST_FAREWELL_SECONDS", "LOG_AFTER", "Wait", "unlogged"]
 
 _log = logging.getLogger("echo")
 
 LOG_AFTER = 5.0  # seconds of waiting before it is logged, once
+FAREWELL_SECONDS = 1.0  # for the other end to read a goodbye and hang up
+LEAST_FAREWELL_SECONDS = 0.05  # also if no time is left, as after Ctrl-C, which must be answered at once
 
 
 _here = threading.local()
@@ -41,6 +43,14 @@ class Wait:
         self.timeout = timeout
         self._began = time.monotonic()
         self._logged = getattr(_here, "unlogged", False)
+
+    def left(self) -> float:
+        """How many seconds are left; 0 when the time is over."""
+        return max(0.0, self.timeout - (time.monotonic() - self._began))
+
+    def farewell(self) -> float:
+        """How long a goodbye at the end of the call may take: what is left of its time, within the limits of this module."""
+        return min(max(self.left(), LEAST_FAREWELL_SECONDS), FAREWELL_SECONDS)
 
     def look(self, expired: Callable[[], str], so_far: Callable[[float], str]) -> float:
         """Return after how many seconds at most the caller has to look again: at the end of the wait, or when it is logged.

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 from ..base.address import Address
 from ..base.errors import ConfigError, EchoError, EchoTimeoutError
 from ..base.green_threads import check_real_threads
+from ..base.returned import returned
+from ..base.waiting import Wait
 from ..security import tokens
 from ..server import mixture
 from ..spec.spec import Spec
 from ..store.steps.steps import Steps, StepStreams, new_client_id
 from ..wire.labels import SUFFIX, Held, LabelledConnection, UnlabelledError, labelled
 from ..wire.reservation import CopiedReservation, Reservation
+from ..wire.transport import Connection
 from ..wire.weights import Weights
 from .other_tables import OtherTables, close_all
 from .plain_sender import PlainSender
@@ -27,7 +30,6 @@ from .requests import Requests
 from .serving import CallHandler, Serving, abandoned
 
 if TYPE_CHECKING:
-    from ..wire.transport import Connection
     from .remote_table import RemoteTable
 
 __all__ = ["Client"]
@@ -95,7 +97,8 @@ class Client:
         # It must not refer to self, which keeps it: a dropped client would stay alive until the garbage collector runs.
         def connect(spec: Spec, *, address: Address = reached.address, **more: Any) -> Connection:
             secret = tokens.find_token(token) if auth else None
-            return transport.connect(address, spec, token=secret, **{"name": name or "", "timeout": timeout} | options | more)
+            made = transport.connect(address, spec, token=secret, **{"name": name or "", "timeout": timeout} | options | more)
+            return returned(made, Connection, f"{address}: connect()")
 
         self._table, self._timeout = table, timeout
         self._first: str | None = None  # the name of the server's first table, once it was asked for
@@ -284,17 +287,26 @@ class Client:
 
     def flush(self, timeout: float | None = None) -> None:
         """Pass all samples of `send` to the network now."""
+        wait = self._wait(timeout)
         for connection in (self._connection, *self._others.open()):
-            connection.flush(timeout)
+            connection.flush(wait.left())
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when all samples of `send` are committed in the learner's store."""
+        wait = self._wait(timeout)
         try:
             for connection in (self._connection, *self._others.open()):
-                connection.wait(timeout)
+                connection.wait(wait.left())
         except EchoTimeoutError as error:
             self._explain(error, timeout)
             raise
+
+    def _wait(self, timeout: float | None) -> Wait:
+        """The time of one call, which its connections share."""
+        seconds = self._timeout if timeout is None else timeout
+        if not seconds >= 0:
+            raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
+        return Wait(seconds)
 
     def _explain(self, error: EchoTimeoutError, timeout: float | None) -> None:
         """Add to the error of a wait for space what the learner says about the reason, such as a rate limiter and its figures.
@@ -418,7 +430,7 @@ class Client:
         return sum(connection.stats()["unacknowledged"] for connection in (self._connection, *self._others.open()))
 
     def close(self, timeout: float | None = None) -> None:
-        """Deliver all samples of `send`, then close. Idempotent.
+        """Deliver all samples of `send`, then close, within `timeout` seconds in all (None: the client's default). Idempotent.
 
         Raises:
             EchoTimeoutError, ConnectionClosedError: the message says how many samples were not acknowledged. The client is closed anyway.
@@ -426,7 +438,7 @@ class Client:
         """
         self._serving.stop()
         try:
-            close_all((*self._others.open(), self._connection), timeout)
+            close_all((*self._others.open(), self._connection), self._wait(timeout).timeout)
         finally:
             self._serving.join()
             if self._unserved is not None:

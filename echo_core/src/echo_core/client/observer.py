@@ -10,11 +10,13 @@ import numpy as np
 from ..base.address import Address
 from ..base.errors import EchoTimeoutError, ProtocolError
 from ..base.green_threads import check_real_threads
+from ..base.returned import returned
 from ..security import tokens
 from ..server.operations.looks import MAX_LOOK_BYTES, MAX_LOOK_SAMPLES
 from ..spec.spec import Spec
 from ..spec.structure import rebuilt
 from ..wire.blobs import split
+from ..wire.transport import Connection
 from .reaching import reach
 from .requests import Requests
 
@@ -68,7 +70,7 @@ class Observer:
         self.timeout = timeout
         # A connection needs some spec. An observer's handshake does not compare it, and nothing else uses it.
         reached = reach(self.address, None, timeout)
-        self._connection = reached.transport.connect(
+        made = reached.transport.connect(
             reached.address,
             Spec.from_example(np.zeros(1, np.uint8)),
             role="observer",
@@ -77,6 +79,7 @@ class Observer:
             token=tokens.find_token(token) if auth else None,
             **reached.options,
         )
+        self._connection = returned(made, Connection, f"{self.address}: connect()")
 
     def request(self, op: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> dict[str, Any]:
         """Request an operation by name. Raises EchoError with the server's message, or EchoTimeoutError."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UnknownTableError
+from ..base.waiting import Wait
 from ..spec.spec import Spec
 from ..store.steps.steps import Steps, StepStreams, new_client_id
 from ..wire.labels import UnlabelledError, labelled
@@ -86,15 +87,19 @@ class OtherTables:
         return list(self._connections.values())
 
 
-def close_all(connections: Iterable[Connection], timeout: float | None) -> None:
-    """Close connections in turn, also after one of them raises, and then raise the first error. After Ctrl-C the rest is closed at once."""
+def close_all(connections: Iterable[Connection], timeout: float) -> None:
+    """Close connections in turn within `timeout` seconds in all, also after one of them raises, and then raise the first error.
+
+    After Ctrl-C the rest is closed at once.
+    """
     first: BaseException | None = None
+    wait = Wait(timeout)
     for connection in connections:
         try:
-            connection.close(timeout)
+            connection.close(wait.left())
         except BaseException as error:
             if not isinstance(error, Exception):
-                timeout = 0.0
+                wait = Wait(0.0)
                 first = error
             first = first or error
     if first is not None:

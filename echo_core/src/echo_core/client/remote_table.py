@@ -15,6 +15,7 @@ import numpy as np
 
 from ..base.errors import ClosedError, EchoError, EchoTimeoutError, SpecError
 from ..base.memory.recycled import empty
+from ..base.plural import counted
 from ..base.waiting import Wait
 from ..spec.spec import Spec
 from ..store.replay.replay_info import importance_weights
@@ -270,7 +271,7 @@ class RemoteTable:
     def _part(self, drawing: Drawing, start: int, left: float) -> tuple[dict[str, Any], Buffer]:
         """The answer with the items from `start` on, of a batch that is already drawn."""
         if left == 0:
-            raise EchoTimeoutError(f"sample() received only {start} of {drawing.n} items in time; draw fewer, or wait longer (timeout=)")
+            raise EchoTimeoutError(f"sample() received only {start} of {counted(drawing.n, 'item')} in time; draw fewer, or wait longer (timeout=)")
         self._ask_ahead((drawing,), 1)
         answer = drawing.asked.popleft()(_patience(left))
         if answer[0].get("gone"):  # this part was requested before the batch was drawn

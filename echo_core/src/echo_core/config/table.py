@@ -12,7 +12,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import ConfigError
+from ..base.errors import ConfigError, FileWriteError
+from ..base.writing import writing
 from ..plugins import discovery
 from ..spec.spec import Spec
 from ..store.replay.policy_lag import Lags
@@ -184,7 +185,7 @@ class Table:
 
         Raises:
             PluginError: the sampler or remover is not installed. MemoryError: the table does not fit into memory.
-            OSError: the storage does not fit onto the disk, or a file of its path already exists.
+            FileWriteError: the storage does not fit onto the disk, or a file of its path already exists.
             ConfigError: no batch could ever be drawn.
         """
         if self.example is None:
@@ -223,8 +224,9 @@ class Table:
         descriptor = -1
         try:
             if self.storage is not None:
-                descriptor = os.open(self.storage, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                os.unlink(self.storage)
+                with writing(self.storage, f"it is the storage of table {self.name!r}"):
+                    descriptor = os.open(self.storage, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                    os.unlink(self.storage)
                 self._reserve(descriptor, self.storage)
             make: Callable[..., ReplayTable]
             make = partial(ReplayTable, self.name, self.spec) if self.layout is None else partial(StepTable, self.name, self.layout, self.steps)
@@ -255,7 +257,7 @@ class Table:
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
             text = f"table {self.name!r}: {size / 2**30:.3g} GiB of storage do not fit ({error.strerror}); free disk space, or lower capacity or max_bytes"
-            raise OSError(error.errno, text, os.fspath(path)) from None
+            raise FileWriteError(error.errno, f"{text}: {os.fspath(path)}", os.fspath(path)) from None
 
 
 def _gone(key: int, _: object) -> None:

@@ -33,6 +33,7 @@ from ..base.address import is_ip
 from ..base.errors import SecurityError
 from ..base.installing import how_to_install
 from ..base.transport_options import ConnectOptions, ListenOptions
+from ..base.writing import NewFile, write_together, writing
 from .tokens import check_directory, check_genuine, check_private, default_token_path
 
 __all__ = ["Authority", "Identity", "TlsConnectOptions", "TlsListenOptions", "client_context", "server_context", "trusted"]
@@ -40,6 +41,7 @@ __all__ = ["Authority", "Identity", "TlsConnectOptions", "TlsListenOptions", "cl
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 AUTHORITY_DAYS = 3650.0
 CERTIFICATE_DAYS = 365.0
+_FOR_ANOTHER_PURPOSE = 26  # X509_V_ERR_INVALID_PURPOSE of OpenSSL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +107,17 @@ class Authority:
 
     @classmethod
     def create(cls, directory: str | os.PathLike[str], *, days: float = AUTHORITY_DAYS) -> Authority:
-        """Make a new authority. Raises SecurityError if that is not possible, for example because `directory` already holds one."""
+        """Make a new authority.
+
+        Raises:
+            SecurityError: `directory` already holds one, or others could change it, or neither `cryptography` nor `openssl` is installed.
+            FileWriteError: the files cannot be written, for example because the disk is full. Nothing is left then.
+        """
         directory = Path(directory).expanduser()
         if (directory / "authority.key").exists():
             raise SecurityError(f"{directory} already holds an authority; open it with Authority(...), or choose another folder")
-        directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+        with writing(directory):
+            directory.mkdir(parents=True, mode=0o700, exist_ok=True)
         check_directory(directory)
         _make("Echo authority", [], days, directory / "authority.pem", directory / "authority.key", None)
         return cls(directory)
@@ -151,6 +159,7 @@ class Authority:
 
         Raises:
             SecurityError: the name cannot be used, or neither `cryptography` nor `openssl` is installed.
+            FileWriteError: the files cannot be written, for example because the disk is full. Those that were there stay.
         """
         if not _NAME.fullmatch(name):
             raise SecurityError(f"{name!r} cannot name a certificate; use letters, digits, dots and dashes")
@@ -180,7 +189,7 @@ def server_identity(options: TlsListenOptions, host: str) -> Iterator[Identity]:
         _check_key(options.tls_key)
         yield Identity(options.tls_certificate, options.tls_key)
         return
-    with tempfile.TemporaryDirectory(prefix="echo-tls-") as folder:
+    with _temporary_folder() as folder:
         hosts = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
         if host not in ("0.0.0.0", "::", ""):
             hosts.append(host)
@@ -207,6 +216,11 @@ def server_context(options: TlsListenOptions, host: str) -> ssl.SSLContext:
     context.num_tickets = 0  # a resumed session would skip the check of the client's certificate, which may have expired since
     with server_identity(options, host) as identity, _explained(identity.certificate):
         context.load_cert_chain(*identity)
+        if not _fits(identity, server=True):
+            raise SecurityError(
+                f"{identity.certificate} is no learner's certificate: it is not for servers (serverAuth), so that every client would refuse this "
+                "learner; make one with Authority(...).issue(name, hosts=[...]), and give it as tls_certificate and tls_key"
+            )
     if options.tls_client_authority is not None:
         with _explained(options.tls_client_authority):
             context.load_verify_locations(options.tls_client_authority)
@@ -225,8 +239,14 @@ def client_context(options: TlsConnectOptions) -> ssl.SSLContext:
             context.load_verify_locations(cadata=roots.decode("ascii", "ignore"))
     if options.tls_certificate is not None and options.tls_key is not None:
         _check_key(options.tls_key)
-        with _explained(options.tls_certificate):
-            context.load_cert_chain(options.tls_certificate, options.tls_key)
+        identity = Identity(options.tls_certificate, options.tls_key)
+        with _explained(identity.certificate):
+            context.load_cert_chain(*identity)
+            if not _fits(identity, server=False):
+                raise SecurityError(
+                    f"{identity.certificate} is no worker's certificate: it is not for clients (clientAuth), so that no learner that asks for one "
+                    "would accept it; make one with Authority(...).issue(name), and give it as tls_certificate and tls_key"
+                )
     return context
 
 
@@ -236,6 +256,30 @@ def client_identity(options: TlsConnectOptions) -> tuple[bytes | None, bytes | N
         return None, None
     _check_key(options.tls_key)
     return _read(options.tls_key), _read(options.tls_certificate)
+
+
+def _fits(identity: Identity, *, server: bool) -> bool:
+    """Whether this end of a connection may show this certificate. A handshake in memory tells it, because the ssl module cannot read extensions."""
+    shows = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    checks = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if server else ssl.PROTOCOL_TLS_SERVER)
+    for context in (shows, checks):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        context.load_cert_chain(*identity)  # a server needs one, whichever end shows it for the check
+    checks.verify_mode = ssl.CERT_REQUIRED
+    checks.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whose certificate it is does not matter here, only what it is for
+    checks.load_verify_locations(identity.certificate)
+    one, other = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [shows.wrap_bio(one, other, server_side=server), checks.wrap_bio(other, one, server_side=not server)]
+    for _ in range(3):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLCertVerificationError as error:
+                return error.verify_code != _FOR_ANOTHER_PURPOSE
+    return True
 
 
 def _check_key(path: Path) -> None:
@@ -319,14 +363,14 @@ def _by_cryptography(name: str, hosts: list[str], days: float, certificate: Path
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
     signed = builder.sign(signer, hashes.SHA256())
     plain = serialization.NoEncryption()
-    _write(key, own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain), 0o600)
-    _write(certificate, signed.public_bytes(serialization.Encoding.PEM), 0o644)
+    private = own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    _write(key, private, certificate, signed.public_bytes(serialization.Encoding.PEM))
 
 
 def _by_openssl(name: str, hosts: list[str], days: float, certificate: Path, key: Path, issuer: Authority | None) -> None:
     now = datetime.datetime.now(datetime.UTC)
     dates = [f"{when:%Y%m%d%H%M%SZ}" for when in (now - EARLIER, now + datetime.timedelta(days=days))]
-    with tempfile.TemporaryDirectory(prefix="echo-tls-") as folder:
+    with _temporary_folder() as folder, writing(folder):
         new, request, extensions, signed, settings = (Path(folder, part) for part in ("key", "request", "extensions", "signed", "settings"))
         _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", new)
         _openssl("req", "-new", "-key", new, "-subj", f"/CN={name}", "-out", request)
@@ -350,8 +394,7 @@ def _by_openssl(name: str, hosts: list[str], days: float, certificate: Path, key
         period = ["-startdate", dates[0], "-enddate", dates[1]]
         options: list[str | Path] = ["-batch", "-notext", "-md", "sha256", "-config", settings, "-extfile", extensions]
         _openssl("ca", *options, *period, *sign, "-in", request, "-out", signed)
-        _write(key, new.read_bytes(), 0o600)
-        _write(certificate, signed.read_bytes(), 0o644)
+        _write(key, new.read_bytes(), certificate, signed.read_bytes())
 
 
 def _openssl(*arguments: str | Path) -> None:
@@ -365,9 +408,14 @@ def _openssl(*arguments: str | Path) -> None:
         raise SecurityError(f"openssl {arguments[0]} failed: {error.stderr.decode(errors='replace').strip()[-300:]}") from None
 
 
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write the file as a whole or not at all. Others can never read it, not even for a moment."""
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
-        file.write(data)
-    temporary.rename(path)
+def _write(key: Path, private: bytes, certificate: Path, signed: bytes) -> None:
+    """Write both files or neither, because a key is of no use with another certificate. Others can never read the key, not even for a moment."""
+    write_together([NewFile(key, private, 0o600), NewFile(certificate, signed, 0o644)])
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[str]:
+    with contextlib.ExitStack() as until_then:
+        with writing(os.environ.get("TMPDIR") or "/tmp"):
+            folder = until_then.enter_context(tempfile.TemporaryDirectory(prefix="echo-tls-"))
+        yield folder

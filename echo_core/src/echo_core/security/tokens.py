@@ -13,7 +13,6 @@ decides; the roles in front of a worker's own token are not even sent.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -25,7 +24,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ..base.address import Address, is_loopback_host
-from ..base.errors import SecurityError
+from ..base.errors import FileWriteError, SecurityError
+from ..base.plural import counted
+from ..base.writing import write_whole, writing
 
 __all__ = [
     "EVERYTHING",
@@ -356,9 +357,9 @@ def _checked(token: bytes, where: str) -> Token:
     if len(token) < _SHORT and where not in _warned:
         _warned.add(where)
         _log.warning(
-            "%s has only %d bytes and can be guessed; use 32 random bytes",
+            "%s has only %s and can be guessed; use 32 random bytes",
             where,
-            len(token),
+            counted(len(token), "byte"),
         )
     return Token(token)
 
@@ -392,23 +393,11 @@ def _read(path: Path, where: str) -> list[Token]:
 
 
 def _create(path: Path) -> None:
-    """Create the token file as a whole or not at all. If several processes start at once, one of them wins."""
-    temporary = path.with_name(f".token-{os.getpid()}-{secrets.token_hex(8)}")
+    """Create the token file as a whole or not at all. If several processes start at once, one of them wins, and the others use its token."""
     try:
-        path.parent.parent.mkdir(parents=True, exist_ok=True)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with open(file, "wb") as stream:
-                stream.write(secrets.token_hex(32).encode() + b"\n")
-            # Unlike a rename, this never replaces a file: the loser uses the winner's token, which
-            # others may have read already. Unlike a plain create, nobody sees half of the file.
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, path)
-        finally:
-            os.unlink(temporary)
-    except OSError as error:
-        raise SecurityError(
-            f"cannot create a token file at {path}: {error.strerror}; "
-            "set ECHO_TOKEN, or ECHO_TOKEN_FILE"
-        ) from error
+        with writing(path.parent):
+            path.parent.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_whole(path, secrets.token_hex(32).encode() + b"\n", mode=0o600, replace=False)
+    except FileWriteError as error:
+        raise SecurityError(f"cannot create a token file at {path}: {error.strerror}; or set ECHO_TOKEN, or ECHO_TOKEN_FILE") from error

@@ -27,6 +27,7 @@ MEANINGS = {
     "weights/age_s": "seconds since it was published",
     "clients/held_bytes": "bytes that are held now for all clients",
     "clients/held_bytes_of_worst": "bytes that are held for the client that makes the server hold most",
+    "clients/old_weights_bytes": "bytes of old versions of the weights that clients are still downloading",
     "clients/limit_bytes": "the limit for all clients together",
     "clients/share_bytes": "the limit for one connection",
     "clients/refused_total": "requests that were refused because a limit was reached",

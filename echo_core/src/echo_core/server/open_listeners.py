@@ -8,11 +8,27 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from ..wire.transport import Listener
+from ..base.errors import PluginError
+from ..base.returned import returned, with_address
+from ..wire.sink import Sink
+from ..wire.transport import Listener, Transport
 
-__all__ = ["OpenListeners", "logged", "on_each"]
+__all__ = ["OpenListeners", "logged", "on_each", "open_listener"]
 
 _log = logging.getLogger("echo")
+
+
+def open_listener(transport: Transport, sink: Sink) -> Listener:
+    """`transport.listen(sink)`. Raises what that raises; a PluginError names the transport, also the one for what is no usable Listener."""
+    try:
+        listener = returned(transport.listen(sink), Listener, "listen()")
+        try:
+            return with_address(listener)
+        except PluginError:
+            listener.close(0.0)
+            raise
+    except PluginError as error:
+        raise type(error)(f"transport {transport.scheme!r}: {error}") from None
 
 
 def on_each(listeners: Iterable[Listener], call: Callable[[Listener], object]) -> None:

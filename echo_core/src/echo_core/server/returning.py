@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from ..base.plural import counted
 from ..store.steps.step_table import StepTable
 
 if TYPE_CHECKING:
@@ -44,4 +45,4 @@ def _end(server: weakref.ref[ServerState]) -> None:
     connected = [peer.id for peer in alive.peers()]
     for table in alive.tables.values():
         if isinstance(table, StepTable) and (ended := table.end_restored(connected)):
-            _log.info("table %s: %d restored episodes ended, because their workers did not return within %g s", table.name, ended, SECONDS)
+            _log.info("table %s: %s ended, because no worker returned within %g s", table.name, counted(ended, "restored episode"), SECONDS)

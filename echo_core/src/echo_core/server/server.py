@@ -22,6 +22,7 @@ import optree
 from ..base.address import Address
 from ..base.errors import ClosedError, ConfigError, NoAddressError
 from ..base.green_threads import check_real_threads
+from ..base.spare_threads import check_spare_threads
 from ..config.table import Table
 from ..plugins import discovery
 from ..security import tokens
@@ -35,7 +36,7 @@ from ..wire.transport import Listener, Transport
 from ..wire.weights import PackedWeights, aligned_bytes, pack
 from . import metrics, mixture
 from .arguments import make_tables, make_transports, short_form, stream_sampler
-from .open_listeners import OpenListeners, logged, on_each
+from .open_listeners import OpenListeners, logged, on_each, open_listener
 from .operations import OPERATIONS, Operation
 from .operations.others import served
 from .parked import MOST_PARKED, MOST_PARKED_PER_CLIENT
@@ -44,6 +45,8 @@ from .sink import ServerSink
 from .state import ServerState
 
 __all__ = ["Published", "Server"]
+
+THREADS = 3  # of one listener, at least; each client of most transports takes two more
 
 _log = logging.getLogger("echo")
 _running: weakref.WeakSet[Server] = weakref.WeakSet()
@@ -209,7 +212,8 @@ class Server(ServerState):
             sink, weights = ServerSink(self), self._weights
             try:
                 for transport in self._transports:
-                    self._opened.append(transport.listen(sink))
+                    check_spare_threads(THREADS, f"a listener of {transport.scheme}")
+                    self._opened.append(open_listener(transport, sink))
                 with self._publishing:
                     self._listeners = list(self._opened)
                     _running.add(self)
@@ -348,8 +352,9 @@ class Server(ServerState):
         checkpoint stays until this one is complete.
 
         Raises:
-            OSError: the disk is full or not writable; it has the name of the file. CheckpointError: the written data are not the rows of
-                a table. In both cases the previous checkpoint stays. ValueError: this server streams and has no tables.
+            FileWriteError: the disk is full or not writable; the message names the file, how much is free and the checkpoint that stays.
+                It is an OSError. CheckpointError: the written data are not the rows of a table; the previous checkpoint stays here too.
+                ValueError: this server streams and has no tables.
         """
         self.table()
         with self._checkpointing:

@@ -25,8 +25,9 @@ A sampler needs only this:
             return None  # for random draws; otherwise the keys, in the order in which they must be drawn
 
 The tests find a plugin by its entry point, as Echo always does, so install it first (`pip install
--e .`). Set `capabilities` for functions that a transport cannot offer, `connect_options` for options
-that are not in its address, and `sever` if its link is cut in another way than by sockets. All other
+-e .`). Set `capabilities` for functions that a transport cannot offer, `connect_options` for options of its
+clients (an option that both ends need is there and in `transport`), and `sever` if its link is cut in
+another way than by sockets. All other
 duties are those of `echo_core.wire.transport` and `echo_core.store.sampler`; a plugin cannot opt out.
 
 The tests use several processes, forks, signals, cut links and restarts. They take about a minute

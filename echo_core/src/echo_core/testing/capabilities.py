@@ -10,6 +10,7 @@ __all__ = ["Capabilities"]
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """Set an attribute to False only if that function makes no sense for the transport, never to pass a test.
+    `damage_proof` is the only one that is False unless you set it.
 
     Attributes:
         processes: workers may run in other processes of the learner's machine.
@@ -22,6 +23,7 @@ class Capabilities:
             gets a ForkError.
         relayable: all bytes of a client travel over one TCP connection to the learner's address, so that a relay can stand
             between them (`TransportContract.relay`).
+        damage_proof: a checksum or TLS covers every byte, so that bytes which were damaged on the way end the link and reach no store.
         dialable: unauthenticated clients can reach the address with a plain socket and write any bytes.
     """
 
@@ -32,4 +34,5 @@ class Capabilities:
     severable: bool = True
     forks: bool = True
     relayable: bool = True
+    damage_proof: bool = False
     dialable: bool = True

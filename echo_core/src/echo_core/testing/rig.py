@@ -38,6 +38,7 @@ class Contract(Protocol):
     scratch: Path
 
     def transport(self, **options: Any) -> Transport: ...
+    def listen_options(self, **options: Any) -> dict[str, Any]: ...
     def sever(self, server: Server, client: Client, reset: bool) -> None: ...
 
 
@@ -62,7 +63,7 @@ class Rig:
         """A started learner. `at` is an address that was used before; `listen` are the transport's options."""
         transport = self.contract.transport(**(listen or {}))
         if at is not None:
-            transport = type(transport).at(at, **(listen or {}))
+            transport = type(transport).at(at, **self.contract.listen_options(**(listen or {})))
         if "tables" in options:  # they have examples of their own
             server = Server(None, batch_size, transport, **options)
         else:

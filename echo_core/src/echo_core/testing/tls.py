@@ -18,8 +18,8 @@ import pytest
 from echo_core import Client, Server
 from echo_core.base.errors import EchoError, EchoTimeoutError, SecurityError
 from echo_core.security.tls import Authority, Identity, _make
-from echo_core.testing.damaging_relay import DamagingRelay
 from echo_core.testing.processes import until
+from echo_core.testing.relay import Relay
 from echo_core.testing.tls_relay import TlsRelay
 from echo_core.wire.transport import Transport
 
@@ -91,6 +91,10 @@ class TlsContract(ABC):
                     Client(server.address, EXAMPLE, **self.trust(certificates, timeout=2, **wrong))
             assert server.peers() == []
 
+    def test_a_learner_does_not_start_with_a_workers_certificate(self, certificates: Certificates) -> None:
+        with pytest.raises(SecurityError, match=rf"{certificates.worker.certificate} is no learner's certificate"):
+            Server(EXAMPLE, 2, self.transport(**given(certificates.worker)), token=TOKEN).start()
+
     def test_an_expired_certificate(self, certificates: Certificates, tmp_path: Path) -> None:
         old = certificates.authority.issue("learner", ["127.0.0.1"], days=2 / 86400, directory=tmp_path)
         with Server(EXAMPLE, 2, self.transport(**given(old)), token=TOKEN) as server:
@@ -143,7 +147,7 @@ class TlsContract(ABC):
         """A worker that returns takes nothing for final that damage, or somebody without a certificate, can cause."""
         with (
             Server(EXAMPLE, 2, self.transport(**given(certificates.learner)), token=TOKEN) as server,
-            DamagingRelay(server.address.endpoint) as relay,
+            Relay(server.address.endpoint) as relay,
             Client(replace(server.address, port=relay.port), EXAMPLE, **self.trust(certificates)) as client,
         ):
             for number, at in enumerate(spots, 1):

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ..base.address import Address
+from ..base.option_reader import option_fields
 from ..client.client import Client
 from ..server.server import Server
 from ..wire.transport import Transport
@@ -24,11 +25,13 @@ from .clauses.exposure import ExposureClauses
 from .clauses.finding import FindingClauses
 from .clauses.hygiene import HygieneClauses
 from .clauses.identity import IdentityClauses
+from .clauses.memory import MemoryClauses
 from .clauses.parked import ParkedClauses
 from .clauses.processes import ProcessClauses
 from .clauses.recovery import RecoveryClauses
 from .clauses.refusal import RefusalClauses
 from .clauses.silence import SilenceClauses
+from .clauses.stream import StreamClauses
 from .clauses.waiting import WaitingClauses
 from .clauses.weights import WeightsClauses
 from .processes import until
@@ -49,11 +52,13 @@ class TransportContract(
     RecoveryClauses,
     WeightsClauses,
     IdentityClauses,
+    MemoryClauses,
     ClientIdClauses,
     ParkedClauses,
     CallClauses,
     FindingClauses,
     SilenceClauses,
+    StreamClauses,
     ProcessClauses,
     HygieneClauses,
     ABC,
@@ -62,7 +67,7 @@ class TransportContract(
 
     Attributes:
         capabilities: the functions that the transport offers.
-        connect_options: keywords for every `Client(address, example, ...)`.
+        connect_options: keywords for every `Client(address, example, ...)`. An option that both ends need is here and in `transport`.
         scratch: an empty folder for the running test.
     """
 
@@ -74,6 +79,12 @@ class TransportContract(
     def transport(self, **options: Any) -> Transport:
         """A transport that can listen now, in addition to all others: it needs a free address and gets
         `options` (those of `ListenOptions`: auth, timeout, max_connections)."""
+
+    def listen_options(self, **options: Any) -> dict[str, Any]:
+        """All options of `transport(**options)` but its place: a learner needs them that is started again at the same address, perhaps in
+        another process. Override it if the place of your transport is in other options than `host`, `port` and `path`."""
+        way = self.transport(**options)
+        return {name: getattr(way.options, name) for name in option_fields(type(way).Options) if name not in ("host", "port", "path")}
 
     def sever(self, server: Server, client: Client, reset: bool) -> None:
         """Cut the link between the two without notice to either, as a failing network would. With

@@ -7,11 +7,14 @@ import time
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
+from ..base.address import Address
 from ..client.client import Client
+from ..plugins.discovery import transport_class
 from ..server.server import Server
 from ..store.steps.steps import Steps
 from ..wire.later import Later
 from ..wire.peer import Peer
+from ..wire.transport import Transport
 from .processes import LONG
 from .samples import example, sample, stacked
 
@@ -82,15 +85,15 @@ def serve(address: str, ready: Pipe, options: dict[str, Any]) -> None:
     time.sleep(LONG)
 
 
-def shelve(address: str, op: str, ready: Pipe) -> None:
-    """A learner that never answers `op`, until killed; reports its address."""
+def shelve(address: str, op: str, ready: Pipe, options: dict[str, Any] | None = None) -> None:
+    """A learner that never answers `op`, until killed; reports its address. `options` are those of its transport."""
     kept: list[Later] = []
 
     def keep(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Later:
         kept.append(later := Later(peer))
         return later
 
-    with Server(example(), 10, transport=address) as server:
+    with Server(example(), 10, transport=_at(address, options)) as server:
         server.serve(op, keep)
         ready.send(str(server.address))
         time.sleep(LONG)
@@ -107,17 +110,22 @@ def wander(address: str, maker: int, environments: int, length: int, ready: Pipe
     time.sleep(60)
 
 
-def learn(address: str, batch_size: int, ready: Pipe) -> None:
-    """A learner that takes batches until killed; reports its address."""
-    with Server(example(), batch_size, transport=address) as server:
+def learn(address: str, batch_size: int, ready: Pipe, options: dict[str, Any] | None = None) -> None:
+    """A learner that takes batches until killed; reports its address. `options` are those of its transport."""
+    with Server(example(), batch_size, transport=_at(address, options)) as server:
         ready.send(str(server.address))
         for _ in server.dataset_iter():
             pass
         time.sleep(60)
 
 
-def neglect(address: str, ready: Pipe) -> None:
-    """A learner with room for two samples that takes none, until killed; reports its address."""
-    with Server(example(), 1, transport=address, num_buffers=2) as server:
+def neglect(address: str, ready: Pipe, options: dict[str, Any] | None = None) -> None:
+    """A learner with room for two samples that takes none, until killed; reports its address. `options` are those of its transport."""
+    with Server(example(), 1, transport=_at(address, options), num_buffers=2) as server:
         ready.send(str(server.address))
         time.sleep(LONG)
+
+
+def _at(address: str, options: dict[str, Any] | None) -> Transport:
+    where = Address.parse(address)
+    return transport_class(where.scheme).at(where, **(options or {}))

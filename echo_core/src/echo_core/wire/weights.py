@@ -216,6 +216,8 @@ def verify(meta: bytes, payload: Any) -> int:
     """
     try:
         return _opened(meta, payload)[3]
+    except (ProtocolError, SpecError):
+        raise
     except _MALFORMED as error:
         raise ProtocolError(f"the description of these weights is malformed: {error!r}") from error
 

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from echo_core.base.errors import ForkError, SecurityError
+from echo_core.base.spare_threads import check_spare_threads
 from echo_core.wire.channel import Channel
 from echo_core.wire.protocol import Buffer
 
@@ -39,6 +40,7 @@ def in_this_process() -> None:
             " first grpc:// connection, or use tcp://"
         )
     if not _used_in:
+        check_spare_threads(8 + min(os.cpu_count() or 1, 16), "grpcio")  # without them it hangs, or aborts the process after some seconds
         keep_freed_memory()
         if follows_forks:
             os.register_at_fork(before=_warn)

@@ -28,6 +28,7 @@ log = logging.getLogger("echo")
 
 LINGER_SECONDS = 1.0  # after shutdown, a peer that reads slowly has so long to take the bytes that were sent
 LISTENER_LINGER_SECONDS = 0.5  # the same for a learner, whose close(timeout=0) takes as long
+PROBE_SECONDS = 1.0  # for a look at an address that UCX could not reach
 STOP_SECONDS = 5.0  # when the learner closes, an engine that was replaced has so long to end
 
 
@@ -37,10 +38,12 @@ class RdmaChannel(Channel):
     Attributes:
         wire: the endpoint.
         lanes: the lanes that carry it; known after something was received.
+        endpoint: at a worker's end: host and port of the learner.
         refusal: at the learner's end: makes the bytes that tell a client why it is turned away.
     """
 
     refusal: Callable[[str], bytes] | None = None
+    endpoint: tuple[str, int] | None = None
 
     def __init__(self, wire: _ucx.Wire, engine: _ucx.Engine | None, peer: str, require_rdma: bool) -> None:
         self.peer = peer
@@ -58,7 +61,16 @@ class RdmaChannel(Channel):
         if self._rest:
             rest, self._rest = self._rest, memoryview(b"")
             return rest
-        piece = self.wire.receive()
+        try:
+            piece = self.wire.receive()
+        except OSError as error:
+            if not self._connected and "unreachable" in str(error) and _accepts(self.endpoint):
+                raise OSError(
+                    errno.EHOSTUNREACH,
+                    f"{error}, although something accepts connections at {self.peer}: UCX cannot reach the learner's own address from"
+                    " here, as behind a NAT, a forwarded port or a proxy, which rdma:// cannot pass; use tcp:// or tcps:// there",
+                ) from error
+            raise
         if not self._connected and piece:
             self._connected = True
             self._look_at_lanes()
@@ -95,6 +107,17 @@ class RdmaChannel(Channel):
             self._own_engine.stop()
 
 
+def _accepts(endpoint: tuple[str, int] | None) -> bool:
+    """Whether somebody accepts plain TCP connections there, as a learner does, or a NAT in front of it."""
+    if endpoint is None:
+        return False
+    try:
+        socket.create_connection(endpoint, PROBE_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
 def check_family(host: str) -> None:
     """Raises ConfigError for an IPv6 address. UCX (1.22) confuses it with the IPv4 addresses of its lanes, and writes past their memory."""
     if ":" in host:
@@ -122,7 +145,9 @@ def dial(address: Address, options: RdmaConnectOptions, timeout: float) -> RdmaC
     except BaseException:
         own.stop()
         raise
-    return RdmaChannel(wire, own, str(address), options.require_rdma)
+    channel = RdmaChannel(wire, own, str(address), options.require_rdma)
+    channel.endpoint = number, port
+    return channel
 
 
 class RdmaAcceptor(Acceptor):

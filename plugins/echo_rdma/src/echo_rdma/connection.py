@@ -93,6 +93,7 @@ class RdmaConnection(ChannelConnection):
 
     uplink_type = RdmaUplink
     uplink: RdmaUplink
+    threads = 4  # one more, which drives UCX
 
     def __init__(self, dial: Callable[[Address, Any, float], Channel], address: Address, spec: Spec, options: RdmaConnectOptions) -> None:
         super().__init__(dial, address, spec, options)

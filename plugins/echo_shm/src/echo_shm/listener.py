@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import ConnectionClosedError
+from echo_core.base.plural import counted
 from echo_core.wire.channel.listener import ChannelListener
 
 from .board import Board
@@ -80,7 +81,7 @@ class ShmListener(ChannelListener, ShmHost):
                     self.board.put(weights)
             except OSError as error:
                 self.board.close()  # weights then travel over the sockets
-                log.warning("%s has no shared memory for %d bytes of weights: %s", "echo_shm", weights.nbytes, error)
+                log.warning("%s has no shared memory for %s of weights: %s", "echo_shm", counted(weights.nbytes, "byte"), error)
 
     # ---------------------------------------------------------------------- requests of clients
 
@@ -162,9 +163,9 @@ class ShmListener(ChannelListener, ShmHost):
         moved, stuck = shared.tick()
         self._reaped["moved"] += moved
         if moved:
-            log.warning("%s: %d batches did not wait any longer for workers that are stopped", self.address, moved)
+            log.warning("%s: %s did not wait any longer for workers that are stopped", self.address, counted(moved, "batch", "batches"))
         if stuck and not self._told_stuck:
-            log.warning("%s: %d batches wait for stopped workers, as no spare buffer is left; raise spare_buffers", self.address, stuck)
+            log.warning("%s: stopped workers hold up %s, as no spare buffer is left; raise spare_buffers", self.address, counted(stuck, "batch", "batches"))
         self._told_stuck = stuck > 0
 
     def _reap(self, writer: Writer) -> None:

@@ -7,7 +7,8 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.math cimport INFINITY
 from libc.string cimport memcpy
 from libcpp cimport bool as cbool
-from libcpp.memory cimport unique_ptr
+from libcpp.memory cimport make_shared, shared_ptr, unique_ptr
+from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.utility cimport move
 from libcpp.vector cimport vector
@@ -41,15 +42,30 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         uint64_t digest
         string text
 
+    cdef cppclass Request:
+        uint64_t group, client, number
+        string payload
+
+    cdef cppclass CRequests "echo_tcp::learner::Requests":
+        CRequests() except +
+        optional[Request] take()
+        void done(uint64_t, uint64_t)
+        cbool has(uint64_t, uint64_t)
+        unsigned idle()
+        void end()
+
     cdef struct PeerRow:
         uint64_t key, samples, bytes, version, digest, partial, read_at, parked_at
+
+    cdef struct HeldRow:
+        uint64_t key, bytes, version, version_bytes
 
     cdef struct TotalsRow:
         uint64_t samples, duplicates, bytes_received, bytes_sent, frames, direct_frames, parked, evicted
         uint64_t staged_bytes, protocol_errors, acks, weights_sent, rounds, active, waiting
 
     cdef cppclass Learner:
-        Learner(const echo_capi*, echo_store*, unsigned, uint64_t, int64_t) except +
+        Learner(const echo_capi*, echo_store*, unsigned, uint64_t, int64_t, shared_ptr[CRequests], uint64_t) except +
         int events_fd()
         vector[Event] take_events() except +
         uint64_t add(NewPeer) except +
@@ -65,16 +81,50 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         uint64_t heard_at(uint64_t)
         void publish(uint64_t, string, const char*, uint64_t, uint64_t) except +
         vector[PeerRow] peers() except +
+        vector[HeldRow] held(uint64_t) except +
         TotalsRow totals()
         void stop(int64_t, string)
 
 # Event kinds, as in learner/events.hpp.
 ADDED = 0
 LOST = 1
-CONTROL = 2
-RECEIPT = 3
+RECEIPT = 2
 cdef enum:
-    RELEASED = 4
+    RELEASED = 3
+
+
+cdef class RequestQueue:
+    """Requests of clients, from the loops of a listener to the threads that carry them out. Every method may be called from any thread."""
+    cdef shared_ptr[CRequests] requests
+
+    def __cinit__(self):
+        self.requests = make_shared[CRequests]()
+
+    def take(self) -> tuple[int, int, int, bytes] | None:
+        """Wait for the next request: (group of loops, key of the client, number, payload). The caller carries it out and then calls `done`.
+        The requests of one client come one after another. None: `end` was called and no request is left."""
+        cdef optional[Request] request
+        with nogil:
+            request = self.requests.get().take()
+        if not request.has_value():
+            return None
+        return request.value().group, request.value().client, request.value().number, <bytes>request.value().payload
+
+    def done(self, uint64_t group, uint64_t client) -> None:
+        """The request of this client that was taken is carried out."""
+        self.requests.get().done(group, client)
+
+    def has(self, uint64_t group, uint64_t client) -> bool:
+        """Whether requests of this client wait or are being carried out."""
+        return self.requests.get().has(group, client)
+
+    def idle(self) -> int:
+        """How many threads wait in `take`, about."""
+        return self.requests.get().idle()
+
+    def end(self) -> None:
+        """Let `take` return None once no request is left."""
+        self.requests.get().end()
 
 
 cdef class _Payload:
@@ -99,17 +149,19 @@ cdef class NativeLearner:
         threads: number of loops, each with one thread; a client is always served by the same loop.
         staging_bytes: memory of each loop for large frames that cannot go straight into slots.
         silence: seconds without a byte after which a client counts as lost.
+        requests: where the clients' requests go.
+        group: the number of these loops in `requests`.
 
     Every method may be called from any thread.
     """
     cdef unique_ptr[Learner] learner
     cdef dict payloads  # ticket -> _Payload that a loop may still be sending
 
-    def __cinit__(self, store, unsigned threads, uint64_t staging_bytes, double silence):
+    def __cinit__(self, store, unsigned threads, uint64_t staging_bytes, double silence, RequestQueue requests, uint64_t group):
         cdef const echo_capi* table = echo_table(ECHO_CAPI_VERSION)
         cdef echo_store* native = echo_store_of(store)
         self.payloads = {}
-        self.learner.reset(new Learner(table, native, threads, staging_bytes, <int64_t>(silence * 1e9)))
+        self.learner.reset(new Learner(table, native, threads, staging_bytes, <int64_t>(silence * 1e9), requests.requests, group))
 
     def __dealloc__(self):
         # Joins the threads without a goodbye to the peers, which is the task of stop().
@@ -151,7 +203,7 @@ cdef class NativeLearner:
         """All events since the last call, in order: (kind, key, number, digest, text).
 
         `ADDED`: the connection is served after `begin` is called. `LOST`: text is the reason, and number is 1 if the peer broke the protocol.
-        `CONTROL`: number is the request's id, and text is its payload. `RECEIPT`: number is the version.
+        `RECEIPT`: number is the version.
         """
         cdef vector[Event] events = self.learner.get().take_events()
         cdef size_t i
@@ -172,11 +224,11 @@ cdef class NativeLearner:
         self.learner.get().forget(key)
 
     def parked(self, uint64_t key) -> None:
-        """A `CONTROL` event of this connection is answered later. Until then, it does not count against what the connection may ask."""
+        """A request of this connection is answered later. Until then, it does not count against what the connection may ask."""
         self.learner.get().parked(key)
 
     def reply(self, uint64_t key, list pieces, cbool late=False) -> None:
-        """Answer a `CONTROL` event with a whole frame, given as consecutive buffers; `late` says whether `parked` was called for it. Does nothing if
+        """Answer a request with a whole frame, given as consecutive buffers; `late` says whether `parked` was called for it. Does nothing if
         the connection is gone."""
         cdef string frame = self.learner.get().frame_for(key, sum(map(len, pieces)))
         cdef Py_buffer view
@@ -216,6 +268,12 @@ cdef class NativeLearner:
     def peers(self) -> list[dict[str, int]]:
         """One row for each connection: key, samples, bytes, version, digest, partial, read_at and parked_at (CLOCK_MONOTONIC, ns)."""
         cdef vector[PeerRow] rows = self.learner.get().peers()
+        return [row for row in rows]
+
+    def held(self, uint64_t least) -> list[dict[str, int]]:
+        """Connections for which at least `least` bytes are held beside samples, or to which weights are on their way: key, bytes, version (of
+        the weights; 0: none) and version_bytes."""
+        cdef vector[HeldRow] rows = self.learner.get().held(least)
         return [row for row in rows]
 
     def totals(self) -> dict[str, int]:

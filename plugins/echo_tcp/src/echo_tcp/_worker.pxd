@@ -141,8 +141,6 @@ cdef class Worker:
     cdef int until(self, Goal goal, uint64_t number, Patience patience) except -1
     cdef int check(self) except -1
     cdef object error(self, Status status)
-    cdef str situation(self, str what)
-    cdef str advice(self)
 
 
 cdef class Patience:
@@ -151,6 +149,8 @@ cdef class Patience:
     cdef double seconds, longest
     cdef str what
     cdef int64_t next_slice(self) except -1
+    cdef str situation(self)
+    cdef str advice(self)
 
 
 cdef class Question:

@@ -19,6 +19,7 @@ from echo_core.store.door.capi cimport echo_batch_pointers, echo_leaf_pointers
 from echo_core.base.errors import (
     ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ForkError, ProtocolError,
 )
+from echo_core.base.plural import counted
 from echo_core.base.waiting import Wait
 from echo_core.wire.weights import unpack, verify
 from echo_core.wire.protocol import pack_request, parse_reply
@@ -28,29 +29,12 @@ cdef enum:
 
 cdef double SLICE = 0.03      # seconds a wait may take before it looks for Ctrl-C, which must be answered within 0.1 s
 cdef double CALM_SLICE = 1.0  # the same on threads that get no Ctrl-C and wait for something that need not come soon
-cdef double FAREWELL = 1.0    # seconds for the learner to hang up after our goodbye
-cdef double LEAST_FAREWELL = 0.05  # also with timeout=0, as after Ctrl-C
 
 LINK_LOST = 1
 WEIGHTS_HERE = 2
 OVER = 4
 
-#: The native table of the wire format, for comparing it with echo_core.wire.protocol.
-WIRE = {
-    "header": HEADER_BYTES,
-    "kinds": {
-        "data": KIND_DATA, "ack": KIND_ACK, "control": KIND_CONTROL, "weights": KIND_WEIGHTS,
-        "receipt": KIND_RECEIPT, "subscribe": KIND_SUBSCRIBE, "ping": KIND_PING, "bye": KIND_BYE,
-    },
-    "reply": flag_reply,
-    "last": flag_last_chunk,
-    "first": flag_first_chunk,
-    "data_bytes": max_data_bytes,
-    "data_count": max_data_count,
-    "control_bytes": max_control_bytes,
-    "chunk_bytes": max_weights_chunk,
-    "reason_bytes": max_bye_bytes,
-}
+include "_wire_format.pxi"
 
 watch_forks()
 
@@ -357,7 +341,7 @@ cdef class Worker:
                 with nogil:
                     self.engine.part(b"closed")
                 try:
-                    self.until(PARTED, 0, Patience(self, min(max(patience.seconds, LEAST_FAREWELL), FAREWELL), "close"))
+                    self.until(PARTED, 0, Patience(self, patience.wait.farewell(), "close"))
                 except EchoError:
                     pass  # the learner will see the end of the stream instead
             finally:
@@ -367,10 +351,10 @@ cdef class Worker:
         finally:
             missing = self.engine.stats().appended - self.engine.stats().acked
             if not told and missing:  # Ctrl-C
-                self.untold = ConnectionClosedError(f"closed with {missing} samples not acknowledged: close() was interrupted")
+                self.untold = ConnectionClosedError(f"closed with {counted(missing, 'sample')} not acknowledged: close() was interrupted")
         if error is not None:
             kind = EchoTimeoutError if isinstance(error, EchoTimeoutError) else ConnectionClosedError
-            raise kind(f"closed with {missing} samples not acknowledged: {error}") from error
+            raise kind(f"closed with {counted(missing, 'sample')} not acknowledged: {error}") from error
 
     @property
     def is_closed(self):
@@ -421,68 +405,7 @@ cdef class Worker:
             return ProtocolError(f"{self.address} is no usable learner: {self.why()}")
         return ConnectionClosedError(f"worker {self.name!r} lost {self.address}: {self.why()}")
 
-    cdef str situation(self, str what):
-        cdef EngineStats now = self.engine.stats()
-        cdef uint64_t waiting = now.appended - now.acked
-        if not now.connected:
-            return (
-                f"worker {self.name!r} ({what}) has no connection to {self.address}"
-                f" ({self.why()}); {waiting} samples wait for it to return"
-            )
-        if what == "weights":
-            return f"worker {self.name!r} waits for {self.address} to publish newer weights"
-        if what.startswith("request"):
-            return f"worker {self.name!r} waits for {self.address} to answer {what}"
-        return (
-            f"worker {self.name!r} ({what}) waits for {self.address} to commit {waiting} samples:"
-            " the learner's store is full or the learner is slow"
-        )
 
-    cdef str advice(self):
-        """A hint for the error message: what the user can do after a wait that timed out."""
-        if not self.engine.stats().connected:
-            return "start the learner, or wait longer (timeout=)"
-        return f"see what it does (echoctl top {self.address}), or wait longer (timeout=)"
-
-
-cdef class Patience:
-    """The wait of one call: gives slices between which it looks for Ctrl-C, writes a line to the log after
-    some seconds, and at the end raises the error that says who waits for whom."""
-
-    def __cinit__(self, Worker worker, timeout, str what):
-        self.worker, self.what = worker, what
-        self.seconds = worker.timeout if timeout is None else timeout
-        self.wait = Wait(self.seconds)
-        self.longest = SLICE
-
-    cdef int64_t next_slice(self) except -1:
-        PyErr_CheckSignals()
-        cdef double left
-        try:
-            left = self.wait.look(self.expired, self.so_far)
-        except EchoTimeoutError as error:
-            # The type says whether there is a learner; the first dial has no connection that could be lost.
-            if self.what != "connect" and not self.worker.engine.stats().connected:
-                raise ConnectionClosedError(str(error)) from None
-            raise
-        return <int64_t>(min(self.longest, left) * 1e9) + 1
-
-    def expired(self):
-        return f"{self.worker.situation(self.what)}; gave up after {self.seconds:g} s; {self.worker.advice()}"
-
-    def so_far(self, waited):
-        return f"{self.worker.situation(self.what)} (for {waited:.0f} s so far)"
-
-
+include "_patience.pxi"
 include "_answers.pxi"
-
-
-cdef class Blob:
-    """The payload of one version of weights: read-only bytes, which are freed with the last array that uses them."""
-
-    def __getbuffer__(self, Py_buffer* view, int flags):
-        if flags & PyBUF_WRITABLE == PyBUF_WRITABLE:
-            raise BufferError("weights are read-only; copy what you want to change")
-        PyBuffer_FillInfo(
-            view, self, <void*>self.blob.payload.data(), self.blob.payload.size(), True, flags
-        )
+include "_weights_payload.pxi"

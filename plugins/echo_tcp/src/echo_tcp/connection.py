@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from echo_core.base.errors import EchoError, SecurityError
+from echo_core.base.spare_threads import check_spare_threads
 from echo_core.wire.transport import Connection
 
 from ._worker import Question, Worker
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TcpConnection"]
 
+THREADS = 2  # of one connection: the engine's and the keeper's
 ABANDONED_SECONDS = 1.0  # time to deliver the remaining samples of a connection that was dropped without close()
 
 
@@ -43,6 +45,7 @@ class TcpConnection(Connection):
     """
 
     def __init__(self, address: Address, spec: Spec, options: TcpConnectOptions) -> None:
+        check_spare_threads(THREADS, f"a connection over {address.scheme}")
         self.address = address
         self.spec = spec
         self.options = options

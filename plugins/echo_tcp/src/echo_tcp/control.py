@@ -1,8 +1,9 @@
 """The control plane of a listener: one thread that accepts (see client_acceptor.py), authenticates, and reports.
 
 It holds every connection until its handshake is done, then hands the socket to the native loops,
-and later only receives their events. All handshakes run side by side, and each is bounded in
-bytes and time, so that unauthenticated clients can neither stop the thread nor fill its memory.
+and later only receives their events; requests are carried out by other threads (requests.py). All
+handshakes run side by side, and each is bounded in bytes and time, so that unauthenticated clients
+can neither stop the thread nor fill its memory.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,17 +28,21 @@ from echo_core.wire.later import Later
 from echo_core.wire.peer import Peer
 from echo_core.wire.protocol import MAX_NUMBER, pack_error, parse_request, reply_frame, reply_pieces
 
-from ._learner import ADDED, CONTROL, LOST, RECEIPT, NativeLearner
+from ._learner import ADDED, LOST, RECEIPT
 from .client_acceptor import ClientAcceptor
 from .complaints import Seldom
 from .holder import TcpHolder
 from .loops import Loops
+from .memory_watch import LOOK_SECONDS, MemoryWatch
 from .pending import Pending
+from .requests import Requests
 
 if TYPE_CHECKING:
     from echo_core.wire.identity import Claim
+    from echo_core.wire.protocol import Buffer
     from echo_core.wire.sink import Sink
 
+    from ._learner import NativeLearner
     from .echo1 import Echo1Handshake
     from .options import TcpListenOptions
 
@@ -46,13 +52,14 @@ _log = logging.getLogger("echo")
 
 CLOSING, DRAINING = "the learner is closing", "the learner is draining"  # what clients are told
 NO_SAMPLES = MAX_NUMBER  # the base of clients that send no samples
+COUNTED_BYTES = 64 << 10  # larger requests count in their client's memory until they are answered
 CROWDED_SECONDS = 2.0  # when many clients come at once, a handshake may be ended after so long
 
 
 class Control:
     """Serves the listening sockets `listening` until `stop`.
 
-    `natives` are the loops of each table by its name; those of "" serve who names none, or the first.
+    `requests` must hand the requests of clients to `answer`. `natives` are the loops of each table by its name; those of "" serve who names none, or the first.
     `make_handshake` is given a client's address. `greeting` is what the learner says first, which only the original protocol has (echo1.py); else
     b"". `let_in` is given every socket that is accepted.
     """
@@ -61,6 +68,7 @@ class Control:
         self,
         listening: Iterable[socket.socket],
         natives: Loops,
+        requests: Requests,
         sink: Sink,
         make_handshake: Callable[[str], ServerHandshake | Echo1Handshake],
         options: TcpListenOptions,
@@ -78,9 +86,12 @@ class Control:
         self._lock = threading.Lock()
         self._peers: dict[tuple[str, int], Peer] = {}  # by table and the native key
         self._holders: dict[tuple[str, int], TcpHolder] = {}  # of those peers that hold ids
+        self._requests = requests
+        self.memory_watch = MemoryWatch(natives, sink.client_memory)
         self._pending: OrderedDict[socket.socket, Pending] = OrderedDict()  # oldest first
         self._closing = False  # no more clients
         self._over = False  # and no more events
+        self._stop_by = 0.0  # when the thread must have ended, once `_over` is set
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
@@ -109,6 +120,7 @@ class Control:
 
     def stop(self, timeout: float) -> None:
         """Report all events until now, and end."""
+        self._stop_by = time.monotonic() + timeout
         self._over = True
         self._ring()
         if threading.current_thread() is not self._thread:
@@ -135,6 +147,7 @@ class Control:
                     self._unlisten()
             for table in self._natives:
                 self._report(table, 0)
+            self._requests.close(self._stop_by - time.monotonic())
         finally:
             self._unlisten()
             self._selector.close()
@@ -148,6 +161,8 @@ class Control:
         if not self._acceptor.is_open and not self._closing:
             times.append(self._acceptor.opens_at)
         times += [claim.ask_again for _, claim in self._undecided()]
+        if self._peers:
+            times.append(self.memory_watch.looked_at + LOOK_SECONDS)
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _undecided(self) -> list[tuple[Pending, Claim]]:
@@ -164,6 +179,8 @@ class Control:
             self._drop(pending)
         if not self._acceptor.is_open and not self._closing and self._acceptor.opens_at <= now:
             self._acceptor.open()
+        if self._peers and self.memory_watch.looked_at + LOOK_SECONDS <= now:
+            self.memory_watch.look()
 
     # --------------------------------------------------------------------------- before the handshake
 
@@ -292,6 +309,7 @@ class Control:
                 leftover=pending.leftover(),
                 beat=math.inf if self._greeting else min(self._options.silence, hello["silence"]) / 3,
             )
+            peer.memory = self.memory_watch.account(table, key, peer.name)
             self._peers[table, key] = peer
             if pending.holder is not None:
                 self._holders[table, key] = pending.holder
@@ -329,12 +347,12 @@ class Control:
                     finally:
                         native.begin(key)
                 elif kind == LOST:
-                    self._lost(table, key, peer, text.decode("utf-8", "replace"), bool(number))
+                    self._requests.after(
+                        self._natives.group(table), key, partial(self._lost, table, key, peer, text.decode("utf-8", "replace"), bool(number))
+                    )
                 elif kind == RECEIPT:
                     peer.weights_version, peer.weights_digest = number, digest
                     self._sink.receipt(peer, number, digest)
-                elif kind == CONTROL:
-                    self._answer(native, key, peer, number, text)
             except Exception:  # most likely from a hook; the next event belongs to another client
                 _log.exception("tcp: while reporting on worker %s", peer.name)
 
@@ -343,32 +361,39 @@ class Control:
             del self._peers[table, key]
             holder = self._holders.pop((table, key), None)
         self._natives[table].forget(key)
+        self.memory_watch.forget(table, key)
         if holder is not None:
             self._sink.identities.release(peer.id, holder)
         self._sink.lost(peer, f"it broke the protocol: {reason}" if broken else reason)
 
-    def _answer(
-        self, native: NativeLearner, key: int, peer: Peer, number: int, payload: bytes
-    ) -> None:
-        """Requests are answered one after another, in this thread: an operation that takes long
-        delays other requests and new connections, but no samples and no weights."""
+    # ------------------------------------------------------------------------------- requests
+
+    def answer(self, group: int, key: int, number: int, payload: bytes) -> None:
+        """Carry out one request of a client. Called by a thread of `Requests`."""
+        table = self._natives.name(group)
+        native, peer = self._natives[table], self._peers.get((table, key))
+        if peer is None:
+            return
         try:
             op, body, blob = parse_request(payload)
         except ProtocolError as error:
             native.refuse(key, str(error).encode())
             return
         try:
-            given = self._sink.request(peer, op, body, blob)
-            if isinstance(given, Later):
-                native.parked(key)
-                given.send_to(lambda pieces: native.reply(key, reply_frame(number, pieces), True))
-                return
-            answer = reply_pieces(*given)
+            with peer.memory.holding(len(payload)) if peer.memory and len(payload) >= COUNTED_BYTES else nullcontext():
+                given = self._sink.request(peer, op, body, blob)
+                if isinstance(given, Later):
+                    native.parked(key)
+                    given.send_to(partial(_send_late, native, self.memory_watch, key, number))
+                    return
+                answer = reply_pieces(*given)
         except Exception as error:
             if not isinstance(error, EchoError):
                 _log.exception("request %r of worker %s failed", op, peer.name)
             answer = [pack_error(error)]
-        native.reply(key, reply_frame(number, answer))
+        frame = reply_frame(number, answer)
+        native.reply(key, frame)
+        self.memory_watch.answered(sum(map(len, frame)))
 
     # -------------------------------------------------------------------------------- closing
 
@@ -385,3 +410,10 @@ class Control:
                 pass
             self._drop(pending)
         self._unlistened.set()
+
+
+def _send_late(native: NativeLearner, watch: MemoryWatch, key: int, number: int, answer: list[Buffer]) -> None:
+    """Send the answer to a request that was parked. It must not refer to the `Control`, which a closed listener frees at once."""
+    frame = reply_frame(number, answer)
+    native.reply(key, frame, True)
+    watch.answered(sum(map(len, frame)))

@@ -18,6 +18,7 @@ from ._learner import NativeLearner
 from .control import DRAINING, Control
 from .echo1 import Echo1Handshake, greeting
 from .loops import Loops
+from .requests import Requests
 from .sockets import listen_on
 
 if TYPE_CHECKING:
@@ -54,14 +55,21 @@ class TcpListener(Listener):
         self._rate_limit = ConnectionRateLimit(options.max_connection_rate)
         try:
             # Other kinds of memory that clients make the server hold need the rest of the budget.
-            staging = min(options.staging_bytes, max(1, sink.client_memory.limit // (4 * max(1, options.num_threads))))
+            loops = max(1, options.num_threads) * max(1, len(sink.tables))
+            staging = min(options.staging_bytes, max(1, sink.client_memory.limit // (4 * loops)))
+            requests = Requests()
             self._natives = Loops(
-                lambda name: NativeLearner(
-                    sink.table(name).native, options.num_threads, staging, options.silence
+                lambda name, group: NativeLearner(
+                    sink.table(name).native, options.num_threads, staging, options.silence, requests.queue, group
                 ),
                 ("", *list(sink.tables)[1:]),
             )
-            self._control = Control(sockets, self._natives, sink, make_handshake, options, said_first, self._rate_limit.let_in)
+            self._control = Control(sockets, self._natives, requests, sink, make_handshake, options, said_first, self._rate_limit.let_in)
+            try:
+                requests.start(self._control.answer)
+            except BaseException:
+                self._control.stop(LEAST_SECONDS)
+                raise
         except BaseException:
             for sock in sockets:
                 sock.close()
@@ -75,6 +83,7 @@ class TcpListener(Listener):
 
     def publish(self, weights: PackedWeights) -> None:
         self._natives.publish(weights)
+        self._control.memory_watch.look()
 
     def peers(self) -> list[Peer]:
         peers = self._control.peers()

@@ -29,7 +29,15 @@ constexpr std::uint64_t leaf_sizes[] = {4, 0, 3, 17};
 
 struct Rig {
     echo::Ring *ring = new echo::Ring({leaf_sizes[0], leaf_sizes[1], leaf_sizes[2], leaf_sizes[3]}, 8, 4);
-    Learner learner{echo::capi_table(), reinterpret_cast<echo_store *>(echo::open_door(ring)), 1, 1 << 20, 30'000'000'000};
+    std::shared_ptr<Requests> requests = std::make_shared<Requests>();
+    Learner learner{echo::capi_table(), reinterpret_cast<echo_store *>(echo::open_door(ring)), 1, 1 << 20, 30'000'000'000, requests, 0};
+    // As a thread of Python does: every request gets an answer.
+    std::thread answers{[this] {
+        while (std::optional<Request> request = requests->take()) {
+            learner.reply(request->client, std::string(24, '\0'));
+            requests->done(request->group, request->client);
+        }
+    }};
     std::uint64_t number = 0;
 
     std::uint64_t inserted() { return ring->counters().inserted; }
@@ -63,7 +71,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t *data, std::size_t size
         for (Event &event : rig->learner.take_events()) {
             if (event.peer != key) continue;
             if (event.kind == Event::added) rig->learner.begin(key);
-            if (event.kind == Event::control) rig->learner.reply(key, std::string(24, '\0'));
             if (event.kind == Event::lost) lost = true;
         }
         while (sent < size) {

@@ -57,7 +57,7 @@ class World {
 public:
     World(Shape shape, std::uint64_t batch, std::uint64_t buffers, unsigned threads, std::uint64_t staging = 64 << 20)
         : shape(shape), ring_(new echo::Ring({16, shape.filler, 8}, batch, buffers)), door_(echo::open_door(ring_)),
-          learner(new Learner(echo::capi_table(), reinterpret_cast<echo_store *>(door_), threads, staging, 30'000'000'000)) {
+          learner(new Learner(echo::capi_table(), reinterpret_cast<echo_store *>(door_), threads, staging, 30'000'000'000, std::make_shared<Requests>(), 0)) {
         consumer_ = std::thread([this] { consume(); });
     }
     // When the workers are done, every acknowledged sample must have been seen.
@@ -313,6 +313,7 @@ public:
                 if (e.kind == Event::lost) learner.forget(e.peer);
             }
             learner.peers();
+            learner.held(0);
             learner.totals();
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
@@ -373,7 +374,7 @@ static void closing(double seconds) {
         auto *ring = new echo::Ring({16, 20000, 8}, 4, 2);
         auto *door = echo::open_door(ring);
         {
-            Learner learner(echo::capi_table(), reinterpret_cast<echo_store *>(door), 2, 1 << 20, 30'000'000'000);
+            Learner learner(echo::capi_table(), reinterpret_cast<echo_store *>(door), 2, 1 << 20, 30'000'000'000, std::make_shared<Requests>(), 0);
             std::vector<int> ends;
             std::atomic<bool> over{false};
             for (std::uint64_t i = 0; i < 6; ++i) {

@@ -1,8 +1,9 @@
 """The budget for memory that clients make a server hold: answers that nobody has fetched, parts of requests, frames that are not complete.
 
 Every connection has an account. Code that keeps memory for a client takes the bytes from the client's account first, and gives them back
-when the memory is free. A client that would go beyond its share gets an error. If all clients together would go beyond the limit, the
-one that holds most is cut off.
+when the memory is free. Native code that cannot ask first is measured from time to time. A client that would go beyond its share gets an
+error. If all clients together would go beyond the limit, the one that holds most is cut off. Old versions of the weights, which several
+clients may share, are bounded by the same limit.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from ..errors import ConnectionClosedError, EchoError
+from ..plural import counted
 from .cgroup import total_memory
 
 __all__ = ["Account", "ClientMemory"]
@@ -45,6 +47,7 @@ class ClientMemory:
         self._frames = 0  # bytes of `_used` that are held by frames
         self._accounts: set[Account] = set()  # that hold something
         self._used = 0
+        self._old_weights = 0  # bytes, at the last call of limit_downloads
         self._refused = 0
         self._cut_off = 0
 
@@ -56,6 +59,30 @@ class ClientMemory:
         """
         return Account(self, name, cut_off, half_since)
 
+    def limit_downloads(self, newest: int, downloads: Iterable[tuple[Account, int, int]]) -> None:
+        """Cut off the clients that download the oldest versions of the weights, while the old versions need more than the limit.
+
+        One old version may always stay. The versions are in memory for as long as anybody downloads them.
+
+        Args:
+            newest: the number of the newest version.
+            downloads: for each client that downloads now: its account, the number of the version, and the version's size in bytes.
+        """
+        old: dict[int, list[Account]] = {}
+        sizes: dict[int, int] = {}
+        for account, version, size in downloads:
+            if version != newest:
+                old.setdefault(version, []).append(account)
+                sizes[version] = size
+        for version in sorted(sizes)[:-1]:
+            if sum(sizes.values()) <= self.limit:
+                break
+            del sizes[version]
+            for account in old[version]:
+                account.cut_off(f"it has not received version {version} of the weights yet, and the newest is {newest}")
+        with self._lock:
+            self._old_weights = sum(sizes.values())
+
     def stats(self) -> dict[str, int]:
         """What is held now, the limits, and how often they were met."""
         with self._lock:
@@ -63,6 +90,7 @@ class ClientMemory:
             return {
                 "held_bytes": self._used,
                 "held_bytes_of_worst": most,
+                "old_weights_bytes": self._old_weights,
                 "limit_bytes": self.limit,
                 "share_bytes": self.share,
                 "refused_total": self._refused,
@@ -89,6 +117,7 @@ class Account:
         self._cut_off = cut_off
         self._half_since = half_since
         self._frame = 0
+        self._measured = 0
 
     def take(self, n: int) -> None:
         """Reserve `n` bytes before they are allocated. If it raises, nothing is reserved.
@@ -136,6 +165,33 @@ class Account:
                 self.memory._used -= n
                 if not self.held:
                     self.memory._accounts.discard(self)
+
+    def measured(self, n: int) -> None:
+        """Set how many bytes the transport itself holds for this connection, which it could not reserve before.
+
+        A connection that holds more than its share is cut off, and so are the worst ones while all together hold more than the limit.
+        """
+        memory, ended = self.memory, []
+        with memory._lock:
+            if self.closed:
+                return
+            self.held += n - self._measured
+            memory._used += n - self._measured
+            self._measured = n
+            if self.held:
+                memory._accounts.add(self)
+            else:
+                memory._accounts.discard(self)
+            if self.held > memory.share:
+                ended.append(self)
+                self._end()
+            while memory._used > memory.limit:
+                worst = max(memory._accounts, key=lambda account: (account.held, -account.used_at))
+                ended.append(worst)
+                worst._end()
+            memory._cut_off += len(ended)
+        for account in ended:
+            account._tell("it made the server hold too much memory")
 
     @contextmanager
     def holding(self, n: int) -> Iterator[None]:
@@ -203,7 +259,7 @@ class Account:
         self._tell(reason)
 
     def _tell(self, reason: str) -> None:
-        _log.warning("%s is cut off: %s (client_memory is %d bytes)", self.name, reason, self.memory.limit)
+        _log.warning("%s is cut off: %s (client_memory is %s)", self.name, reason, counted(self.memory.limit, "byte"))
         self._cut_off()
 
     def close(self) -> None:
@@ -216,6 +272,6 @@ class Account:
         self.memory._used -= self.held
         self.memory._frames -= self._frame
         self.memory._changed.notify_all()
-        self.held = self._frame = 0
+        self.held = self._frame = self._measured = 0
         self.closed = True
         self.memory._accounts.discard(self)

@@ -33,6 +33,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...base.errors import CheckpointError
+from ...base.writing import writing
 from ...spec.dtypes import dtype_from_json, dtype_to_json
 from ..steps.step_table import StepTable
 from . import table_snapshot
@@ -74,23 +75,26 @@ def save(tables: Mapping[str, ReplayTable], path: str | os.PathLike[str]) -> Pat
         The directory of this checkpoint.
 
     Raises:
-        OSError: the disk is full or not writable; it has the name of the file. CheckpointError: the rows that were stored are not those of
-            the table, which is a defect of Echo. In both cases the previous checkpoint is unchanged.
+        FileWriteError: the disk is full or not writable; the message names the file. CheckpointError: the rows that were stored are not
+            those of the table, which is a defect of Echo. In both cases the previous checkpoint is unchanged.
     """
     root = Path(path)
-    root.mkdir(parents=True, exist_ok=True)
     before = _latest(root)
-    for left in root.glob(f"{WRITING}*"):
-        _sweep(left)
-    folder, lock = _begin(root)
+    older = _older(root)
+    with writing(root, older):
+        root.mkdir(parents=True, exist_ok=True)
+        for left in root.glob(f"{WRITING}*"):
+            _sweep(left)
+        folder, lock = _begin(root)
     try:
-        described = [_save_table(folder, index, table) for index, table in enumerate(tables.values())]
-        manifest = json.dumps({"format": FORMAT, "tables": described}).encode()
-        _write(folder / MANIFEST, manifest)
-        with locked(root, exclusive=True):
-            if _latest(root) != before:
-                _log.warning("somebody else checkpoints into %s too, and each removes what the other wrote; give each learner a folder of its own", root)
-            return _publish(root, folder, manifest)
+        with writing(root, older):
+            described = [_save_table(folder, index, table) for index, table in enumerate(tables.values())]
+            manifest = json.dumps({"format": FORMAT, "tables": described}).encode()
+            _write(folder / MANIFEST, manifest)
+            with locked(root, exclusive=True):
+                if _latest(root) != before:
+                    _log.warning("somebody else checkpoints into %s too, and each removes what the other wrote; give each learner a folder of its own", root)
+                return _publish(root, folder, manifest)
     except BaseException:
         _remove(folder, LOCK)
         raise
@@ -156,6 +160,14 @@ def _newest(root: Path) -> tuple[Path, int]:
         return root / str(int(name)).zfill(8), int(crc, 16)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{root} holds no whole checkpoint: {error}") from error
+
+
+def _older(root: Path) -> str:
+    """Which checkpoint stays if the next one fails, for the message."""
+    try:
+        return f"the checkpoint {_newest(root)[0]} is still whole"
+    except CheckpointError:
+        return f"there is no older checkpoint in {root}"
 
 
 def _load(tables: Mapping[str, ReplayTable], folder: Path, expected: int) -> None:

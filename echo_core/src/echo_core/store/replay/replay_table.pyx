@@ -20,6 +20,7 @@ from echo_core.store.sample cimport Sample, snapshot
 from echo_core.store.wait.patience cimport Patience
 
 from echo_core.base.errors import EchoError
+from echo_core.base.plural import counted
 from echo_core.store.replay.policy_lag import lag_figures
 from echo_core.store.sampler import must_be_positive
 
@@ -151,13 +152,13 @@ cdef class ReplayTable(KeyedTable):
                     sample = drawn_batch(self.table, self.name, whole, self.flattener)
                     if (<ReplayInfo>sample.info).counters.refused > self.refusals_logged:
                         self.refusals_logged = (<ReplayInfo>sample.info).counters.refused
-                        _log.warning("table %r refused %d samples of workers: %s", self.name, self.refusals_logged, self._refusal())
+                        _log.warning("table %r refused %s of workers: %s", self.name, counted(self.refusals_logged, "sample"), self._refusal())
                     return sample
                 if answer == kClosed:
                     return None
                 if answer == kNothing:
                     raise EchoError(
-                        f"table {self.name!r}: the sampler can draw none of its {self.table.counters().size} items, as every priority is 0; "
+                        f"table {self.name!r}: the sampler can draw none of its {counted(self.table.counters().size, 'item')}, as every priority is 0; "
                         f"give update_priorities() positive ones, or the sampler an eps")
                 if patience is None:
                     patience = Patience(timeout)
@@ -181,22 +182,22 @@ cdef class ReplayTable(KeyedTable):
     def who_blocks_writers(self) -> str:
         cdef TableCounters c = self.opened().counters()
         if self.table.limited(True, 1):
-            return (f"table {self.name!r}: {self.limiter} allows no insert after {c.inserts} inserts and {c.samples} samples "
-                    f"({c.pending} inserts under way); the learner samples slower than the workers insert")
+            return (f"table {self.name!r}: {self.limiter} allows no insert after {counted(c.inserts, 'insert')} and {counted(c.samples, 'sample')} "
+                    f"({counted(c.pending, 'insert')} under way); the learner samples slower than the workers insert")
         if c.on_loan:
-            return (f"table {self.name!r}: {c.on_loan} items were given to a learner that has not acknowledged them (ack(keys)), and take up "
-                    f"the room; they are given out again after {self.lease_timeout:g} s")
-        return (f"table {self.name!r}: the row to evict next is being written or gathered ({c.pending} inserts under way in "
-                f"{self.table.capacity()} rows)")
+            return (f"table {self.name!r}: items that a learner was given and has not acknowledged (ack(keys)) take up "
+                    f"the room: {c.on_loan}; they are given out again after {self.lease_timeout:g} s")
+        return (f"table {self.name!r}: the row to evict next is being written or gathered ({counted(c.pending, 'insert')} under way in "
+                f"{counted(self.table.capacity(), 'row')})")
 
     def who_blocks_learner(self, n=None) -> str:
         cdef TableCounters c = self.opened().counters()
         n = self.batch_size if n is None else n
         if self.table.limited(False, n):
-            return (f"table {self.name!r}: {self.limiter} allows no batch of {n} from {c.size} items after {c.inserts} inserts and "
-                    f"{c.samples} samples (connected workers: {c.connections}); the workers insert slower than the learner samples, "
+            return (f"table {self.name!r}: {self.limiter} allows no batch of {n} from {counted(c.size, 'item')} after {counted(c.inserts, 'insert')} "
+                    f"and {counted(c.samples, 'sample')} (connected workers: {c.connections}); the workers insert slower than the learner samples, "
                     f"or were not started")
-        return f"table {self.name!r}: it has {c.size} items, and a batch of {n} needs more (connected workers: {c.connections})"
+        return f"table {self.name!r}: it has {counted(c.size, 'item')}, and a batch of {n} needs more (connected workers: {c.connections})"
 
     # ---- figures and native interfaces ------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ...base.errors import EchoTimeoutError, SpecError
+from ...base.plural import counted
 from ...spec.arrays import as_numbers
 from ...spec.spec import Spec
 
@@ -153,7 +154,7 @@ class StepStreams:
         n = self.step.flattener.check_batch(steps)
         flags: Any = np.zeros(n, np.uint64) if ends is None else np.array([_flags(end) for end in ends], np.uint64)
         if ends is not None and len(flags) != n:
-            raise ValueError(f"{n} steps need {n} ends, not {len(flags)}")
+            raise ValueError(f"{counted(n, 'step')} sent with {counted(len(flags), 'end')}; give one end for each step")
         if stream is not None and streams is not None:
             raise ValueError("give either stream, for N steps of one environment, or streams, for one step of each of N")
         if n == 0:

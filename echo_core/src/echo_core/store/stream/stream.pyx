@@ -18,6 +18,7 @@ from echo_core.store.wait.patience cimport SLICE_NS, Patience
 from echo_core.base.errors import LeaseError
 from echo_core.base.memory import memfd
 from echo_core.base.memory.cgroup import available_memory
+from echo_core.base.plural import counted
 
 cdef extern from "<unistd.h>" nogil:
     int close_descriptor "close"(int)
@@ -229,7 +230,7 @@ cdef class Stream(LocalInsert):
         cdef uint64_t buffers = self.ring.buffers()
         if c.leased == buffers:
             return f"all {buffers} batch buffers are leased to batches the learner still holds"
-        return (f"{c.stored} samples wait in {buffers - c.leased} of {buffers} batch buffers for the learner to call sample() "
+        return (f"{counted(c.stored, 'sample')} {'waits' if c.stored == 1 else 'wait'} in {buffers - c.leased} of {buffers} batch buffers for the learner to call sample() "
                 f"({c.leased} leased); the learner is slower than the writers; take batches faster, or wait longer (timeout=)")
 
     def _who_blocks_learner(self) -> str:
@@ -239,10 +240,10 @@ cdef class Stream(LocalInsert):
             return (f"all {buffers} batch buffers are leased to batches the learner still holds, so that no batch can be filled; drop earlier "
                     f"batches, or raise num_buffers")
         if c.stored >= self.ring.batch_size():
-            return (f"{c.stored} samples are there, and the earliest batch misses one: its slot was claimed and is not committed yet, "
+            return (f"samples there: {c.stored}, but the earliest batch misses one: its slot was claimed and is not committed yet, "
                     f"or it was given back and the next sample will fill it")
-        return (f"{c.stored} of {self.ring.batch_size()} samples are there, connected workers: {c.connections}, "
-                f"{c.inserted} samples inserted so far; the workers are slower than the learner, or not started; start more of them, or wait longer (timeout=)")
+        return (f"samples there: {c.stored} of {self.ring.batch_size()}, connected workers: {c.connections}, "
+                f"samples inserted so far: {c.inserted}; the workers are slower than the learner, or not started; start more of them, or wait longer (timeout=)")
 
     # ---- figures and the native interface ----------------------------------------------------------------------------------
 

@@ -147,7 +147,7 @@ class EndingClauses:
             needs("processes")
             server.close(timeout=0)
             hearing, saying = rig.pipe()
-            learner = rig.spawn(workers.neglect, str(address), saying)
+            learner = rig.spawn(workers.neglect, str(address), saying, self.listen_options())
             address = hear(hearing)
         client = rig.client(address, max_inflight_msgs=4)
         client.send_batch(stacked(1, 0, 6))  # two fit into the store, four into the window

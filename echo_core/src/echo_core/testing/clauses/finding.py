@@ -112,7 +112,7 @@ class FindingClauses:
         address = here.address
         here.close()
         hearing, saying = rig.pipe()
-        learner = rig.spawn(workers.shelve, str(address), "kit/never", saying)
+        learner = rig.spawn(workers.shelve, str(address), "kit/never", saying, self.listen_options())  # type: ignore[attr-defined]
         assert hear(hearing) == str(address)
         asking, heard = rig.pipe()
         worker = rig.spawn(workers.park, str(address), "kit/never", 1, heard, self.connect_options)  # type: ignore[attr-defined]

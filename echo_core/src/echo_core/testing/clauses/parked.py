@@ -222,7 +222,7 @@ class ParkedClauses:
         address = here.address
         here.close()
         hearing, saying = rig.pipe()
-        learner = rig.spawn(workers.shelve, str(address), "kit/never", saying)
+        learner = rig.spawn(workers.shelve, str(address), "kit/never", saying, self.listen_options())  # type: ignore[attr-defined]
         client = rig.client(hear(hearing))
         pending = [client._requests.ask("kit/never", {}) for _ in range(3)]
         assert client.request("ping", blob=b"here")[1] == b"here"

@@ -213,7 +213,7 @@ class RecoveryClauses:
         address = here.address
         here.close()
         hearing, saying = rig.pipe()
-        learner = rig.spawn(workers.learn, str(address), 10, saying)
+        learner = rig.spawn(workers.learn, str(address), 10, saying, self.listen_options())
         assert hear(hearing) == str(address)
         client = rig.client(address)
         sender = Sender(client, 1)

@@ -23,6 +23,7 @@ from ...base.errors import (
     HandshakeRefused,
     SecurityError,
 )
+from ...base.spare_threads import check_spare_threads
 from ...base.transport_options import ConnectOptions
 from ...spec.spec import Spec
 from ..gather import Row
@@ -50,11 +51,13 @@ class ChannelConnection(Connection):
 
     Attributes:
         uplink_type: the class of the session.
+        threads: how many it needs: its reader, its writer, and the timer of a handshake.
         address, spec, options: what it was made with.
         uplink: the session. Its lock is `uplink.gate.lock`.
     """
 
     uplink_type: ClassVar[type[Uplink]] = Uplink
+    threads: ClassVar[int] = 3
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class ChannelConnection(Connection):
         spec: Spec,
         options: ConnectOptions,
     ) -> None:
+        check_spare_threads(self.threads, f"a connection over {address.scheme}")
         self.address = address
         self.spec = spec
         self.options = options

@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from ...base.errors import ConnectionClosedError, EchoError, EchoTimeoutError
+from ...base.spare_threads import started
 from ...base.waiting import Wait
 from ..handshake import ClientHandshake, ServerHandshake
 from ..protocol import HEADER_BYTES, REPLY, Buffer, Header, Kind, frame, parse_header
@@ -75,7 +76,7 @@ def deadline(channel: Channel, seconds: float, what: str) -> Iterator[None]:
 
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True
-    timer.start()
+    started(timer)
     try:
         yield
     except OSError as error:  # most EchoErrors of a broken connection are OSErrors too
@@ -195,13 +196,17 @@ class Link:
         """What it runs over."""
         return self._channel
 
+    @property
+    def posted_bytes(self) -> int:
+        """How many bytes are posted and not yet begun to be written."""
+        return self._posted_bytes
+
     def start(self) -> None:
         """Begin writing; `gate.lock` held."""
         watch(self)
         if not self._channel.pull(self._produce, self.fail):
             writer = threading.Thread(target=self._write, name="echo-writer", daemon=True)
-            writer.start()
-            self._writer = writer
+            self._writer = started(writer)
 
     # ----------------------------------------------------------------- reading, by one thread
 

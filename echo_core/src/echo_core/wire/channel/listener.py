@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
-from ...base.address import Address
-from ...base.errors import PluginError, ProtocolError
+from ...base.errors import EchoError, ProtocolError
+from ...base.returned import returned, with_address
 from ...base.transport_options import ListenOptions
 from ...security.tokens import TokenSource
 from ..peer import Peer
 from ..scatter import Inserter
 from ..transport import Listener
-from .channel import Acceptor
+from .channel import Acceptor, Channel
 from .fair_lock import FairLock
 from .host import CLOSING, DRAINING, Host, Intake
 from .served import ServedClient
@@ -87,10 +87,7 @@ class ChannelListener(Listener, Host[ServedClient]):
     @classmethod
     def on(cls, acceptor: Acceptor, sink: Sink, options: ListenOptions) -> Self:
         """One that serves `acceptor`, which is closed if it cannot. Raises PluginError if `bind` returned something else."""
-        if not isinstance(acceptor, Acceptor):
-            raise PluginError(f"bind() returned {acceptor!r}, which is no Acceptor; end it with: return YourAcceptor(...)")
-        if not isinstance(getattr(acceptor, "address", None), Address):
-            raise PluginError(f"{type(acceptor).__name__} has no address; set self.address, with the actual port, in its __init__")
+        with_address(returned(acceptor, Acceptor, "bind()"))
         try:
             return cls(acceptor, sink, options)
         except BaseException:
@@ -102,10 +99,10 @@ class ChannelListener(Listener, Host[ServedClient]):
     def _accept(self) -> None:
         while not self._closing.is_set():
             try:
-                channel = self.acceptor.accept()
+                channel = returned(self.acceptor.accept(), Channel, "accept()")
             except Exception as error:  # whatever a plugin raises: without this thread nobody is let in any more
                 if not self._closing.is_set():
-                    shown = error if isinstance(error, OSError) else repr(error)
+                    shown = error if isinstance(error, (OSError, EchoError)) else repr(error)
                     self._complain("%s cannot accept clients: %s", self.address, str(shown))
                     self._closing.wait(ACCEPT_PAUSE)
                 continue
@@ -170,25 +167,14 @@ class ChannelListener(Listener, Host[ServedClient]):
         for client in clients:
             with client.gate.lock:
                 client.gate.work.notify_all()
-        self._unpin(weights, clients)
-
-    def _unpin(self, newest: PackedWeights, clients: Sequence[ServedClient]) -> None:
-        """Cut off the clients that download the oldest versions, while these and other old versions need more than the clients' memory. One old
-        version may always stay."""
-        old: dict[int, list[ServedClient]] = {}
-        sizes: dict[int, int] = {}
-        for client in clients:
-            if (pinned := client.pinned) is not None and pinned is not newest:
-                old.setdefault(pinned.version, []).append(client)
-                sizes[pinned.version] = pinned.payload.nbytes
-        limit = self.sink.client_memory.limit
-        for version in sorted(sizes)[:-1]:
-            if sum(sizes.values()) <= limit:
-                break
-            del sizes[version]
-            for client in old[version]:
-                if client.peer.memory is not None:
-                    client.peer.memory.cut_off(f"it has not received version {version} of the weights yet, and the newest is {newest.version}")
+        self.sink.client_memory.limit_downloads(
+            weights.version,
+            [
+                (client.peer.memory, pinned.version, pinned.nbytes)
+                for client in clients
+                if (pinned := client.pinned) is not None and client.peer.memory is not None
+            ],
+        )
 
     def peers(self) -> list[Peer]:
         clients = self.serving()

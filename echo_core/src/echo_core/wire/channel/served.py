@@ -76,6 +76,7 @@ class ServedClient:
         self.waiting_since = 0.0
         self._holder = ChannelHolder(channel, self.peer)
         self.pinned: PackedWeights | None = None
+        self._unread = False  # whether answers that the client has not read count in its memory
         self._parted = threading.Event()  # `stop` has said what it had to say
         # Under the gate's lock.
         self._begun = False  # the client is told where to go on, before which it understands nothing else
@@ -392,9 +393,15 @@ class ServedClient:
         assert self.link is not None
         with self.gate.lock:
             self.link.post(data)
+            if self.link.posted_bytes >= BUFFER_BYTES and self.peer.memory is not None:
+                self._unread = True
+                self.peer.memory.measured(self.link.posted_bytes)
 
     def _work(self) -> Work | None:
-        """An acknowledgement if one is due, else the next frame of weights."""
+        """An acknowledgement if one is due, else the next frame of weights. Everything posted is written by then."""
+        if self._unread and self.peer.memory is not None:
+            self._unread = False
+            self.peer.memory.measured(0)
         if self._owed.due:
             return [self._owed.frame(self.session.committed)], 0
         chunk = self._subscription.next_frame(self.offer_weights)

@@ -27,10 +27,13 @@ from ...base.errors import (
     EchoError,
     EchoTimeoutError,
     HandshakeRefused,
-    PluginError,
+    NoThreadError,
     ProtocolError,
 )
+from ...base.plural import counted
+from ...base.returned import returned
 from ...base.transport_options import ConnectOptions
+from ...base.waiting import Wait
 from ...spec.spec import Spec
 from ..handshake import ClientHandshake
 from ..network import unreachable
@@ -46,8 +49,6 @@ __all__ = ["Uplink"]
 log = logging.getLogger("echo")
 
 ATTEMPT_SECONDS = 10.0  # for one attempt to dial, and again for its handshake
-FAREWELL_SECONDS = 1.0  # for the learner to read BYE and hang up
-LEAST_FAREWELL_SECONDS = 0.05  # also with timeout=0, as after Ctrl-C, which must be answered at once
 NAP_SECONDS = 0.25  # of who waits while rows are lent
 BACKOFF = (0.05, 1.6, 1.0)  # seconds between attempts: first, factor, longest
 
@@ -131,10 +132,7 @@ class Uplink:
         """A hook: a channel to the learner, within `seconds`; as `ChannelTransport.dial`. An override may prepare the channel that it gets here."""
         if self.options.resolve is not None:
             self.address = self.options.resolve()
-        channel = self._dial(self.address, self.options, seconds)
-        if not isinstance(channel, Channel):
-            raise PluginError(f"{self.address}: dial() returned {channel!r}, which is no Channel; end it with: return YourChannel(...)")
-        return channel
+        return returned(self._dial(self.address, self.options, seconds), Channel, f"{self.address}: dial()")
 
     # --------------------------- for callers: gate.lock held, but not for end(), close(), forget()
 
@@ -208,7 +206,7 @@ class Uplink:
     def learner(self) -> str:
         """The learner as it is seen now, for people."""
         now = "" if self.link is not None else f", not connected: {self.trouble or 'dialling'}"
-        return f"the learner at {self.address} ({self.under_way()} samples unacknowledged{now})"
+        return f"the learner at {self.address} ({counted(self.under_way(), 'sample')} unacknowledged{now})"
 
     def advice(self) -> str:
         """What somebody who waited in vain can do about it."""
@@ -242,7 +240,7 @@ class Uplink:
             link.fail(error)
 
     def close(self, seconds: float) -> None:
-        """Deliver within `seconds`, say goodbye, end. Only the first call does this; if it was interrupted, the next one says what is lost.
+        """Deliver, say goodbye and end, all within `seconds`. Only the first call does this; if it was interrupted, the next one says what is lost.
 
         Raises EchoTimeoutError or ConnectionClosedError if samples are not acknowledged.
         """
@@ -255,6 +253,7 @@ class Uplink:
             self.closing = True
             self.window.stop()
             self.gate.changed.notify_all()
+        wait = Wait(seconds)
         why: EchoError | None = None
         told = False
         try:
@@ -266,18 +265,18 @@ class Uplink:
                         )
                     except EchoError as error:
                         why = error
-                    self._say_goodbye(min(max(seconds, LEAST_FAREWELL_SECONDS), FAREWELL_SECONDS))
+                    self._say_goodbye(wait.farewell())
             finally:
                 self.end(ClosedError(f"this connection to {self.address} is closed"))
-                self._thread.join(FAREWELL_SECONDS)  # longer only inside a transport's dial()
+                self._thread.join(wait.farewell())  # longer only inside a transport's dial()
             told = True
         finally:
             missing = self.under_way()
             if not told and missing:  # Ctrl-C
-                self._untold = ConnectionClosedError(f"closed with {missing} samples not acknowledged: close() was interrupted")
+                self._untold = ConnectionClosedError(f"closed with {counted(missing, 'sample')} not acknowledged: close() was interrupted")
         if why is not None:
             kind = EchoTimeoutError if isinstance(why, EchoTimeoutError) else ConnectionClosedError
-            raise kind(f"closed with {missing} samples not acknowledged: {why}") from why
+            raise kind(f"closed with {counted(missing, 'sample')} not acknowledged: {why}") from why
 
     def _say_goodbye(self, seconds: float) -> None:
         """BYE, and let the learner hang up first, so that it reads everything. Lock held."""
@@ -350,8 +349,9 @@ class Uplink:
         """End the connection for good because of `error`, a verdict about this worker or its learner.
 
         A connection that was served before believes a verdict when it comes a second time: one damaged byte can cause a single one.
+        It waits while no thread can be started, because other programs may end meanwhile.
         """
-        if not again or type(error) is type(before):
+        if not again or (type(error) is type(before) and not isinstance(error, NoThreadError)):
             self.end(error)
         return error
 
@@ -394,6 +394,8 @@ class Uplink:
         except BaseException:
             with self.gate.lock:
                 self._dialled = None
+                if self.link is link:  # its writer could not be started
+                    self.link = None
             link.finish() if link is not None else channel.close()
             raise
 

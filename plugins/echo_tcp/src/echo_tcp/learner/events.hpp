@@ -32,9 +32,8 @@ struct Event {
     enum Kind : int {
         added = 0,     // the first event of a connection; the connection is served after begin() has been called
         lost = 1,      // text: the reason; number: 1 if the peer broke the protocol
-        control = 2,   // number: request id; text: the payload
-        receipt = 3,   // number: version; digest
-        released = 4,  // number: the ticket of weights that are no longer in use
+        receipt = 2,   // number: version; digest
+        released = 3,  // number: the ticket of weights that are no longer in use
     };
     Kind kind;
     std::uint64_t peer = 0;

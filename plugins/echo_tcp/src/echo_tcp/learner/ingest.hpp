@@ -11,6 +11,7 @@
 #include "beginning.hpp"
 #include "limits.hpp"
 #include "peer.hpp"
+#include "requests.hpp"
 
 namespace echo_tcp::learner {
 
@@ -37,8 +38,8 @@ public:
     static constexpr std::int64_t census_ns = 50'000'000;   // time between two counts of the peers that send
     static constexpr std::int64_t slow_ns = 5'000'000;      // a peer whose staged frame arrives faster than this counts as fast again
 
-    Ingest(Store &store, Events &events, Totals &totals, std::uint64_t staging_limit)
-        : store_(store), events_(events), totals_(totals), staging_limit_(staging_limit),
+    Ingest(Store &store, Events &events, Requests &requests, std::uint64_t group, Totals &totals, std::uint64_t staging_limit)
+        : store_(store), events_(events), requests_(requests), group_(group), totals_(totals), staging_limit_(staging_limit),
           share_(std::clamp<std::uint64_t>(share_bytes / std::max<std::uint64_t>(1, store.sample_bytes()), 1,
                                            std::max<std::uint64_t>(1, store.batch_size() / 4))),
           memory_(new char[headroom + shared_bytes]), area_(memory_.get() + headroom) {}
@@ -70,6 +71,7 @@ public:
         }
         count_queued(p, waiting);
         p.figures->partial.set(p.mid_message());
+        p.show_held();
         return step;
     }
 
@@ -366,7 +368,7 @@ private:
             case Kind::control:
                 if (h.flags & flag_reply) break;  // this learner sends no requests, so it expects no replies
                 ++p.asked;
-                events_.push({Event::control, p.key, h.seq, 0, std::string(payload)});
+                requests_.put({group_, p.key, h.seq, std::string(payload)});
                 break;
             case Kind::receipt: {
                 std::uint64_t digest;
@@ -453,6 +455,8 @@ private:
 
     Store &store_;
     Events &events_;
+    Requests &requests_;
+    const std::uint64_t group_;
     Totals &totals_;
     const std::uint64_t staging_limit_;
     const std::uint64_t share_;  // samples

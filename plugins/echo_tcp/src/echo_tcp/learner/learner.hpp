@@ -13,6 +13,11 @@ struct PeerRow {
     std::uint64_t key, samples, bytes, version, digest, partial, read_at, parked_at;
 };
 
+// What a loop holds for one connection beside samples.
+struct HeldRow {
+    std::uint64_t key, bytes, version, version_bytes;
+};
+
 // A listener's counters, summed over all loops.
 struct TotalsRow {
     std::uint64_t samples, duplicates, bytes_received, bytes_sent, frames, direct_frames, parked, evicted,
@@ -21,11 +26,13 @@ struct TotalsRow {
 
 class Learner {
 public:
-    Learner(const echo_capi *api, echo_store *store, unsigned threads, std::uint64_t staging_limit, std::int64_t silence_ns)
-        : events_(std::make_shared<Events>()), born_in_(getpid()) {
+    // `group` is the number of these loops in `requests`.
+    Learner(const echo_capi *api, echo_store *store, unsigned threads, std::uint64_t staging_limit, std::int64_t silence_ns,
+            std::shared_ptr<Requests> requests, std::uint64_t group)
+        : events_(std::make_shared<Events>()), requests_(std::move(requests)), born_in_(getpid()) {
         give_sockets_back_in_children();
         for (unsigned i = 0; i < threads; ++i)
-            loops_.push_back(std::make_unique<Loop>(api, store, events_, turns_, staging_limit, silence_ns));
+            loops_.push_back(std::make_unique<Loop>(api, store, events_, *requests_, group, turns_, staging_limit, silence_ns));
         try {
             for (auto &loop : loops_) loop->start();
         } catch (...) {
@@ -126,6 +133,15 @@ public:
         return rows;
     }
 
+    // The connections for which at least `least` bytes are held, or to which a version of the weights is on its way.
+    std::vector<HeldRow> held(std::uint64_t least) const {
+        std::lock_guard<std::mutex> lock(figures_lock_);
+        std::vector<HeldRow> rows;
+        for (const auto &[key, f] : figures_)
+            if (f->held.get() >= least || f->sending.get() != 0) rows.push_back({key, f->held.get(), f->sending.get(), f->sending_bytes.get()});
+        return rows;
+    }
+
     TotalsRow totals() const {
         TotalsRow sum{};
         for (const auto &loop : loops_) {
@@ -164,6 +180,7 @@ private:
     Loop &loop_of(std::uint64_t key) { return *loops_[key % loops_.size()]; }
 
     const std::shared_ptr<Events> events_;
+    const std::shared_ptr<Requests> requests_;
     const pid_t born_in_;
     Turns turns_;
     std::vector<std::unique_ptr<Loop>> loops_;

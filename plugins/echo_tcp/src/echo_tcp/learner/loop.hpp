@@ -30,10 +30,10 @@ namespace echo_tcp::learner {
 
 class Loop {
 public:
-    Loop(const echo_capi *api, echo_store *store, std::shared_ptr<Events> events, Turns &turns,
+    Loop(const echo_capi *api, echo_store *store, std::shared_ptr<Events> events, Requests &requests, std::uint64_t group, Turns &turns,
          std::uint64_t staging_limit, std::int64_t silence_ns)
         : silence_ns_(silence_ns), store_(api, store), events_(std::move(events)), turns_(turns),
-          ingest_(store_, *events_, totals, staging_limit), outbox_(totals, recycled) {
+          ingest_(store_, *events_, requests, group, totals, staging_limit), outbox_(totals, recycled) {
         try {
             epoll_ = epoll_create1(EPOLL_CLOEXEC);
             if (epoll_ < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");

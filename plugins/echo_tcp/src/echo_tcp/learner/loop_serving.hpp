@@ -126,6 +126,7 @@ inline void Loop::write_put_off() {
 inline void Loop::write(Peer &p) {
     if (p.dead) return;
     const bool done = outbox_.pump(p);
+    p.show_held();
     const bool full = p.asked >= most_asked || p.unsent() >= most_out;
     const std::uint32_t in = p.parked || full ? 0u : std::uint32_t(EPOLLIN);
     watch_for(p, in | (done ? 0u : std::uint32_t(EPOLLOUT)));

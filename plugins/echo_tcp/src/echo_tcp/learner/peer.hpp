@@ -34,6 +34,8 @@ struct Figures {
     Count partial;          // 1 if the last read ended inside a message
     Count read_at;          // clock_ns() of the last read that brought something
     Count parked_at;        // clock_ns() when it began to wait for space; 0 if it does not wait
+    Count held;             // bytes that lie here for it: unsent answers, and the beginning of a message
+    Count sending, sending_bytes;  // the version of the weights that is on its way, and its size; 0 if none is
 };
 
 // Figures of one loop since it started.
@@ -125,6 +127,12 @@ struct Peer {
 
     std::size_t out_left() const noexcept { return out.size() - out_at; }
     std::size_t unsent() const noexcept { return out_left() + answer_bytes; }
+    // Shows the other threads how much memory lies here for this peer. Frames of samples have a limit of their own (staging).
+    void show_held() noexcept {
+        figures->held.set(unsent() + message.size() + tail.size());
+        figures->sending.set(sending ? sending->version : 0);
+        figures->sending_bytes.set(sending ? sending->size() : 0);
+    }
     bool mid_message() const noexcept {
         return landing || !message.empty() || discard != 0 || tail.size() != tail_at;
     }

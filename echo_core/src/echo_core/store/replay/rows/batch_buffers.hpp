@@ -53,6 +53,7 @@ public:
                 if (free_[i]->n != n) continue;
                 Batch *batch = free_[i];
                 free_.erase(free_.begin() + long(i));
+                free_bytes_ -= batch->mapped;
                 return batch;
             }
         }
@@ -65,16 +66,19 @@ public:
     }
     void give_back(Batch *batch) {
         leased.fetch_sub(1, std::memory_order_relaxed);
-        Batch *surplus = nullptr;
+        std::vector<Batch *> surplus;
         {
             std::lock_guard<std::mutex> lock(mutex_);
-            if (free_.size() >= kSpare) {
-                surplus = free_.front();
+            free_.push_back(batch);
+            free_bytes_ += batch->mapped;
+            // The newest one always stays, no matter how large it is: most loops have one or two batches at a time.
+            while (free_.size() > kSpare || (free_.size() > 1 && free_bytes_ > kSpareBytes)) {
+                surplus.push_back(free_.front());
+                free_bytes_ -= free_.front()->mapped;
                 free_.erase(free_.begin());
             }
-            free_.push_back(batch);
         }
-        if (surplus) drop(surplus);
+        for (Batch *old : surplus) drop(old);
     }
 
     // Page-locks the buffers that are made from now on, if the driver allows it. Uploads from a buffer that is not locked take longer.
@@ -84,6 +88,7 @@ public:
 
 private:
     static constexpr size_t kSpare = 4;
+    static constexpr uint64_t kSpareBytes = 128 << 20;  // clients that draw large batches must not leave more behind
 
     Batch *make(uint64_t n) const {
         const uint64_t rows = Rows::plan(leaf_bytes_, n, nullptr), bytes = bytes_of(leaf_bytes_, n);
@@ -121,6 +126,7 @@ private:
     PageLock lock_;  // must be set before the first buffer is made
     std::mutex mutex_;
     std::vector<Batch *> free_;
+    uint64_t free_bytes_ = 0;
 };
 
 }  // namespace echo::replay
