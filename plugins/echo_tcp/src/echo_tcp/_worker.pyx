@@ -430,10 +430,8 @@ cdef class Worker:
             return f"worker {self.name!r} waits for {self.address} to publish newer weights"
         if what.startswith("request"):
             return f"worker {self.name!r} waits for {self.address} to answer {what}"
-        return (
-            f"worker {self.name!r} ({what}) waits for {self.address} to commit {waiting} samples:"
-            " the learner's store is full or the learner is slow"
-        )
+        # Why the learner takes none, only the learner knows: see echo_core.client.explained.
+        return f"worker {self.name!r} ({what}) waits for {self.address} to commit {waiting} samples"
 
     cdef str advice(self):
         """A hint for the error message: what the user can do after a wait that timed out."""
