@@ -230,6 +230,9 @@ def test_flush_is_told() -> None:
 
 
 def test_a_token_for_writing_is_enough() -> None:
-    with Server(tables=[queue("replay")], batch_size=2, transport="tcp://127.0.0.1:0", token=f"write:{'w' * 32}\nread:{'r' * 32}") as server:
-        with blocked(server, EXAMPLE, token="w" * 32) as client:
-            assert "table 'replay': Queue(4) allows no insert" in told(lambda: client.wait(SHORT))
+    tokens = f"write:{'w' * 32}\nread:{'r' * 32}"
+    with (
+        Server(tables=[queue("replay")], batch_size=2, transport="tcp://127.0.0.1:0", token=tokens) as server,
+        blocked(server, EXAMPLE, token="w" * 32) as client,
+    ):
+        assert "table 'replay': Queue(4) allows no insert" in told(lambda: client.wait(SHORT))

@@ -431,7 +431,7 @@ cdef class Worker:
         if what.startswith("request"):
             return f"worker {self.name!r} waits for {self.address} to answer {what}"
         # Why the learner takes none, only the learner knows: see echo_core.client.explained.
-        return f"worker {self.name!r} ({what}) waits for {self.address} to commit {waiting} samples"
+        return f"worker {self.name!r} ({what}) waits for the learner at {self.address} to commit {waiting} samples"
 
     cdef str advice(self):
         """A hint for the error message: what the user can do after a wait that timed out."""
