@@ -431,8 +431,8 @@ cdef class Worker:
         if what.startswith("request"):
             return f"worker {self.name!r} waits for {self.address} to answer {what}"
         return (
-            f"worker {self.name!r} ({what}) waits for {self.address} to commit {waiting} samples:"
-            " the learner's store is full or the learner is slow"
+            f"worker {self.name!r} ({what}) waits for {self.address} to commit {waiting} samples,"
+            " which the learner has not taken yet: its store is full, or a rate limiter holds them, or it is slow"
         )
 
     cdef str advice(self):
