@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,7 +110,8 @@ def test_top_sees_workers_rates_and_who_waits(serve, echoctl) -> None:
         (worker,) = second["workers"]
         assert (worker["name"], worker["samples"], worker["state"]) == ("rack/1", 12, "waiting for space")
         assert second["time"] > first["time"] and worker["since"] > 0.2
-        assert second["waits"][0].startswith("rack/1 waits for the learner to take batches, for ")
+        assert second["waits"][0].startswith("rack/1 waits for space, for ")
+        assert second["waits"][0].endswith("s: " + worker["waits_for"]) and worker["waits_for"].startswith("12 samples wait in 3 of 3 batch buffers")
         seen = echoctl("top", server.address, "--count", 1, "--interval", 0.2).out
         assert "rack/1" in seen and "waiting for space" in seen and "12/12" in seen
         with pytest.raises(EchoError):
@@ -156,6 +158,46 @@ def test_top_has_a_row_for_each_table(serve, echoctl, tmp_path: Path) -> None:
         assert any(text.startswith("the limiter holds the learner, for ") and "table 'queue': Queue(10)" in text for text in shown["waits"])
         seen = echoctl("top", server.address, "--count", 1, "--interval", 0.2).out
         assert "12 of 1.00M" in seen and "1 worker, 12 samples" in seen and "samples/insert" not in seen.partition("per insert")[0]
+    server.end()
+
+
+def test_top_names_the_limiter_that_holds_the_workers(serve, echoctl, tmp_path: Path) -> None:
+    (tmp_path / "tables.toml").write_text(TABLES)
+    server = serve("-c", "tables.toml")
+    with Client(server.address, EXAMPLE, table="queue", name="digger") as client:
+        with pytest.raises(EchoError):
+            client.send_batch(samples(20))
+            client.wait(0.5)
+        reason = (
+            "table 'queue': Queue(10) allows no insert after 10 inserts and 0 samples (0 inserts under way); the learner samples slower than "
+            "the workers insert"
+        )
+        (shown,) = map(json.loads, echoctl("top", server.address, "--count", 1, "--interval", 0.2, "--json").out.splitlines())
+        rows = {row["name"]: row for row in shown["tables"]}
+        assert (rows["queue"]["holds"], rows["queue"]["why"]) == ("the workers", reason)
+        assert [(worker["name"], worker["state"], worker["waits_for"]) for worker in shown["workers"]] == [("digger", "waiting for space", reason)]
+        seen = " ".join(echoctl("top", server.address, "--count", 1, "--interval", 0.2, COLUMNS="120").out.split())
+        assert re.search(r"the limiter holds the workers, for \d+\.\d s: " + re.escape(reason), seen), seen
+        assert "digger waits" not in seen, "the limiter's line says it"
+        with pytest.raises(EchoError):
+            client.close(0.1)
+    server.end()
+
+
+def test_top_names_what_holds_a_worker_where_no_limiter_does(serve, echoctl, tmp_path: Path) -> None:
+    (tmp_path / "tables.toml").write_text(TABLES.replace('sampler = "fifo"\n', 'sampler = "fifo"\nlease_timeout = 600.0\n'))
+    server = serve("-c", "tables.toml")
+    with Client(server.address, EXAMPLE, table="queue", name="digger") as client, Client(server.address, EXAMPLE, table="queue") as learner:
+        client.send_batch(samples(10))
+        client.wait(10)
+        learner.sample(10, timeout=10)  # and never acknowledged
+        with pytest.raises(EchoError):
+            client.send_batch(samples(10))
+            client.wait(0.5)
+        seen = " ".join(echoctl("top", server.address, "--count", 1, "--interval", 0.2, COLUMNS="120").out.split())
+        assert re.search(r"digger waits for space, for \d+\.\d s: table 'queue': 10 items were given to a learner that has not acknowledged", seen), seen
+        with pytest.raises(EchoError):
+            client.close(0.1)
     server.end()
 
 

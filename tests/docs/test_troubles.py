@@ -8,13 +8,14 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from echo_core import Client, Server
+from echo_core import Client, EchoTimeoutError, Queue, Server, Table
 
 pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers")
 
@@ -87,6 +88,24 @@ def too_much(server: Server) -> None:
     server.submit(EXAMPLE, timeout=0.1)
 
 
+def held() -> None:
+    """A rate limiter holds a worker, which waits again if the learner was too busy to say why within 1 s."""
+    table = Table("replay", EXAMPLE, capacity=1000, sampler="uniform", rate_limiter=Queue(4))
+    with Server(tables=[table], batch_size=2, transport=TCP) as server:
+        client = Client(server.address, EXAMPLE, **WORKER)
+        try:
+            client.send_batch({"obs": np.zeros((6, 4), np.float32)})
+            while True:
+                try:
+                    client.wait(1)
+                except EchoTimeoutError as error:
+                    if "the learner says" in str(error):
+                        raise
+        finally:
+            with suppress(EchoTimeoutError):
+                client.close(0)
+
+
 MISTAKES: dict[str, Callable[[], object]] = {
     "nobody listens": lambda: Client(f"tcp://127.0.0.1:{unused_port()}", EXAMPLE, **WORKER),
     "the wildcard": lambda: Client(f"tcp://0.0.0.0:{unused_port()}", EXAMPLE, **WORKER),
@@ -108,6 +127,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "server gone, closing": lambda: gone(lambda client: client.close(5)),
     "no workers": lambda: server_at(lambda server: server.sample(timeout=0.1)),
     "no learner": lambda: server_at(too_much),
+    "a limiter": held,
     "hoarding": lambda: server_at(hoarding),
 }
 

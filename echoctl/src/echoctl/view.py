@@ -17,7 +17,8 @@ Stats = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker's row: rates per second, `lag` in policy versions (None: it holds no weights), `since` in seconds."""
+    """One worker's row: rates per second, `lag` in policy versions (None: it holds no weights), `since` in seconds, `waits_for` is why it waits
+    for space ("" if it does not)."""
 
     name: str
     samples: int
@@ -27,6 +28,7 @@ class Worker:
     lag: int | None
     state: str
     since: float
+    waits_for: str
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ class Watcher:
             lag=max(0, int(stats["weights/version"]) - held) if held else None,
             state=str(stats.get(f"{key}/state", "")),
             since=float(stats.get(f"{key}/state_s", 0.0)),
+            waits_for=str(stats.get(f"{key}/waits_for", "")),
         )
 
 
@@ -175,10 +178,10 @@ def _waits(stats: Stats, workers: list[Worker], tables: list[TableRow], quiet: f
     blocked = [worker for worker in workers if worker.state == "waiting for space"]
     hoarded = bool(buffers) and held >= buffers
     said += [(table.since, f"the limiter holds {table.holds}, for {table.since:.1f} s: {table.why}") for table in tables if table.holds != "nobody"]
-    limited = any(table.holds in ("the workers", "both") for table in tables)
-    for worker in blocked if not limited else ():  # the limiter is their reason
-        why = "to release batches that it still holds" if hoarded else "to take batches"
-        said.append((worker.since, f"{worker.name} waits for the learner {why}, for {worker.since:.1f} s"))
+    for worker in blocked:
+        if not any(worker.waits_for and worker.waits_for in table.why for table in tables):  # otherwise the table's line says it
+            why = f": {worker.waits_for}" if worker.waits_for else ""
+            said.append((worker.since, f"{worker.name} waits for space, for {worker.since:.1f} s{why}"))
     for worker in workers:
         if worker.state == "half a message":
             said.append((worker.since, f"the learner waits for the rest of a message of {worker.name}, for {worker.since:.1f} s"))

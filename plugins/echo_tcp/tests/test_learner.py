@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from echo_core import Server
+from echo_core import Client, Server
+from echo_core.base.errors import HandshakeRefused
+from echo_core.plugins.hookspecs import hookimpl
 from echo_core.wire.protocol import Kind, frame, pack_header, pack_request, parse_reply
 from echo_tcp.transport import TcpTransport
 
@@ -126,6 +130,35 @@ def test_a_new_connection_takes_the_place_of_the_old_one(dial, serve):
         new.send([2, 3])
         assert values(server.sample(10)) == [0, 1, 2, 3]
         assert len(server.peers()) == 1
+
+
+def test_a_client_whose_connection_is_just_being_announced_can_be_asked_for_a_sign_of_life(dial):
+    """Another client with the same id may come before the first is served. That must not end the first connection, nor let the newcomer in."""
+    announced, asked = threading.Event(), threading.Event()
+
+    class Observer:
+        @hookimpl
+        def echo_peer_connected(self, peer):
+            if not announced.is_set():
+                announced.set()
+                asked.wait(10)
+
+    transports = [TcpTransport(port=0), TcpTransport(port=0)]  # each has a control thread of its own, and one of them is held up
+    with Server(SMALL, 4, transports) as server:
+        server._observers.register(Observer())
+        first, second = server.addresses
+        with ThreadPoolExecutor(2) as pool:
+            holder = pool.submit(Client, first, SMALL, client_id="ab" * 16)
+            assert announced.wait(10)
+            newcomer = pool.submit(Client, second, SMALL, client_id="ab" * 16)
+            with pytest.raises(HandshakeRefused, match="is in use by"):
+                newcomer.result(20)
+            asked.set()
+            with holder.result(20) as client:
+                client.send({"x": np.ones(4, np.float32), "y": np.int64(7)})
+                client.wait(10)
+                assert client.stats()["reconnects"] == 0
+            assert server.stats()["transport/tcp/connections_total"] == 1
 
 
 def test_half_a_frame_held_for_ever_holds_up_nobody(dial, eventually, serve):

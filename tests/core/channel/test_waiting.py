@@ -16,6 +16,7 @@ from local_net import SPEC, Consumer, connect, raw, serve
 
 from echo_core.base import waiting as base_waiting
 from echo_core.base.errors import ClosedError, ConfigError, EchoTimeoutError, ForkError
+from echo_core.server import metrics, waiting_workers
 from echo_core.testing.processes import forked, returns, until
 from echo_core.testing.samples import Tally, sample, stacked
 from echo_core.wire.channel.connection import ChannelConnection
@@ -59,10 +60,14 @@ def test_a_full_store_holds_the_worker_back_and_says_so() -> None:
 
 
 def test_waiting_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base_waiting, "LOG_AFTER", 0.05)
+    for module in (base_waiting, waiting_workers):
+        monkeypatch.setattr(module, "LOG_AFTER", 0.05)
+    monkeypatch.setattr(metrics.StatsTicker, "INTERVAL", 0.05)
     with serve(batch_size=2, num_buffers=2) as server, connect(max_inflight_msgs=2) as connection:
         taken = fill(connection)
-        until(lambda: "worker w waits for space" in caplog.text, "the learner says so too")
+        until(lambda: "worker w has waited" in caplog.text, "the learner says so too")
+        (line,) = [message for message in caplog.messages if "worker w has waited" in message]
+        assert line.endswith("s for space: " + server._why_full()) and "4 samples wait in 2 of 2 batch buffers" in line
         caplog.clear()
         with pytest.raises(EchoTimeoutError):
             connection.send(sample(0, taken), timeout=0.5)

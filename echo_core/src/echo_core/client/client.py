@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..base.address import Address
-from ..base.errors import ConfigError, EchoError, EchoTimeoutError
+from ..base.errors import ConfigError
 from ..base.green_threads import check_real_threads
 from ..base.returned import returned
 from ..base.waiting import Wait
@@ -21,6 +20,7 @@ from ..wire.labels import SUFFIX, Held, LabelledConnection, UnlabelledError, lab
 from ..wire.reservation import CopiedReservation, Reservation
 from ..wire.transport import Connection
 from ..wire.weights import Weights
+from .explained import ExplainedConnection, Reasons
 from .other_tables import OtherTables, close_all
 from .plain_sender import PlainSender
 from .reaching import Resolver, reach
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from .remote_table import RemoteTable
 
 __all__ = ["Client"]
-
-EXPLAINED_SECONDS = 1.0  # a wait that was shorter is not explained; the learner's explanation may take so long
 
 
 class Client:
@@ -104,24 +102,30 @@ class Client:
         self._first: str | None = None  # the name of the server's first table, once it was asked for
         self._held = Held()
         self._streams: StepStreams | None = None
-        self._others = OtherTables(connect, tables or {})  # before a connection is made, which an invalid example would leave open
+        reasons = Reasons(connect, self.spec, timeout)
+        self._others = OtherTables(connect, tables or {}, reasons)  # before a connection is made, which an invalid example would leave open
         if isinstance(example, Steps):
             client_id, labelled_from_start = str(options.get("client_id") or new_client_id()), False
             self._connection = connect(self.spec, client_id=client_id)  # type: ignore[arg-type]
-            self._streams = StepStreams(example, self._connection.send, self._connection.send_batch, client_id)
         else:
             self._connection, labelled_from_start = _connection(connect, self.spec)
-        self._requests = Requests(self._connection)
-        self._serving = Serving(self._requests)
+        self._explained = ExplainedConnection(self._connection, reasons, table)
+        if isinstance(example, Steps):
+            self._streams = StepStreams(example, self._explained.send, self._explained.send_batch, client_id)
+        self._requests = Requests(self._explained)
+        self._serving = Serving(Requests(self._connection))
         self._unserved: weakref.finalize[..., Client] | None = None  # what ends `_serving` if the client is dropped
         self._labelled: dict[str | None, LabelledConnection] = {}  # by table; each is made when labels are first sent
         self._labelling = threading.Lock()
-        self._connect = connect
+        self._connect, self._reasons = connect, reasons
         if labelled_from_start:
-            self._labelled[None] = LabelledConnection(self._connection, self.spec, self._held)
+            self._labelled[None] = LabelledConnection(self._explained, self.spec, self._held)
         elif not tables and (table is None or self._streams is not None):
             # The methods are bound once, because one more Python call per sample would cost a third of a send.
-            sender = PlainSender(self, self._streams or self._connection, self._streams is not None)
+            if self._streams is not None:
+                sender = PlainSender(self, self._streams, True, None)
+            else:
+                sender = PlainSender(self, self._connection, False, self._explained.explain)
             self.send, self.send_batch = sender.send, sender.send_batch  # type: ignore[method-assign,assignment]
 
     @classmethod
@@ -171,18 +175,18 @@ class Client:
             UnknownTableError: `table` is neither the client's own table nor one of `tables`.
         """
         if table is None and priority is None and policy_version is None and not step and self._streams is None and not self._labelled:
-            return self._connection.send(sample, timeout)  # the most common case, at the least cost
+            return self._explained.send(sample, timeout)  # the most common case, at the least cost
         if (streams := self._steps(table)) is not None:
             if priority is not None or policy_version is not None:
                 raise ConfigError("steps have no priority and no policy version; items get priorities by update_priorities()")
             return streams.send(sample, timeout, **step)
         if step:
             raise ConfigError(f"{', '.join(step)} belong to tables of steps: give the client Steps(example) as the table's example")
-        sender = self._labels(table, priority is not None or policy_version is not None)
+        sender = self._labels(table, priority is not None or policy_version is not None, timeout)
         if sender is not None:
             sender.send(sample, timeout, priority, policy_version)
         else:
-            (self._connection if self._is_own(table) else self._others.connection(str(table))).send(sample, timeout)
+            (self._explained if self._is_own(table) else self._others.connection(str(table))).send(sample, timeout)
 
     def send_batch(
         self,
@@ -202,11 +206,11 @@ class Client:
             return streams.send_batch(samples, timeout, **steps)
         if steps:
             raise ConfigError(f"{', '.join(steps)} belong to tables of steps: give the client Steps(example) as the table's example")
-        sender = self._labels(table, priorities is not None or policy_version is not None)
+        sender = self._labels(table, priorities is not None or policy_version is not None, timeout)
         if sender is not None:
             sender.send_batch(samples, timeout, priorities, policy_version)
         else:
-            (self._connection if self._is_own(table) else self._others.connection(str(table))).send_batch(samples, timeout)
+            (self._explained if self._is_own(table) else self._others.connection(str(table))).send_batch(samples, timeout)
 
     def end_episode(
         self, end: str = "truncated", timeout: float | None = None, *, table: str | None = None, stream: int = 0
@@ -243,7 +247,7 @@ class Client:
     def policy_version(self, version: int | None) -> None:
         self._held.version = version
 
-    def _labels(self, table: str | None, wanted: bool) -> LabelledConnection | None:
+    def _labels(self, table: str | None, wanted: bool, timeout: float | None) -> LabelledConnection | None:
         """The object that sends labelled samples to this table; None while no label was sent and the table does not need labels."""
         name = None if self._is_own(table) else table
         sender = self._labelled.get(name)
@@ -253,14 +257,15 @@ class Client:
             sender = self._labelled.get(name)
             if sender is not None:
                 return sender
-            plain, spec = (self._connection, self.spec) if name is None else (self._others.connection(name), self._others.spec(name))
+            plain, spec = (self._explained, self.spec) if name is None else (self._others.connection(name), self._others.spec(name))
             if name is not None and self._others.labelled(name):  # the table needs labels
                 sender = LabelledConnection(plain, spec, self._held)
             elif not wanted:
                 return None
             else:
-                plain.wait()  # samples that were sent without labels come first
-                other = self._connect(labelled(spec), table=(table or self._table or "") + SUFFIX, client_id="")
+                plain.wait(timeout)  # samples that were sent without labels come first
+                raw = self._connect(labelled(spec), table=(table or self._table or "") + SUFFIX, client_id="")
+                other = ExplainedConnection(raw, self._reasons, table or self._table)
                 self._others.add((table or self._table or "") + SUFFIX, other)
                 sender = LabelledConnection(other, spec, self._held)
             self._labelled[name] = sender
@@ -282,24 +287,20 @@ class Client:
         """
         if self._streams is not None:
             raise ConfigError("reserved slots have no order, and steps need one: use send()")
-        slot = None if self._labelled else self._connection.reserve(timeout)  # with labels, the reserved row would need labels too
+        slot = None if self._labelled else self._explained.reserve(timeout)  # with labels, the reserved row would need labels too
         return CopiedReservation(self.spec, self.send, timeout) if slot is None else slot
 
     def flush(self, timeout: float | None = None) -> None:
         """Pass all samples of `send` to the network now."""
         wait = self._wait(timeout)
-        for connection in (self._connection, *self._others.open()):
+        for connection in (self._explained, *self._others.open()):
             connection.flush(wait.left())
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when all samples of `send` are committed in the learner's store."""
         wait = self._wait(timeout)
-        try:
-            for connection in (self._connection, *self._others.open()):
-                connection.wait(wait.left())
-        except EchoTimeoutError as error:
-            self._explain(error, timeout)
-            raise
+        for connection in (self._explained, *self._others.open()):
+            connection.wait(wait.left())
 
     def _wait(self, timeout: float | None) -> Wait:
         """The time of one call, which its connections share."""
@@ -307,23 +308,6 @@ class Client:
         if not seconds >= 0:
             raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
         return Wait(seconds)
-
-    def _explain(self, error: EchoTimeoutError, timeout: float | None) -> None:
-        """Add to the error of a wait for space what the learner says about the reason, such as a rate limiter and its figures.
-
-        Requests of this connection wait behind its samples, so another connection asks. Short waits are not explained, because a caller that
-        repeats them would connect again and again.
-        """
-        if (self._timeout if timeout is None else timeout) < EXPLAINED_SECONDS or not self._connection.stats()["connected"]:
-            return
-        with suppress(EchoError, OSError):
-            asking = self._connect(self.spec, role="observer", client_id="", timeout=EXPLAINED_SECONDS)
-            try:
-                why = asking.request("blocked", {} if self._table is None else {"table": self._table}, b"", EXPLAINED_SECONDS)[0]["why"]
-            finally:
-                asking.close(0)
-            if why:
-                error.args = (f"{error} (the learner says: {why})",)
 
     # ---- the server's replay tables -----------------------------------------------------------------------------------------
 
@@ -438,7 +422,7 @@ class Client:
         """
         self._serving.stop()
         try:
-            close_all((*self._others.open(), self._connection), self._wait(timeout).timeout)
+            close_all((*self._others.open(), self._explained), self._wait(timeout).timeout)
         finally:
             self._serving.join()
             if self._unserved is not None:

@@ -11,6 +11,7 @@ from ..base.waiting import Wait
 from ..spec.spec import Spec
 from ..store.steps.steps import Steps, StepStreams, new_client_id
 from ..wire.labels import UnlabelledError, labelled
+from .explained import ExplainedConnection, Reasons
 
 if TYPE_CHECKING:
     from ..wire.transport import Connection
@@ -21,8 +22,8 @@ __all__ = ["OtherTables", "close_all"]
 class OtherTables:
     """Each connection is made at its first use. Thread-safe."""
 
-    def __init__(self, connect: Callable[..., Connection], examples: Mapping[str, Any]) -> None:
-        self._connect = connect
+    def __init__(self, connect: Callable[..., Connection], examples: Mapping[str, Any], reasons: Reasons) -> None:
+        self._connect, self._reasons = connect, reasons
         self._steps = {name: example for name, example in examples.items() if isinstance(example, Steps)}
         self._specs = {
             name: self._steps[name].wire if name in self._steps else Spec.from_example(example) for name, example in examples.items()
@@ -52,17 +53,20 @@ class OtherTables:
                     spec = self.spec(name)
                     if name in self._steps:
                         client_id = new_client_id()
-                        connection = self._connect(spec, table=name, client_id=client_id)
+                        connection = self._explained(name, self._connect(spec, table=name, client_id=client_id))
                         self._streams[name] = StepStreams(self._steps[name], connection.send, connection.send_batch, client_id)
                         self._connections[name] = connection
                         return connection
                     try:
-                        connection = self._connect(spec, table=name, client_id="")
+                        raw = self._connect(spec, table=name, client_id="")
                     except UnlabelledError:
-                        connection = self._connect(labelled(spec), table=name, client_id="")
+                        raw = self._connect(labelled(spec), table=name, client_id="")
                         self._labelled.add(name)
-                    self._connections[name] = connection
+                    connection = self._connections[name] = self._explained(name, raw)
         return connection
+
+    def _explained(self, name: str, raw: Connection) -> Connection:
+        return ExplainedConnection(raw, self._reasons, name)
 
     def streams(self, name: str | None) -> StepStreams | None:
         """The object that sends to this table; None if the table does not store steps."""

@@ -1,13 +1,21 @@
+from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import disjoint_base
 
+from ..base.errors import EchoTimeoutError
 from ..store.steps.steps import StepStreams
 from ..wire.transport import Connection
 
 @disjoint_base
 class PlainSender:
-    def __init__(self, client: object, connection: Connection | StepStreams, steps: bool) -> None: ...
+    def __init__(
+        self,
+        client: object,
+        connection: Connection | StepStreams,
+        steps: bool,
+        explain: Callable[[EchoTimeoutError, float | None], None] | None,
+    ) -> None: ...
     def send(
         self,
         sample: Any,

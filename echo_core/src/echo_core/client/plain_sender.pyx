@@ -15,14 +15,16 @@ cdef class PlainSender:
         client: held by a weak reference, because a client that the user dropped must not stay alive.
         connection: the client's connection, or its `StepStreams` if samples are steps.
         steps: whether samples are steps.
+        explain: is called with an EchoTimeoutError of the connection and the call's timeout; None if the connection explains its errors itself.
     """
 
-    cdef object _client, _send, _send_batch
+    cdef object _client, _send, _send_batch, _explain
     cdef bint _steps
     cdef bint _labelled  # set by the first label: samples without labels must not overtake labelled ones
 
-    def __init__(self, client, connection, bint steps):
+    def __init__(self, client, connection, bint steps, explain):
         self._client = weakref.ref(client)
+        self._explain = explain
         self._send, self._send_batch = connection.send, connection.send_batch
         self._steps = steps
         self._labelled = False
@@ -33,7 +35,8 @@ cdef class PlainSender:
                 try:
                     return self._send(sample, timeout)
                 except EchoTimeoutError as error:
-                    self._explain(error, timeout)
+                    if self._explain is not None:
+                        self._explain(error, timeout)
                     raise
             if self._steps:
                 return self._send(sample, timeout, end=end, stream=0 if stream is None else stream)
@@ -44,12 +47,6 @@ cdef class PlainSender:
         return type(client).send(
             client, sample, timeout, table=table, priority=priority, policy_version=policy_version, **_given(end=end, stream=stream))
 
-    cdef int _explain(self, error, timeout) except -1:
-        client = self._client()
-        if client is not None:
-            client._explain(error, timeout)
-        return 0
-
     def send_batch(
         self, samples, timeout=None, *, table=None, priorities=None, policy_version=None, ends=None, stream=None, streams=None
     ):
@@ -58,7 +55,8 @@ cdef class PlainSender:
                 try:
                     return self._send_batch(samples, timeout)
                 except EchoTimeoutError as error:
-                    self._explain(error, timeout)
+                    if self._explain is not None:
+                        self._explain(error, timeout)
                     raise
             if self._steps:
                 return self._send_batch(samples, timeout, ends=ends, stream=stream, streams=streams)

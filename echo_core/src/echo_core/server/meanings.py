@@ -41,6 +41,7 @@ MEANINGS = {
     "worker/weights_digest": "the newest version that it holds completely (0 if none), and its digest in hex",
     "worker/state": "streaming, idle, waiting for space, or half a message",
     "worker/state_s": "seconds in that state",
+    "worker/waits_for": "why it waits for space, in words, such as a rate limiter and its figures; empty if it does not wait",
     "table/size": "number of items in the table, and number that fit",
     "table/capacity": "number of items in the table, and number that fit",
     "table/inserts": "items inserted, and items drawn, as the rate limiter counts them; with lease_timeout, a draw that came back without an ack does not count",

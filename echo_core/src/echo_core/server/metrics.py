@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ..plugins import discovery
-from .waiting_workers import BlockedWorkers
+from .waiting_workers import BlockedWorkers, reason
 
 if TYPE_CHECKING:
     import pluggy
@@ -28,7 +28,7 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
     * `weights/version` (0 until weights are published) and `weights/age_s`.
     * `transport/<scheme>/*`: the counters of each listener.
     * `clients/*`: the memory that clients make the server hold, its limits, and the requests that are answered later.
-    * `worker/<name>/*`: samples, bytes, weights_version, weights_digest (hex), state and state_s of each connected worker.
+    * `worker/<name>/*`: samples, bytes, weights_version, weights_digest (hex), state, state_s and waits_for of each connected worker.
     * `table/<name>/*`: the counters of each replay table, samples_per_insert, which side its rate limiter blocks now
       (`blocked`), and why (`blocked_by`).
     * `<prefix>/*`: the figures of `Server.add_stats`.
@@ -79,6 +79,7 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
         out[f"{worker}/weights_digest"] = f"{peer.weights_digest:016x}"
         out[f"{worker}/state"] = peer.state
         out[f"{worker}/state_s"] = now - peer.state_since
+        out[f"{worker}/waits_for"] = reason(server, peer)
     return out | server._added_stats.stats()
 
 
@@ -92,8 +93,8 @@ def as_html(title: str, stats: Mapping[str, float | int | str]) -> str:
 
 
 class StatsTicker:
-    """A thread that, about once a second, calls the observers' `echo_stats` and logs which workers wait for replay tables. It is not
-    started if the server has neither observers nor tables."""
+    """A thread that, about once a second, calls the observers' `echo_stats` and logs which workers wait for space. It is not started if
+    the server has neither observers nor tables nor transports."""
 
     INTERVAL = 1.0  # seconds
 
@@ -107,7 +108,8 @@ class StatsTicker:
 
     @classmethod
     def maybe(cls, server: ServerState, observers: pluggy.PluginManager) -> StatsTicker | None:
-        return cls(server, observers) if server.tables or observers.hook.echo_stats.get_hookimpls() else None
+        wanted = server.tables or server._listeners or observers.hook.echo_stats.get_hookimpls()
+        return cls(server, observers) if wanted else None
 
     def _run(self) -> None:
         while not self._stop.wait(self.INTERVAL):
@@ -117,8 +119,7 @@ class StatsTicker:
             server._held.expire()
             if self._observers.hook.echo_stats.get_hookimpls():
                 discovery.notify(self._observers, "echo_stats", stats=server_stats(server))
-            if server.tables:
-                self._blocked.look(server)
+            self._blocked.look(server)
             del server
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Logs on the learner's side which workers wait for space in replay tables, and why, for every transport."""
+"""Why workers wait for space, for the log and for statistics, over every transport."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import time
 from typing import TYPE_CHECKING
 
 from ..base.waiting import LOG_AFTER
+from ..wire.labels import SUFFIX
 
 if TYPE_CHECKING:
+    from ..wire.peer import Peer
     from .state import ServerState
 
-__all__ = ["BlockedWorkers"]
+__all__ = ["BlockedWorkers", "reason"]
 
 _log = logging.getLogger("echo")
 
@@ -20,21 +22,27 @@ class BlockedWorkers:
     """Checks a server from time to time, and logs one line for each worker and wait."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()  # ids of workers whose present wait was logged
+        self._told: set[tuple[str, str]] = set()  # ids and tables of workers whose present wait was logged
 
     def look(self, server: ServerState) -> None:
         """Log the workers that have waited for longer than `LOG_AFTER` and were not logged yet."""
         now = time.monotonic()
-        waiting = {peer.id: peer for peer in server.peers() if peer.role == "worker" and peer.state == "waiting for space"}
+        waiting = {(peer.id, peer.table): peer for peer in server.peers() if _waits(peer)}
         self._told &= waiting.keys()
         for key, peer in waiting.items():
-            if key not in self._told and now - peer.state_since >= LOG_AFTER:
+            if key in self._told or now - peer.state_since < LOG_AFTER:
+                continue
+            if why := reason(server, peer):  # otherwise there is room at this moment, and the next look decides
                 self._told.add(key)
-                _log.warning("worker %s has waited %.0f s for space: %s", peer.name, now - peer.state_since, reason(server))
+                _log.warning("worker %s has waited %.0f s for space: %s", peer.name, now - peer.state_since, why)
 
 
-def reason(server: ServerState) -> str:
-    """Why workers wait: the reason that a rate limiter gives or, if the limiters allow more inserts, what else keeps the tables full."""
-    tables = list(server.tables.values())
-    limiting = [table for table in tables if "inserts" in table.stats()["blocked"]]
-    return "; ".join(table.who_blocks_writers() for table in limiting or tables)
+def reason(server: ServerState, peer: Peer) -> str:
+    """Why this worker waits for space: what keeps its table, or the stream, from taking a sample. "" if it does not wait, or one could be taken now."""
+    if not _waits(peer):
+        return ""
+    return server.table(peer.table.removesuffix(SUFFIX) or None).why_full() if server.tables else server._why_full()
+
+
+def _waits(peer: Peer) -> bool:
+    return peer.role == "worker" and peer.state == "waiting for space"

@@ -18,6 +18,7 @@ class Peer:
     name: str
     address: str
     role: str = "worker"
+    table: str = ""  # the replay table that it named, as in its handshake; "" is the first one, or the stream
     permissions: frozenset[str] = EVERYTHING  # the roles of its token
     pid: int = 0
     host: str = ""

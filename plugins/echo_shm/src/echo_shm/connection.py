@@ -100,8 +100,8 @@ class ShmConnection(ChannelConnection):
                     return None
                 given_up = self._direct.ready and not idle(self._direct)
                 if left <= 0:
-                    what = "back a slot that was given up" if given_up else "samples out of its full store"
-                    raise up.gave_up(f"reserve() waits for {up.learner()} to take {what}; gave up after {seconds:g} s; {up.advice()}")
+                    what = "take back a slot that was given up" if given_up else "have room for a sample"
+                    raise up.gave_up(f"reserve() waits for {up.learner()} to {what}; gave up after {seconds:g} s; {up.advice()}")
                 if not self._direct.ready or given_up:  # earlier samples come first
                     up.gate.changed.wait(min(left, PUMP_SECONDS))
                     continue

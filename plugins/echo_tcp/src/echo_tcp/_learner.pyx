@@ -253,7 +253,7 @@ cdef class NativeLearner:
         self.learner.get().ping(key)
 
     def heard_at(self, uint64_t key) -> float:
-        """When the last byte came (`time.monotonic()`); infinite while the connection is not read, because it waits for space."""
+        """When the last byte came (`time.monotonic()`); infinite while the connection is not read: it waits for space, or is not served yet."""
         cdef uint64_t ns = self.learner.get().heard_at(key)
         return ns / 1e9 if ns else INFINITY
 

@@ -40,10 +40,8 @@ cdef class Patience:
             return f"worker {self.worker.name!r} waits for {self.worker.address} to publish newer weights"
         if self.what.startswith("request"):
             return f"worker {self.worker.name!r} waits for {self.worker.address} to answer {self.what}"
-        return (
-            f"worker {self.worker.name!r} ({self.what}) waits for {self.worker.address} to commit {counted(waiting, 'sample')}:"
-            " the learner's store is full or the learner is slow"
-        )
+        # Why the learner takes none, only the learner knows: see echo_core.client.explained.
+        return f"worker {self.worker.name!r} ({self.what}) waits for the learner at {self.worker.address} to commit {counted(waiting, 'sample')}"
 
     cdef str advice(self):
         """A hint for the error message: what the user can do after a wait that timed out."""

@@ -282,6 +282,7 @@ class Control:
             name=hello["name"],
             address=pending.address,
             role=hello["role"],
+            table=hello["table"],
             permissions=hello["permissions"],
             pid=hello["pid"],
             host=hello["host"],

@@ -148,7 +148,7 @@ def _update(peer: Peer, row: dict[str, int], now: float) -> None:
     """Bring `peer` up to date with its connection's figures."""
     peer.samples, peer.bytes = row["samples"], row["bytes"]
     peer.weights_version, peer.weights_digest = row["version"], row["digest"]
-    read_at = row["read_at"] / 1e9
+    read_at = row["read_at"] / 1e9 or peer.state_since  # 0: nothing could be read yet
     if row["parked_at"]:
         state, since = "waiting for space", row["parked_at"] / 1e9
     elif row["partial"] and now - read_at >= HALF_SECONDS:

@@ -74,6 +74,8 @@ class TcpConnectOptions(ConnectOptions):
             raise ValueError(f"protocol is 'echo2' or 'echo1', not {self.protocol!r}")
         if self.protocol == "echo1" and self.checksum:
             raise ValueError('the original protocol has no checksums; leave out checksum or protocol="echo1"')
+        if self.protocol == "echo1" and self.role != "worker":
+            raise ValueError('the original protocol has workers only; leave out role or protocol="echo1"')
         for name in ("window_bytes", "max_coalesced_bytes", "max_inflight_msgs"):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value < 1 << 48:

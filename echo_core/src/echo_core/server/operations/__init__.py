@@ -33,12 +33,8 @@ def _specs(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -
 
 
 def _blocked(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
-    """Why a table, or the stream, takes no samples now; "" if nothing holds them."""
-    if not server.tables:
-        full = server._counters()["stored"] >= (server.num_buffers - 1) * server.batch_size or server._counters()["leased"] == server.num_buffers
-        return {"why": server._who_blocks_writers() if full else ""}, b""
-    table = table_of(server, body)
-    return {"why": table.who_blocks_writers() if "inserts" in table.stats()["blocked"] else ""}, b""
+    """Why a table, or the stream, takes no samples now; "" if it takes some."""
+    return {"why": table_of(server, body).why_full() if server.tables else server._why_full()}, b""
 
 
 OPERATIONS: Mapping[str, Operation] = {

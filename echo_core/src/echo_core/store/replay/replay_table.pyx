@@ -15,7 +15,7 @@ from echo_core.store.replay.keyed_table cimport KeyedTable, exponent_of
 from echo_core.spec.sample_labels cimport NEWEST, Labels
 from echo_core.store.replay.table cimport Batch, TableCounters, kClosed, kDrawn, kNothing
 from echo_core.store.replay.labelled.labelled_door cimport open_labelled
-from echo_core.store.door.echo_run cimport echo_run
+from echo_core.store.door.echo_run cimport ECHO_TIMEOUT, echo_run
 from echo_core.store.sample cimport Sample, snapshot
 from echo_core.store.wait.patience cimport Patience
 
@@ -179,6 +179,14 @@ cdef class ReplayTable(KeyedTable):
 
     # ---- who waits for whom -------------------------------------------------------------------------------------------------
 
+    def why_full(self) -> str:
+        """Return why no sample can be inserted now; "" if one can."""
+        cdef bint full
+        self.opened()
+        with nogil:
+            full = self.wait_space(0) == ECHO_TIMEOUT
+        return self.who_blocks_writers() if full else ""
+
     def who_blocks_writers(self) -> str:
         cdef TableCounters c = self.opened().counters()
         if self.table.limited(True, 1):
@@ -187,8 +195,8 @@ cdef class ReplayTable(KeyedTable):
         if c.on_loan:
             return (f"table {self.name!r}: items that a learner was given and has not acknowledged (ack(keys)) take up "
                     f"the room: {c.on_loan}; they are given out again after {self.lease_timeout:g} s")
-        return (f"table {self.name!r}: the row to evict next is being written or gathered ({counted(c.pending, 'insert')} under way in "
-                f"{counted(self.table.capacity(), 'row')})")
+        return (f"table {self.name!r}: a checkpoint is being taken, or the row to evict next is being written or gathered "
+                f"({counted(c.pending, 'insert')} under way in {counted(self.table.capacity(), 'row')})")
 
     def who_blocks_learner(self, n=None) -> str:
         cdef TableCounters c = self.opened().counters()

@@ -9,7 +9,7 @@ from echo_core.store.door.door cimport Door, open_door
 from echo_core.store.local_insert cimport LocalInsert, copy_in, page_lock
 from echo_core.spec.sample_labels cimport Labels
 from echo_core.store.stream.ring cimport Counters, Ring
-from echo_core.store.door.echo_run cimport echo_run
+from echo_core.store.door.echo_run cimport ECHO_TIMEOUT, echo_run
 from echo_core.store.wait.clock cimport now_ns
 from echo_core.store.lease cimport StreamLease, stream_lease
 from echo_core.store.sample cimport new_sample, snapshot
@@ -225,11 +225,20 @@ cdef class Stream(LocalInsert):
 
     # ---- who waits for whom ------------------------------------------------------------------------------------------------
 
+    def _why_full(self) -> str:
+        """Return why no sample can be inserted now; "" if one can."""
+        cdef Ring* ring = self.opened()
+        cdef bint full
+        with nogil:
+            full = ring.wait_space(0) == ECHO_TIMEOUT
+        return self._who_blocks_writers() if full else ""
+
     def _who_blocks_writers(self) -> str:
         cdef Counters c = self.opened().counters()
         cdef uint64_t buffers = self.ring.buffers()
         if c.leased == buffers:
-            return f"all {buffers} batch buffers are leased to batches the learner still holds"
+            return (f"all {buffers} batch buffers are leased to batches the learner still holds, so that no sample can be stored; the learner "
+                    f"must drop earlier batches, or get a larger num_buffers")
         return (f"{counted(c.stored, 'sample')} {'waits' if c.stored == 1 else 'wait'} in {buffers - c.leased} of {buffers} batch buffers for the learner to call sample() "
                 f"({c.leased} leased); the learner is slower than the writers; take batches faster, or wait longer (timeout=)")
 

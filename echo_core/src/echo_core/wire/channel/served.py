@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +11,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ...base.errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError
-from ...base.waiting import Wait
 from ..handshake import ServerHandshake
 from ..later import Later
 from ..peer import Peer
@@ -160,7 +158,7 @@ class ServedClient:
     def _introduce(self, hello: Mapping[str, Any]) -> None:
         self.peer.address = self.channel.peer  # by now it may know more
         self.peer.id, self.peer.name, self.peer.role = hello["client"], hello["name"], hello["role"]
-        self.peer.pid, self.peer.host = hello["pid"], hello["host"]
+        self.peer.table, self.peer.pid, self.peer.host = hello["table"], hello["pid"], hello["host"]
         self.peer.permissions = hello["permissions"]
         self.peer.connected_at, self.peer.state_since = time.time(), time.monotonic()
 
@@ -330,7 +328,7 @@ class ServedClient:
         if got := attempt(0):
             return got
         self.waiting_since = time.monotonic()
-        told, wait = False, Wait(math.inf)
+        told = False
         try:
             while not (got := attempt(LOOK_UP_SECONDS if told else TELL_SECONDS)):
                 if link.error is not None:
@@ -342,7 +340,6 @@ class ServedClient:
                     with self.gate.lock:
                         self._owed.store_is_full()
                         self.gate.work.notify_all()
-                wait.look(str, lambda waited: f"worker {self.peer.name} waits for space: the learner has taken no batch for {waited:.0f} s")
             return got
         finally:
             self.waiting_since = 0.0

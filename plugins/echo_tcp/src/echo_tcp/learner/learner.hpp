@@ -98,7 +98,7 @@ public:
     void ping(std::uint64_t key) {
         loop_of(key).mailbox.put([&](Commands &c) { c.pinged.push_back(key); });
     }
-    // clock_ns() of the last read that brought something; 0 if the connection waits for space and is not read, or is gone.
+    // clock_ns() of the last read that brought something; 0 if the connection is not read, because it waits for space or begin() has not been called, or is gone.
     std::uint64_t heard_at(std::uint64_t key) const {
         std::lock_guard<std::mutex> lock(figures_lock_);
         const auto found = figures_.find(key);

@@ -27,7 +27,6 @@ inline void Loop::welcome(NewPeer &fresh) {
     p.ack_due = !p.echo1;
     p.out = std::move(fresh.unsent);
     p.figures->samples.set(session.inserted);
-    p.figures->read_at.set(std::uint64_t(now_));
     p.heard_at = now_;
     if ((p.beat_ns = fresh.beat_ns) != 0) {
         beat_ns_ = peers_.empty() || beat_ns_ == 0 ? p.beat_ns : std::min(beat_ns_, p.beat_ns);
@@ -52,6 +51,7 @@ inline void Loop::welcome(NewPeer &fresh) {
 
 inline void Loop::begin(Peer &p) {
     p.begun = true;
+    p.figures->read_at.set(std::uint64_t(now_));  // until now nothing could be heard from it
     write(p);
     if (p.held_back) serve(p);
 }
@@ -240,7 +240,7 @@ inline void Loop::serve_staging() {
 inline void Loop::ping(Peer &p, std::uint8_t flags) {
     const FrameHeader header = make_header(Kind::ping, 0, 0, 0, flags);
     Outbox::append(p, &header, sizeof header);
-    write(p);
+    if (p.begun) write(p);  // begin() writes it otherwise; to watch the connection before that would end it, see ready()
 }
 
 // Sends a sign of life to peers that were sent nothing for half a beat, also to those that are held off, and drops

@@ -32,7 +32,7 @@ struct Figures {
     Count bytes;            // received on this connection
     Count version, digest;  // of the weights it confirmed last
     Count partial;          // 1 if the last read ended inside a message
-    Count read_at;          // clock_ns() of the last read that brought something
+    Count read_at;          // clock_ns() of the last read that brought something; 0 before begin()
     Count parked_at;        // clock_ns() when it began to wait for space; 0 if it does not wait
     Count held;             // bytes that lie here for it: unsent answers, and the beginning of a message
     Count sending, sending_bytes;  // the version of the weights that is on its way, and its size; 0 if none is
