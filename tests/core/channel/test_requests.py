@@ -11,9 +11,11 @@ from local_net import connect, net, raw, serve
 
 from echo_core.base.errors import ConnectionClosedError, EchoError, EchoTimeoutError
 from echo_core.server.server import Server
-from echo_core.testing.processes import returns
+from echo_core.testing.processes import returns, until
 from echo_core.testing.samples import sample, stacked
 from echo_core.wire.blobs import MAX_BYTES
+from echo_core.wire.later import Later
+from echo_core.wire.peer import Peer
 from echo_core.wire.protocol import REPLY, Kind, frame, pack_request
 
 pytestmark = pytest.mark.needs("echo-samplers")
@@ -116,3 +118,26 @@ def test_who_asks_and_never_reads_keeps_nobody_from_closing() -> None:
                 deaf.sock.sendall(frame(Kind.CONTROL, pack_request("ping", {}, bytes(1_000_000)), seq=1))
         returns(lambda: server.close(0.2))
         assert server.peers() == []
+
+
+def test_who_does_not_read_late_answers_is_cut_off() -> None:
+    waiting: list[Later] = []
+
+    def later(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Later:
+        waiting.append(Later(peer))
+        return waiting[-1]
+
+    with serve(client_memory=32 << 20) as server, connect() as other, raw() as deaf:
+        server.serve("test/later", later)
+        for number in range(1, 41):
+            deaf.sock.sendall(frame(Kind.CONTROL, pack_request("test/later", {}), seq=number))
+        until(lambda: len(waiting) == 40, "all are parked")
+        for one in waiting:
+            one({}, bytes(1_000_000))
+        until(lambda: [peer.name for peer in server.peers()] != [] and all(peer.name != "raw" for peer in server.peers()), "it is cut off")
+        assert server.stats()["clients/cut_off_total"] == 1
+        pending = other.ask("test/later", {})
+        until(lambda: len(waiting) == 41, "the other is parked")
+        assert waiting[-1]({}, bytes(1_000_000))
+        assert len(pending(10)[1]) == 1_000_000
+        until(lambda: server.stats()["clients/held_bytes"] == 0, "what was read is held no more")
