@@ -233,3 +233,20 @@ def test_a_learner_that_closes_leaves_nothing_to_be_sent_twice(size: int) -> Non
     servers[-1].close()
     drainer.join()
     tally.check({0: sent[0]})
+
+
+def test_turns_at_a_full_store_are_not_much_longer_than_the_shortest() -> None:
+    turn = FairLock()
+    assert turn.acquire(0)
+    assert turn.share() == FairLock.LONG, "nobody else waits"
+    shares = []
+    for taken in (1, 256, 256, *[256] * 6):
+        other = threading.Thread(target=turn.acquire, args=(10,))
+        other.start()
+        until(lambda: len(turn._waiting) == 1, "another thread waits")
+        shares.append(turn.share())
+        turn.release(taken)
+        other.join()
+    assert shares[0] > 1024, "there was no turn yet"
+    assert shares[1:5] == [4, 4, 4, 4], "the shortest one of the last turns counts"
+    assert shares[-1] == 1024, "and is forgotten when every client had a longer one"

@@ -18,7 +18,12 @@ class FairLock:
     and the others starve.
     """
 
+    SHARE = 4  # a turn at a full store may be so many times as long as the shortest of the last turns
+    LONG = 1 << 30
+
     def __init__(self) -> None:
+        self._shortest = self.LONG  # samples of the shortest of the last turns
+        self._since = 0  # turns that were longer since then
         self._lock = threading.Lock()
         self._taken = False
         self._waiting: deque[threading.Lock] = deque()  # each is released to hand the turn over
@@ -42,9 +47,20 @@ class FairLock:
             self._waiting.remove(mine)
             return False
 
-    def release(self) -> None:
-        """Hand the turn to whoever has waited longest."""
+    def share(self) -> int:
+        """After how many samples a turn should end when the store is full.
+
+        While the frames of one client hold a single sample, its turns are that long, and without this bound the others would get hundreds of
+        samples for each of its samples.
+        """
+        return self.SHARE * self._shortest if self._waiting else self.LONG
+
+    def release(self, taken: int = LONG) -> None:
+        """Hand the turn to whoever has waited longest; `taken` samples were stored in it."""
         with self._lock:
+            self._since += 1
+            if taken <= self._shortest or self._since > 2 * len(self._waiting) + 2:  # by then, every client had a turn
+                self._shortest, self._since = taken, 0
             if self._waiting:
                 self._waiting.popleft().release()
             else:

@@ -292,8 +292,8 @@ class ServedClient:
     def _store(self, link: Link, payload: Buffer, row: int, count: int) -> None:
         """Commit the frame's samples from number `row` (from 0) on, in turns of `TURN_ROWS`.
 
-        A turn ends after so many samples, not when the store is full: otherwise its length would depend on how the learner keeps up, and
-        of equal workers one could have several times the samples of another.
+        A turn ends after so many samples, not whenever the store is full: otherwise its length would depend on how the learner keeps up, and
+        of equal workers one could have several times the samples of another. It ends earlier at a full store if other clients' turns are short.
         """
         turn, inserter = self._intake
 
@@ -303,13 +303,17 @@ class ServedClient:
             return self._commit(payload, row, end - row, count)
 
         while row < count:
-            end = min(row + TURN_ROWS, count)
+            end, first = min(row + TURN_ROWS, count), row
             self._patiently(link, turn.acquire)
             try:
                 while row < end:
-                    row += self._patiently(link, some)
+                    if not (done := some(0)):
+                        if row - first >= turn.share():
+                            break
+                        done = self._patiently(link, some)
+                    row += done
             finally:
-                turn.release()
+                turn.release(row - first)
 
     def _commit(self, payload: Buffer, row: int, most: int, count: int) -> int:
         session = self.session
