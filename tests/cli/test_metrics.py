@@ -59,3 +59,26 @@ def test_notebooks_show_figures_and_run_nobodys_markup() -> None:
         client.wait(10)
         shown = server._repr_html_()
     assert "store/samples_inserted_total" in shown and "&lt;script&gt;" in shown and "<script" not in shown
+
+
+def test_a_probe_says_whether_clients_can_connect() -> None:
+    server = Server(np.zeros(2), 2, "tcp://127.0.0.1:0")
+    exporter = Exporter(server)
+
+    def status() -> int:
+        try:
+            with urllib.request.urlopen(exporter.url.replace("/metrics", "/readyz"), timeout=10) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    try:
+        assert status() == 503
+        server.start()
+        assert status() == 200
+        server.drain()
+        assert status() == 503
+        server.close()
+        assert status() == 503
+    finally:
+        exporter.close()

@@ -339,3 +339,16 @@ def test_figures_for_prometheus(serve) -> None:
     states = {s.labels["state"]: s.value for s in families["echo_worker_state"].samples}
     assert sum(states.values()) == 1
     server.end()
+
+
+def test_a_server_is_drained(serve, echoctl) -> None:
+    server = serve()
+    address = server.address
+    with Client(address, EXAMPLE) as client:
+        client.send(EXAMPLE)
+        client.wait()
+        done = echoctl("drain", address, "--timeout", "5", "--json")
+        assert done.code == 0 and done.json == {"address": address, "draining": True}
+        ended = server.end(signal.SIGCONT)  # it ends without a signal; this one changes nothing
+        assert ended.code == 0 and "1 samples received" in ended.err
+    assert echoctl("drain", address).code == 3

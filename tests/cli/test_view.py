@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ pytest.importorskip("click")
 
 from echo_core import Client, Queue, Sequences, Server, Steps, Table
 from echo_core.base.errors import EchoTimeoutError
-from echoctl.top import short
+from echoctl.top import render, short
 from echoctl.view import Watcher
 
 pytestmark = pytest.mark.needs("echo-samplers", "echo-tcp")
@@ -54,3 +56,16 @@ def test_a_table_of_steps_is_as_large_as_its_steps() -> None:
         client.wait(10)
         (row,) = Watcher().look(server.stats()).tables
         assert (row.size, row.capacity) == (6, server.stats()["table/steps/steps_capacity"])
+
+
+def test_figures_of_others_are_shown() -> None:
+    from rich.console import Console
+
+    with Server(EXAMPLE, 2) as server:
+        server.add_stats("es", lambda: {"epoch": 1234, "phase": "\x1b[31mred"})
+        snapshot = Watcher().look(server.stats())
+    assert snapshot.others == {"es/epoch": 1234, "es/phase": "\x1b[31mred"} == snapshot.to_json()["others"]
+    screen = Console(width=100, record=True, file=StringIO())
+    screen.print(render(snapshot, "here"))
+    text = screen.export_text()
+    assert "es/epoch 1,234" in text and "es/phase" in text and "\x1b" not in text

@@ -39,7 +39,7 @@ def waits(link: Link) -> None:
             pass
         idle = Client(empty.address, example())
         deaf = Server(example(), 2, {"type": "tcp", "port": 0}).start()
-        deaf._operations = {"stats": lambda *_: time.sleep(3) or ({}, b"")}
+        deaf.serve("test/slow", lambda *_: time.sleep(3) or ({}, b""))
         asking = Client(deaf.address, example())
         calls: dict[str, Callable[[], Any]] = {
             "send": lambda: stuck.send(sample),
@@ -47,7 +47,7 @@ def waits(link: Link) -> None:
             "flush": stuck.flush,
             "wait": stuck.wait,
             "weights": idle.weights,
-            "request": asking.server_stats,
+            "request": lambda: asking.request("test/slow"),
             "sample": empty.sample,
             "sample with a timeout": lambda: empty.sample(timeout=60),
             "dataset_iter": lambda: next(empty.dataset_iter()),

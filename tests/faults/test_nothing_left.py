@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection as Link
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -17,9 +19,10 @@ from rig.proxy import Plan, Proxy
 from rig.raw import RawWorker
 from rig.workers import flood, learner, numbered
 
-from echo_core import Client, Server
+from echo_core import Client, Later, Server
 from echo_core.testing.processes import descriptors, settled, tasks
 from echo_core.testing.samples import example, stacked
+from echo_core.wire.peer import Peer
 
 LARGE = 300_000  # bytes
 
@@ -138,3 +141,35 @@ def test_workers_that_come_and_go_leave_nothing_at_the_learner(
         assert server.stats()["store/active_connections"] == 0
         assert server.stats()["transport/tcp/staged_bytes"] == 0
         consumer.check()
+
+
+def test_a_thousand_clients_with_parked_requests_leave_nothing() -> None:
+    parked: list[weakref.ref[Later]] = []
+    kept: dict[str, Later] = {}
+
+    def park(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Later:
+        kept[peer.id] = later = Later(peer)
+        later.on_gone(lambda: kept.pop(peer.id))
+        parked.append(weakref.ref(later))
+        return later
+
+    with Server(example(), 4, {"type": "tcp", "port": 0, "max_connection_rate": 10_000}) as server:
+        server.serve("test/park", park)
+        with Client(server.address, example()) as staying:
+            staying.send_batch(stacked(0, 0, 4))
+            for number in range(1001):
+                if number == 1:  # by now there is what is made once and kept
+                    threads, open_files = tasks(), descriptors()
+                client = Client(server.address, example())
+                asked = client._requests.ask("test/park", {}, bytes(100))
+                if number % 2:
+                    client.request("ping")
+                client.close()
+                del asked
+            settled(lambda: dict.fromkeys(kept, ""), {}, "requests")
+            assert server.stats()["clients/parked"] == 0 and server.stats()["clients/held_bytes"] == 0
+            more = dict.fromkeys(("second", "third", "fourth"), "carries out requests once several clients ask at a time")
+            settled(tasks, threads | more, "threads")
+            settled(descriptors, open_files, "descriptors")
+            assert len(parked) >= 500 and not any(ref() for ref in parked)
+            assert staying.request("ping", blob=b"still here")[1] == b"still here"

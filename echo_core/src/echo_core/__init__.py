@@ -31,6 +31,7 @@ _HOME = {
     "ForkError": "base.errors",
     "FrameStack": "store.steps.items",
     "HistSnapshot": "store.sample",
+    "Later": "wire.later",
     "LeaseError": "base.errors",
     "PluginError": "base.errors",
     "MinSize": "store.replay.rate_limiters",
@@ -99,6 +100,7 @@ if TYPE_CHECKING:  # the same for type checkers, which follow no __getattr__
     from .store.steps.steps import Steps as Steps
     from .config.table import Table as Table
     from .client.trajectory import TrajectoryAccumulator as TrajectoryAccumulator
+    from .wire.later import Later as Later
     from .wire.transport import Transport as Transport
     from .wire.weights import Weights as Weights
 

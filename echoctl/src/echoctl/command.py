@@ -6,25 +6,27 @@ import json
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from echo_core import __version__
-from echo_core.base.errors import AddressError, ConfigError, EchoError, SpecError, did_you_mean
+from echo_core.base.errors import AddressError, ConfigError, EchoError, PluginError, SpecError, did_you_mean
 from echo_core.base.foreign_text import escaped
+from echo_core.plugins import discovery
 
-__all__ = ["FOUND_WRONG", "UNREACHABLE", "UNUSABLE", "run"]
+__all__ = ["COMMANDS", "FOUND_WRONG", "UNREACHABLE", "UNUSABLE", "run"]
 
 FOUND_WRONG, UNUSABLE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
 #: The exception that click 8.2 raises for a group without a command. Earlier versions print the help themselves.
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
-_COMMANDS = {
+COMMANDS = {
     "serve": "run a server from a configuration",
     "top": "watch a running server, in the terminal or in a browser",
     "tap": "look at a few samples of a running server",
+    "drain": "take a server out of service: its workers go elsewhere or wait",
     "doctor": "check this machine, and a server if its address is given",
     "bench": "measure transports on this machine",
     "plugins": "list, show and check installed transports and samplers",
@@ -38,14 +40,22 @@ class _Root(click.Group):
     """Imports each command when it is used, so that `echoctl token` does not wait for the import of rich."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return [*COMMANDS, *_others()]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        return import_module(f".{name}", __package__).command if name in _COMMANDS else None
+        if name in COMMANDS:
+            return cast(click.Command, import_module(f".{name}", __package__).command)
+        if name not in (record.name for record in discovery.installed(discovery.COMMANDS)):
+            return None
+        found = discovery.command(name)
+        if not isinstance(found, click.Command):
+            raise PluginError(f"the command {name!r} is {found!r:.100}, which is not a click.Command; see: echoctl plugins show {name}")
+        return found
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
-            raise click.UsageError(f"there is no command {args[0]!r}{did_you_mean(args[0], _COMMANDS) or '; see: echoctl --help'}", ctx)
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            known = self.list_commands(ctx)
+            raise click.UsageError(f"there is no command {args[0]!r}{did_you_mean(args[0], known) or '; see: echoctl --help'}", ctx)
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -56,7 +66,16 @@ class _Root(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl(list(COMMANDS.items()))
+        if others := _others():
+            with formatter.section("Commands of plugins"):
+                formatter.write_dl(list(others.items()))
+
+
+def _others() -> dict[str, str]:
+    """The commands of installed plugins, and where each comes from. It imports none of them. A command of Echo's own wins over theirs."""
+    records = [record for record in discovery.installed(discovery.COMMANDS) if not record.disabled and record.name not in COMMANDS]
+    return {record.name: record.error or f"from {record}" for record in records}
 
 
 @click.command(cls=_Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -92,7 +92,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
-    for group in (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS):
+    for group in (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS, discovery.COMMANDS, discovery.RESOLVERS):
         noun = group.rpartition(".")[2]
         records = discovery.default.examine(group)
         for record in records:
@@ -101,7 +101,7 @@ def _plugins() -> Iterator[Finding]:
         usable = [f"{record.name} ({record})" for record in records if not record.error and not record.disabled]
         if usable:
             yield Finding(OK, noun, ", ".join(usable))
-        elif group != discovery.OBSERVERS:
+        elif group in (discovery.TRANSPORTS, discovery.SAMPLERS):
             first, *others = dict.fromkeys(requirement for kind, _, requirement in discovery.known() if kind == group)
             also = f" (there are also {', '.join(others)})" if others else ""
             yield Finding(WARNING, noun, "none is installed", how_to_install(first) + also)

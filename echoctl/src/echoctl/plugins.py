@@ -23,19 +23,21 @@ from echo_core.base.plural import counted
 from echo_core.config.schema import options_schema
 from echo_core.plugins import discovery
 from echo_core.plugins.discovery import PluginRecord
+from echo_core.plugins.loading import KINDS
 
+from .command import COMMANDS
 from .kit_progress import FILE
 from .output import console, json_option, print_json, table
 
 __all__ = ["command"]
 
-_GROUPS = (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS)
-_NOUNS = {discovery.TRANSPORTS: "transport", discovery.SAMPLERS: "sampler", discovery.OBSERVERS: "observer"}
+_GROUPS = (discovery.TRANSPORTS, discovery.SAMPLERS, discovery.OBSERVERS, discovery.COMMANDS, discovery.RESOLVERS)
+_NOUNS = {group: KINDS[group].noun for group in _GROUPS}
 
 
 @click.group(name="plugins", short_help="list, show and check installed transports and samplers")
 def command() -> None:
-    """List, show and check installed transports, samplers and observers."""
+    """List, show and check installed transports, samplers, observers, commands and resolvers."""
 
 
 @command.command(name="list", short_help="list installed, broken and missing plugins")
@@ -253,6 +255,8 @@ def _result(progress: Path, timeout: float | None) -> dict[str, Any]:
 def _row(record: PluginRecord) -> dict[str, Any]:
     state = "disabled" if record.disabled else "broken" if record.error else "ok"
     note = record.disabled or record.error or getattr(record.info, "summary", "")
+    if state == "ok" and record.group == discovery.COMMANDS and record.name in COMMANDS:
+        state, note = "hidden", "echoctl has a command of this name itself"
     return {
         "kind": _NOUNS[record.group],
         "name": record.name,
@@ -265,7 +269,7 @@ def _row(record: PluginRecord) -> dict[str, Any]:
 
 
 def _options(record: PluginRecord) -> dict[str, Any]:
-    if record.error or record.disabled or record.group == discovery.OBSERVERS:
+    if record.error or record.disabled or record.group in _GROUPS[2:]:
         return {}
     if record.group == discovery.SAMPLERS:
         cls: Any = discovery.sampler_class(record.name)

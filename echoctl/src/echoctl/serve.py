@@ -28,6 +28,9 @@ from .sources import files_option, load, words_argument
 __all__ = ["command"]
 
 
+LOOK_SECONDS = 0.25  # how often is looked whether the server was drained
+
+
 @click.command(name="serve", short_help="run a server from a configuration")
 @files_option
 @click.option(
@@ -54,7 +57,7 @@ __all__ = ["command"]
 def command(files: tuple[str, ...], example_source: str | None, transport: str | None, sampler: str | None, batch_size: int | None,
             address_file: Path | None, consume: bool, metrics_port: int | None, metrics_host: str, drain: float,
             words: tuple[str, ...], as_json: bool) -> int:  # fmt: skip
-    """Run a server, print its address, and close it in good order on SIGTERM or Ctrl-C.
+    """Run a server, print its address, and close it in good order on SIGTERM or Ctrl-C, or after `echoctl drain`.
 
     The configuration describes a sample:
 
@@ -97,7 +100,8 @@ def command(files: tuple[str, ...], example_source: str | None, transport: str |
         _announce(server, config, exporter, as_json)
         if address_file is not None:
             write_whole(address_file, f"{server.address}\n".encode())
-        over.wait()
+        while not over.wait(LOOK_SECONDS) and not server.draining:
+            pass
         return 0
     finally:
         if exporter is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from echo_core.base.errors import EchoError
+from echo_core.base.foreign_text import escaped
 from echo_core.base.plural import counted
 from echo_core.client.observer import Observer
 
@@ -130,7 +131,9 @@ def render(snapshot: Snapshot, address: str) -> RenderableType:
         )
     waits = Text("\n".join(snapshot.waits) or "nobody waits", style="yellow" if snapshot.waits else "dim")
     head = Text.assemble(("Echo ", "bold"), address, f"   {counted(len(snapshot.workers), 'worker')}, {counted(snapshot.samples_total, 'sample')}")
-    parts: list[RenderableType] = [head, Columns(figures, padding=(0, 3)), *([tables] if snapshot.tables else []), waits, workers]
+    others = [Text.assemble((f"{name} ", "dim"), escaped(value) if isinstance(value, str) else f"{value:,.6g}") for name, value in snapshot.others.items()]
+    parts: list[RenderableType] = [head, Columns(figures, padding=(0, 3)), *([Columns(others, padding=(0, 3))] if others else [])]
+    parts += [*([tables] if snapshot.tables else []), waits, workers]
     return Group(*[each for part in parts for each in (part, Text())][:-1])
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from echo_core.base.plural import counted
+from echo_core.server.added_stats import GROUPS
 
 __all__ = ["HOLDS", "Snapshot", "TableRow", "Watcher", "Worker"]
 
@@ -52,7 +53,8 @@ HOLDS = {"": "nobody", "inserts": "the workers", "samples": "the learner", "inse
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a server at one moment. Rates are per second since the last read; `fill` is from 0 to 1."""
+    """The state of a server at one moment. Rates are per second since the last read; `fill` is from 0 to 1; `others` are figures of
+    `Server.add_stats`."""
 
     time: float
     samples_per_s: float
@@ -72,6 +74,7 @@ class Snapshot:
     waits: list[str] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
     tables: list[TableRow] = field(default_factory=list)
+    others: dict[str, float | int | str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -115,6 +118,7 @@ class Watcher:
             waits=_waits(stats, workers, tables, now - self._batches_since),
             workers=workers,
             tables=tables,
+            others={key: value for key, value in stats.items() if key.partition("/")[0] not in GROUPS},
         )
         self._last, self._at = dict(stats), now
         return snapshot

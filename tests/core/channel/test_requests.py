@@ -11,9 +11,11 @@ from local_net import connect, net, raw, serve
 
 from echo_core.base.errors import ConnectionClosedError, EchoError, EchoTimeoutError
 from echo_core.server.server import Server
-from echo_core.testing.processes import returns
+from echo_core.testing.processes import returns, until
 from echo_core.testing.samples import sample, stacked
 from echo_core.wire.blobs import MAX_BYTES
+from echo_core.wire.later import Later
+from echo_core.wire.peer import Peer
 from echo_core.wire.protocol import REPLY, Kind, frame, pack_request
 
 pytestmark = pytest.mark.needs("echo-samplers")
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.needs("echo-samplers")
 
 def operation(server: Server, name: str, function: Any) -> None:
     """Give this one server another operation for its workers to request."""
-    server.__dict__["_operations"] = {**server._operations, name: function}
+    server.serve(f"test/{name}", function)
 
 
 def test_requests_of_workers() -> None:
@@ -35,9 +37,9 @@ def test_requests_of_workers() -> None:
             connection.request("ping", {}, bytes(2 << 20))
         operation(server, "fail", lambda server, peer, body, blob: {}["x"])
         with pytest.raises(EchoError, match="KeyError: 'x'"):
-            connection.request("fail", {})
+            connection.request("test/fail", {})
         operation(server, "huge", lambda server, peer, body, blob: ({}, bytes(2 << 20)))
-        first, piece = connection.request("huge", {})
+        first, piece = connection.request("test/huge", {})
         assert first["bytes"] > 2 << 20 and len(piece) == MAX_BYTES, "the first piece; Client.request fetches the others"
 
 
@@ -48,7 +50,7 @@ def test_requests_are_carried_out_after_the_samples_before_them() -> None:
         for i in range(20):
             connection.send(sample(0, i))
             connection.flush()
-            seen.append(connection.request("count", {})[0]["n"])
+            seen.append(connection.request("test/count", {})[0]["n"])
         assert seen == list(range(1, 21))
 
 
@@ -56,10 +58,10 @@ def test_a_request_without_an_answer() -> None:
     release = threading.Event()
     with serve() as server, connect() as connection:
         operation(server, "slow", lambda *_: (release.wait(10), ({}, b""))[1])
-        with pytest.raises(EchoTimeoutError, match="request 'slow' waits for an answer of the learner"):
-            connection.request("slow", {}, timeout=0.05)
+        with pytest.raises(EchoTimeoutError, match="request 'test/slow' waits for an answer of the learner"):
+            connection.request("test/slow", {}, timeout=0.05)
         outcome: list[Any] = []
-        thread = threading.Thread(target=lambda: outcome.append(returns(lambda: connection.request("slow", {}))))
+        thread = threading.Thread(target=lambda: outcome.append(returns(lambda: connection.request("test/slow", {}))))
         thread.start()
         time.sleep(0.1)
         net.cut()
@@ -116,3 +118,26 @@ def test_who_asks_and_never_reads_keeps_nobody_from_closing() -> None:
                 deaf.sock.sendall(frame(Kind.CONTROL, pack_request("ping", {}, bytes(1_000_000)), seq=1))
         returns(lambda: server.close(0.2))
         assert server.peers() == []
+
+
+def test_who_does_not_read_late_answers_is_cut_off() -> None:
+    waiting: list[Later] = []
+
+    def later(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Later:
+        waiting.append(Later(peer))
+        return waiting[-1]
+
+    with serve(client_memory=32 << 20) as server, connect() as other, raw() as deaf:
+        server.serve("test/later", later)
+        for number in range(1, 41):
+            deaf.sock.sendall(frame(Kind.CONTROL, pack_request("test/later", {}), seq=number))
+        until(lambda: len(waiting) == 40, "all are parked")
+        for one in waiting:
+            one({}, bytes(1_000_000))
+        until(lambda: [peer.name for peer in server.peers()] != [] and all(peer.name != "raw" for peer in server.peers()), "it is cut off")
+        assert server.stats()["clients/cut_off_total"] == 1
+        pending = other.ask("test/later", {})
+        until(lambda: len(waiting) == 41, "the other is parked")
+        assert waiting[-1]({}, bytes(1_000_000))
+        assert len(pending(10)[1]) == 1_000_000
+        until(lambda: server.stats()["clients/held_bytes"] == 0, "what was read is held no more")

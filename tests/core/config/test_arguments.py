@@ -42,6 +42,8 @@ def echo_configure(config):
         "lease_timeout": 10.0,
         "pinned": False,
         "client_memory": None,
+        "max_parked": 16_384,
+        "max_parked_per_client": 128,
         "token": [b"correct-horse-battery"],
         "extra": object,
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = ["SILENCE", "ConnectOptions", "ListenOptions", "check_silence"]
 
@@ -51,6 +52,7 @@ class ConnectOptions:
     max_coalesced_bytes: int = 256 << 10  # bytes of samples that are gathered into one frame on a busy link
     reconnect: bool = True  # False: a lost connection is final
     silence: float = SILENCE  # seconds without a byte after which the learner counts as lost
+    resolve: Any = None  # for code: called before every dial, it returns the Address, or raises ConnectionClosedError if there is none yet
 
     def __post_init__(self) -> None:
         if not self.timeout >= 0:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from .errors import EchoTimeoutError
 
-__all__ = ["FAREWELL_SECONDS", "LEAST_FAREWELL_SECONDS", "LOG_AFTER", "Wait"]
+__all__ = ["FAREWELL_SECONDS", "LEAST_FAREWELL_SECONDS", "LOG_AFTER", "Wait", "unlogged"]
 
 _log = logging.getLogger("echo")
 
@@ -21,13 +23,26 @@ FAREWELL_SECONDS = 1.0  # for the other end to read a goodbye and hang up
 LEAST_FAREWELL_SECONDS = 0.05  # also if no time is left, as after Ctrl-C, which must be answered at once
 
 
+_here = threading.local()
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Within the with block, waits of this thread are not logged: it waits for something that need not come soon."""
+    _here.unlogged = True
+    try:
+        yield
+    finally:
+        _here.unlogged = False
+
+
 class Wait:
     """One wait of a blocking call. `timeout` is in seconds; `math.inf` waits for ever."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self._began = time.monotonic()
-        self._logged = False
+        self._logged = getattr(_here, "unlogged", False)
 
     def left(self) -> float:
         """How many seconds are left; 0 when the time is over."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ from ..base.errors import ConfigError
 from ..base.green_threads import check_real_threads
 from ..base.returned import returned
 from ..base.waiting import Wait
-from ..plugins import discovery
 from ..security import tokens
 from ..server import mixture
 from ..spec.spec import Spec
@@ -23,9 +23,11 @@ from ..wire.weights import Weights
 from .explained import ExplainedConnection, Reasons
 from .other_tables import OtherTables, close_all
 from .plain_sender import PlainSender
+from .reaching import Resolver, reach
 from .remote_steps import remote_table
 from .remote_table import RemoteSample
 from .requests import Requests
+from .serving import CallHandler, Serving, abandoned
 
 if TYPE_CHECKING:
     from .remote_table import RemoteTable
@@ -45,6 +47,9 @@ class Client:
         auth: False connects without a token to a server that asks for none.
         table: the server's replay table that `example` describes and that gets the samples of `send`; None is its first table, or its stream.
         tables: `{name: example}` of further tables for `send(..., table=name)`. Each has its own connection, which is made at its first use.
+        resolve: called as `resolve(address)` before every dial, it returns the address where the server is now, or None if it is not up yet. The
+            transport stays the same for the life of the client. The schemes `file`, `dns` and `static`, and those of the entry-point group
+            `echo.resolvers`, do this without an argument. See docs/finding-servers.md.
         **options: options of the transport, such as `window_bytes`.
 
     Raises:
@@ -71,6 +76,7 @@ class Client:
         auth: bool = True,
         table: str | None = None,
         tables: Mapping[str, Any] | None = None,
+        resolve: Resolver | None = None,
         **options: Any,
     ) -> None:
         check_real_threads()
@@ -81,10 +87,13 @@ class Client:
             self._pickled[3]["table"] = options["table"] = table
         if tables:
             self._pickled[3]["tables"] = dict(tables)
-        transport = discovery.transport_class(self.address.scheme)
+        if resolve is not None:
+            self._pickled[3]["resolve"] = resolve
+        reached = reach(self.address, resolve, timeout)
+        transport, options = reached.transport, {**options, **reached.options}
 
         # It must not refer to self, which keeps it: a dropped client would stay alive until the garbage collector runs.
-        def connect(spec: Spec, *, address: Address = self.address, **more: Any) -> Connection:
+        def connect(spec: Spec, *, address: Address = reached.address, **more: Any) -> Connection:
             secret = tokens.find_token(token) if auth else None
             made = transport.connect(address, spec, token=secret, **{"name": name or "", "timeout": timeout} | options | more)
             return returned(made, Connection, f"{address}: connect()")
@@ -104,6 +113,8 @@ class Client:
         if isinstance(example, Steps):
             self._streams = StepStreams(example, self._explained.send, self._explained.send_batch, client_id)
         self._requests = Requests(self._explained)
+        self._serving = Serving(Requests(self._connection))
+        self._unserved: weakref.finalize[..., Client] | None = None  # what ends `_serving` if the client is dropped
         self._labelled: dict[str | None, LabelledConnection] = {}  # by table; each is made when labels are first sent
         self._labelling = threading.Lock()
         self._connect, self._reasons = connect, reasons
@@ -373,6 +384,22 @@ class Client:
         body, answer = self._requests.request(op, body or {}, blob, timeout)
         return body, bytes(answer)
 
+    def serve(self, op: str, handler: CallHandler, *, concurrency: int = 1) -> None:
+        """Let the server call `handler(body, blob)` here, by `server.ask(peer, op, body, blob)`. The handler returns `(body, blob)`.
+
+        Each operation has `concurrency` threads of its own, so a long call of one operation does not delay calls of another, such as a
+        cancellation. An EchoError of the handler is raised at the server with its text; any other exception is logged here too. After a lost
+        connection the client goes on serving over the next one, and the result of a call of the lost one is dropped. A copy by pickle serves
+        nothing. A client that serves must be closed: what its handlers refer to stays in memory until then.
+
+        Raises:
+            ConfigError: the client serves this operation already, or an argument is invalid. ClosedError: the client is closed.
+        """
+        self._serving.add(op, handler, concurrency)
+        if self._unserved is None:
+            self._unserved = weakref.finalize(self, abandoned, self._serving, self._connection)
+            self._unserved.atexit = False
+
     def server_stats(self, timeout: float | None = None) -> dict[str, Any]:
         """`Server.stats()` of the learner."""
         return self.request("stats", timeout=timeout)[0]
@@ -393,7 +420,13 @@ class Client:
             EchoTimeoutError, ConnectionClosedError: the message says how many samples were not acknowledged. The client is closed anyway.
                 If Ctrl-C interrupts this call, the client is closed at once, and the next call raises the error if samples are lost.
         """
-        close_all((*self._others.open(), self._explained), self._wait(timeout).timeout)
+        self._serving.stop()
+        try:
+            close_all((*self._others.open(), self._explained), self._wait(timeout).timeout)
+        finally:
+            self._serving.join()
+            if self._unserved is not None:
+                self._unserved.detach()
 
     def __enter__(self) -> Client:
         return self

@@ -11,13 +11,13 @@ from ..base.address import Address
 from ..base.errors import EchoTimeoutError, ProtocolError
 from ..base.green_threads import check_real_threads
 from ..base.returned import returned
-from ..plugins import discovery
 from ..security import tokens
 from ..server.operations.looks import MAX_LOOK_BYTES, MAX_LOOK_SAMPLES
 from ..spec.spec import Spec
 from ..spec.structure import rebuilt
 from ..wire.blobs import split
 from ..wire.transport import Connection
+from .reaching import reach
 from .requests import Requests
 
 __all__ = ["Look", "Observer"]
@@ -69,13 +69,15 @@ class Observer:
         self.address = Address.parse(address)
         self.timeout = timeout
         # A connection needs some spec. An observer's handshake does not compare it, and nothing else uses it.
-        made = discovery.transport_class(self.address.scheme).connect(
-            self.address,
+        reached = reach(self.address, None, timeout)
+        made = reached.transport.connect(
+            reached.address,
             Spec.from_example(np.zeros(1, np.uint8)),
             role="observer",
             name=name,
             timeout=timeout,
             token=tokens.find_token(token) if auth else None,
+            **reached.options,
         )
         self._connection = returned(made, Connection, f"{self.address}: connect()")
 

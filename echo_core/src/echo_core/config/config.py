@@ -179,6 +179,8 @@ class Config:
                 f"{self.origin('client.address')}: client.token: a token belongs in [security], "
                 "where it is kept out of sight"
             )
+        if self.host.resolves(address.scheme):  # only the server's present address says which transport, and so which options, there are
+            return {key: value for key, value in given.items() if key not in address.options}
         try:
             plugin = self.host.transport_class(address.scheme)
         except PluginError as error:
@@ -337,6 +339,8 @@ def server_arguments(
         "lease_timeout": config.server.lease_timeout,
         "pinned": config.server.pinned,
         "client_memory": config.server.client_memory,
+        "max_parked": config.server.max_parked,
+        "max_parked_per_client": config.server.max_parked_per_client,
         "host": config.host,
     }
     if config.server.tables and "tables" not in passed:
@@ -366,7 +370,9 @@ def client_arguments(
     config, passed = _with_arguments(source, "client", overrides or {})
     security = config.security
     options = config.connect_options()
-    address = dataclasses.replace(config.require("client.address"), options={})
+    address = config.require("client.address")
+    if not config.host.resolves(address.scheme):
+        address = dataclasses.replace(address, options={})
     arguments = {"address": address, "auth": security.auth, **options}
     if "token" not in passed and security.names_token:
         arguments["token"] = security.find_token()

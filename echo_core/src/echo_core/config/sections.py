@@ -27,7 +27,9 @@ __all__ = [
 # The keys that users may write in each section. [client] also takes options of its transport.
 KEYS: dict[str, tuple[str, ...]] = {
     "shared": ("address", "listen_host"),
-    "server": ("batch_size", "sampler", "transport", "tables", "num_buffers", "lease_timeout", "pinned", "client_memory"),
+    "server": (
+        "batch_size", "sampler", "transport", "tables", "num_buffers", "lease_timeout", "pinned", "client_memory", "max_parked", "max_parked_per_client",
+    ),
     "client": ("address", "timeout", "name"),
     "security": ("token_file", "token", "auth", "allow_insecure"),
     "plugins": ("disable", "require"),
@@ -105,6 +107,8 @@ class ServerConfig:
     lease_timeout: float = 10.0
     pinned: bool = False
     client_memory: int | None = None
+    max_parked: int = 16_384
+    max_parked_per_client: int = 128
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -115,6 +119,9 @@ class ServerConfig:
             raise ValueError(f"lease_timeout must be 0 or more seconds, not {self.lease_timeout}")
         if self.client_memory is not None and self.client_memory < 1:
             raise ValueError(f"client_memory must be at least 1 byte, not {self.client_memory}")
+        for name in ("max_parked", "max_parked_per_client"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

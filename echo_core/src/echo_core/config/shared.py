@@ -69,6 +69,8 @@ def disagreement(transports: Iterable[PluginChoice], address: Address, fallbacks
 
     Raises the errors of `PluginChoice.create`.
     """
+    if host.resolves(address.scheme):
+        return None  # nobody knows before the client connects
     reasons = []
     for choice in transports:
         reason = _mismatch(choice, address, fallbacks, host)

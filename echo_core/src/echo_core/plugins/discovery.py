@@ -30,8 +30,10 @@ from ..store.sampler import Sampler
 from ..wire.transport import Transport
 from .hookspecs import SamplerInfo, TransportInfo
 from .loading import (
+    COMMANDS,
     KINDS,
     OBSERVERS,
+    RESOLVERS,
     SAMPLERS,
     TRANSPORTS,
     PluginRecord,
@@ -42,18 +44,24 @@ from .loading import (
     new_manager,
     register,
 )
+from .resolvers import BUILT_IN
 
 __all__ = [
+    "COMMANDS",
     "OBSERVERS",
+    "RESOLVERS",
     "SAMPLERS",
     "TRANSPORTS",
     "PluginHost",
     "PluginRecord",
     "client_class",
+    "command",
     "installed",
     "known",
     "notify",
     "observers",
+    "resolver",
+    "resolves",
     "sampler",
     "sampler_class",
     "transport",
@@ -166,6 +174,24 @@ class PluginHost:
         record, info = self._select(SAMPLERS, name)
         return import_class(record, info.factory, Sampler)
 
+    def command(self, name: str) -> Any:
+        """The command of this name for `echoctl`, imported: whatever its entry point names. Raises like `transport`."""
+        return self._object(COMMANDS, name)
+
+    def resolver(self, scheme: str) -> Any:
+        """The function that finds servers of addresses with this scheme, imported. Raises like `transport`. Echo's own schemes win."""
+        return BUILT_IN[scheme] if scheme in BUILT_IN else self._object(RESOLVERS, scheme)
+
+    def resolves(self, scheme: str) -> bool:
+        """Whether addresses with this scheme name no transport but a resolver."""
+        others = (record.name for record, _ in self._found(RESOLVERS))
+        return (scheme in BUILT_IN or scheme in others) and all(record.name != scheme for record, _ in self._found(TRANSPORTS))
+
+    def _object(self, group: str, name: str) -> Any:
+        record, entry = self._chosen(group, name)
+        load_info(record, entry)
+        return import_module(record, entry)
+
     def observers(self, *extra: object) -> pluggy.PluginManager:
         """A plugin manager in which every observer of group `echo` and all `extra` objects are registered.
 
@@ -245,17 +271,20 @@ class PluginHost:
         return sorted(found.items(), key=lambda pair: (pair[0].name, pair[0].distribution))
 
     def _select(self, group: str, name: str) -> tuple[PluginRecord, Any]:
+        record, entry = self._chosen(group, name)
+        return record, load_info(record, entry)
+
+    def _chosen(self, group: str, name: str) -> tuple[PluginRecord, EntryPoint]:
         found = [pair for pair in self._found(group) if pair[0].name == name]
         usable = [pair for pair in found if not pair[0].disabled]
         if len(usable) > 1:
             raise PluginConflict(_collision(usable[0][0], [record for record, _ in usable]))
         if not usable:
             raise self._missing(group, name, [record for record, _ in found])
-        record, entry = usable[0]
-        return record, load_info(record, entry)
+        return usable[0]
 
     def _missing(self, group: str, name: str, disabled: list[PluginRecord]) -> PluginNotFound:
-        noun, known = KINDS[group].noun, _EXTRAS[group]
+        noun, known = KINDS[group].noun, _EXTRAS.get(group, {})
         if disabled:
             record = disabled[0]
             return PluginNotFound(
@@ -324,6 +353,9 @@ def _canonical(name: str) -> str:
 default = PluginHost()
 installed = default.installed
 transport = default.transport
+command = default.command
+resolver = default.resolver
+resolves = default.resolves
 transport_class = default.transport_class
 client_class = default.client_class
 sampler = default.sampler

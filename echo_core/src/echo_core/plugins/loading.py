@@ -18,8 +18,10 @@ from . import hookspecs
 from .hookspecs import PLUGIN_API, PROJECT, SamplerInfo, TransportInfo
 
 __all__ = [
+    "COMMANDS",
     "KINDS",
     "OBSERVERS",
+    "RESOLVERS",
     "SAMPLERS",
     "TRANSPORTS",
     "Kind",
@@ -35,6 +37,8 @@ __all__ = [
 TRANSPORTS = "echo.transports"
 SAMPLERS = "echo.samplers"
 OBSERVERS = "echo"
+COMMANDS = "echo.commands"
+RESOLVERS = "echo.resolvers"
 
 
 class Kind(NamedTuple):
@@ -49,6 +53,9 @@ KINDS = {
     TRANSPORTS: Kind("transport", "echo_transports", TransportInfo),
     SAMPLERS: Kind("sampler", "echo_samplers", SamplerInfo),
     OBSERVERS: Kind("observer", "", type(None)),
+    # The entry points of these name objects, which describe nothing.
+    COMMANDS: Kind("command", "", type(None)),
+    RESOLVERS: Kind("resolver", "", type(None)),
 }
 
 
@@ -57,9 +64,9 @@ class PluginRecord:
     """One entry point as it was found; its module need not have been imported.
 
     Attributes:
-        group: `"echo.transports"`, `"echo.samplers"` or `"echo"`.
+        group: `"echo.transports"`, `"echo.samplers"`, `"echo"`, `"echo.commands"` or `"echo.resolvers"`.
         name: the entry-point name, which users type.
-        value: the module that it names.
+        value: the module that it names; for a command or a resolver, the module and the object in it.
         distribution, version: the distribution that provides it, and its version.
         disabled: the setting that disables it (`"ECHO_DISABLE_PLUGINS"`, `"[plugins] disable"`), or None.
         error: why it cannot be used, as far as is known without importing it, or None.
@@ -96,7 +103,7 @@ def failure(record: PluginRecord) -> str | None:
 def load_info(record: PluginRecord, entry: EntryPoint) -> Any:
     """Import the plugin's module and return its description of `record.name`.
 
-    Returns a TransportInfo or SamplerInfo, or None for observers, which describe nothing.
+    Returns a TransportInfo or SamplerInfo, or None for kinds of plugins that describe nothing.
 
     Raises:
         PluginVersionError: it was written for another plugin API.
@@ -104,7 +111,10 @@ def load_info(record: PluginRecord, entry: EntryPoint) -> Any:
     """
 
     def load() -> Any:
-        info = _describe(record, entry.load())
+        found = entry.load()
+        if record.group in (COMMANDS, RESOLVERS):
+            return _checked_object(record, found)
+        info = _describe(record, found)
         if info is not None and info.api != PLUGIN_API:
             newer = isinstance(info.api, int) and info.api > PLUGIN_API
             raise PluginVersionError(
@@ -116,8 +126,13 @@ def load_info(record: PluginRecord, entry: EntryPoint) -> Any:
     return _guarded(record, load)
 
 
+def _checked_object(record: PluginRecord, found: object) -> None:
+    if not callable(found):
+        raise PluginError(f"{record.title}: {record.value} is {found!r:.100}; its entry point must name something to call, as in module:object")
+
+
 def import_module(record: PluginRecord, entry: EntryPoint) -> Any:
-    """Import the module that the entry point names. Raises PluginError."""
+    """Import what the entry point names: a module, or an object of one. Raises PluginError."""
     return _guarded(record, entry.load)
 
 

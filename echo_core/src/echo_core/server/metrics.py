@@ -27,10 +27,11 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
     * `latency/<histogram>_count` and `_{p50,p90,p99,max}_ns`.
     * `weights/version` (0 until weights are published) and `weights/age_s`.
     * `transport/<scheme>/*`: the counters of each listener.
-    * `clients/*`: the memory that clients make the server hold, and its limits.
+    * `clients/*`: the memory that clients make the server hold, its limits, and the requests that are answered later.
     * `worker/<name>/*`: samples, bytes, weights_version, weights_digest (hex), state, state_s and waits_for of each connected worker.
     * `table/<name>/*`: the counters of each replay table, samples_per_insert, which side its rate limiter blocks now
       (`blocked`), and why (`blocked_by`).
+    * `<prefix>/*`: the figures of `Server.add_stats`.
     """
     c = server._counters()
     out: dict[str, float | int | str] = {
@@ -66,7 +67,7 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
             name = f"transport/{scheme}/{key}"
             out[name] = out.get(name, 0) + value  # type: ignore[operator]
     server._held.expire()
-    out.update({f"clients/{key}": value for key, value in server.client_memory.stats().items()})
+    out.update({f"clients/{key}": value for key, value in (server.client_memory.stats() | server._parked.stats()).items()})
     now = time.monotonic()
     for peer in server.peers():
         if peer.role != "worker":
@@ -79,7 +80,7 @@ def server_stats(server: ServerState) -> dict[str, float | int | str]:
         out[f"{worker}/state"] = peer.state
         out[f"{worker}/state_s"] = now - peer.state_since
         out[f"{worker}/waits_for"] = reason(server, peer)
-    return out
+    return out | server._added_stats.stats()
 
 
 def as_html(title: str, stats: Mapping[str, float | int | str]) -> str:

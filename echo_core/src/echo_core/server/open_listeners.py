@@ -63,6 +63,7 @@ class Closing:
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
+        self.draining = False
         self._over = threading.Event()
         self._once = threading.Lock()  # the thread that gets it closes the listener
         self._error: BaseException | None = None
@@ -81,7 +82,8 @@ class Closing:
         if not self._once.acquire(blocking=False):
             return
         try:
-            self.listener.close(max(0.0, until - time.monotonic()))
+            end = self.listener.drain if self.draining else self.listener.close
+            end(max(0.0, until - time.monotonic()))
         except BaseException as error:
             self._error = error
         finally:
@@ -106,6 +108,12 @@ class OpenListeners:
 
     def __iter__(self) -> Iterator[Listener]:
         return iter([one.listener for one in self._open])
+
+    def drain(self, timeout: float) -> None:
+        """As `close`, but clients are told that the server is draining."""
+        for one in self._open:
+            one.draining = True
+        self.close(timeout)
 
     def append(self, listener: Listener) -> None:
         self._open.append(Closing(listener))

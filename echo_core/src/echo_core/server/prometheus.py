@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
+from .added_stats import GROUPS
 from .http_endpoint import HttpEndpoint, Request
 from .meanings import MEANINGS
 
@@ -62,7 +63,7 @@ def exposition(stats: Mapping[str, float | int | str]) -> str:
             for side in ("inserts", "samples"):
                 put("echo_table_limiter_holds", "gauge", int(side in str(value).split("+")), {**labels, "side": side})
         elif not isinstance(value, str) and not isinstance(value, bool):
-            grows = rest.endswith(("_total", "_count")) or (group != "store" and rest in _GROWS)
+            grows = rest.endswith(("_total", "_count")) or (group in GROUPS and group != "store" and rest in _GROWS)
             base = (
                 re.sub(r"_s$", "_seconds", rest.removesuffix("_total").removesuffix("_count"))
                 if grows
@@ -110,7 +111,7 @@ def _escaped(text: str) -> str:
 
 
 class Exporter:
-    """Serves `/metrics` on its own threads until it is closed.
+    """Serves `/metrics`, and `/readyz` (200 while clients can connect, else 503), on its own threads until it is closed.
 
     It has only a weak reference to the server. When the server was dropped, scrapes are answered with 503. On loopback, requests whose
     Host is another machine are answered with 403: they come from a page of another site in this machine's browser.
@@ -127,10 +128,12 @@ class Exporter:
                 living = found()
                 if not self.asks_for_this_machine():
                     code, body = 403, b"ask for the figures by 127.0.0.1 or localhost\n"
-                elif self.path.partition("?")[0] not in ("/", "/metrics"):
-                    code, body = 404, b"figures are at /metrics\n"
+                elif self.path.partition("?")[0] not in ("/", "/metrics", "/readyz"):
+                    code, body = 404, b"figures are at /metrics, and whether the server is ready is at /readyz\n"
                 elif living is None:
                     code, body = 503, b"the server is gone\n"
+                elif self.path.partition("?")[0] == "/readyz":
+                    code, body = (200, b"ready\n") if living.ready else (503, b"not ready: not started, draining or closed\n")
                 else:
                     code, body = 200, exposition(living.stats()).encode()
                 del living

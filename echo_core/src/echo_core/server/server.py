@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import math
 import os
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -30,12 +31,15 @@ from ..store.checkpoint import checkpoint
 from ..store.replay.rate_limiters import RateLimiter
 from ..store.sample import Sample
 from ..store.sampler import Sampler
+from ..wire.peer import Peer
 from ..wire.transport import Listener, Transport
 from ..wire.weights import PackedWeights, aligned_bytes, pack
 from . import metrics, mixture
 from .arguments import make_tables, make_transports, short_form, stream_sampler
 from .open_listeners import OpenListeners, logged, on_each, open_listener
 from .operations import OPERATIONS, Operation
+from .operations.others import served
+from .parked import MOST_PARKED, MOST_PARKED_PER_CLIENT
 from .returning import ReturnWatch
 from .sink import ServerSink
 from .state import ServerState
@@ -80,11 +84,16 @@ class Server(ServerState):
         client_memory: bytes that all clients together may make this server hold: batches that are fetched in parts, parts of requests, and
             incomplete frames. One connection may make it hold a quarter of that. None is an eighth of the memory of this machine or
             container.
+        max_parked, max_parked_per_client: how many requests of all clients, and of one connection, may wait for an answer that is given later
+            (`serve`, `Later`). The bytes of these requests count in `client_memory`.
+        observers: objects whose methods with `@hookimpl` are called beside those of installed observer plugins: when a client connects or
+            leaves, and with the figures about once a second. See docs/plugins/hooks.md.
         host: where plugins are looked up; None uses every installed plugin that ECHO_DISABLE_PLUGINS does not name.
 
     Raises:
         SpecError: the example cannot be a sample; the message names the leaf.
-        PluginError: a transport or sampler is not installed or broken; the message ends in the command to run.
+        PluginError: a transport or sampler is not installed or broken, or an observer has a hook that Echo does not have; the message ends in
+            the command to run.
         MemoryError: the buffers do not fit into this machine's memory.
         CudaError: `pinned` is set, and there is no driver or it does not lock that much memory.
 
@@ -113,8 +122,11 @@ class Server(ServerState):
         lease_timeout: float = 10.0,
         pinned: bool = False,
         token: tokens.Explicit = None,
+        observers: Iterable[object] = (),
         host: discovery.PluginHost | None = None,
         client_memory: int | None = None,
+        max_parked: int = MOST_PARKED,
+        max_parked_per_client: int = MOST_PARKED_PER_CLIENT,
     ) -> None:
         if isinstance(num_buffers, (str, Mapping, Sampler)):
             raise ConfigError(f"num_buffers must be a whole number, not {num_buffers!r}; give a sampler by name: Server(..., sampler={num_buffers!r})")
@@ -136,7 +148,9 @@ class Server(ServerState):
                 raise ConfigError(f"with tables=[...], {' and '.join(theirs)} {'belongs' if len(theirs) == 1 else 'belong'} in each Table(...)")
             if isinstance(tables, Table) or not (tables := list(tables)):
                 raise ConfigError("tables must be a list of at least one Table(...)")
-        super().__init__(token, host.observers(), client_memory)
+        if isinstance(observers, (str, bytes)) or not isinstance(observers, Iterable):
+            raise ConfigError(f"observers must be a list of objects, not {observers!r}; write observers=[...]")
+        super().__init__(token, host.observers(*observers), client_memory, max_parked, max_parked_per_client)
         self._transports = list(make_transports(transport, host))
         if tables:
             made = make_tables(tables, batch_size, host)
@@ -191,6 +205,8 @@ class Server(ServerState):
         with self._life:
             if self.closed:
                 raise ClosedError("this server was closed; make a new one")
+            if self._draining:
+                raise ClosedError("this server was drained; make a new one")
             if self._listeners:
                 return self
             sink, weights = ServerSink(self), self._weights
@@ -234,9 +250,44 @@ class Server(ServerState):
                     timer.stop()
         finally:
             try:
+                self._calls.close()
+                self._parked.close()
                 self._opened.close(timeout)
             finally:
                 self._close_store()
+
+    def drain(self, timeout: float = 30.0) -> None:
+        """Take this server out of service: clients get no new sessions, samples that have arrived completely are committed and acknowledged as far
+        as there is room, and connected clients are told "draining". Idempotent.
+
+        A client that resolves its server's address (`Client(resolve=...)`) connects to another one, and sends its other samples there; others
+        try again here, until their `timeout` is over. Parked requests fail with ClosedError. The batches that are here can still be
+        taken, until `close()`. Clients may ask for this by the operation "drain", which needs the role `admin` (`echoctl drain`).
+
+        Args:
+            timeout: the most seconds that it takes to notify the clients.
+
+        Raises:
+            ClosedError: the server is closed. It also raises the first error of a transport that could not be closed.
+        """
+        self._check_process()
+        with self._life:
+            if self.closed:
+                raise ClosedError("this server was closed")
+            self._draining = True
+            self._listeners = []
+        self._parked.close("the server is draining")
+        self._opened.drain(timeout)
+
+    @property
+    def ready(self) -> bool:
+        """Whether clients can connect: the server is started, and neither draining nor closed."""
+        return bool(self._listeners) and not self._draining and not self.closed
+
+    @property
+    def draining(self) -> bool:
+        """Whether `drain` was called."""
+        return self._draining
 
     def __enter__(self) -> Server:
         return self.start()
@@ -252,7 +303,7 @@ class Server(ServerState):
 
     def _abandoned(self) -> None:
         """Close a server that was dropped, as nobody else can close it any more."""
-        if getattr(self, "_opened", None) and self._same_process():
+        if (getattr(self, "_opened", None) or getattr(self, "_parked", None)) and self._same_process():
             self.close(0.0)
 
     # ---- batches ----------------------------------------------------------------------------------------------------------
@@ -360,7 +411,69 @@ class Server(ServerState):
                 return memory
         return aligned_bytes(count)
 
+    # ---- requests of clients ----------------------------------------------------------------------------------------------
+
+    def serve(self, op: str, handler: Callable[..., Any], *, roles: Iterable[str] = ("write",)) -> None:
+        """Let clients request an operation of your own: `client.request(op, body, blob)` calls `handler(server, peer, body, blob)` here.
+
+        The handler returns `(body, blob)`, or a `Later` if the answer comes later. `body` is a dict that JSON can carry, and `blob` bytes, or a
+        list of buffers. Requests and answers may be larger than a message. An EchoError of the handler is raised at the client; any other
+        exception is logged here too. The handler gets the server as an argument: if it referred to the server itself, a dropped server would
+        not be closed. It is called on a thread of the transport and must not wait: return a `Later` instead.
+
+        Args:
+            op: the name, of the form `"plugin/operation"`.
+            roles: the client's token needs one of these (`admin` always suffices); without any, it needs `admin`.
+
+        Raises:
+            ConfigError: the name has no "/" or exists already, or a role is unknown.
+
+        It may be called at any time, before or after `start()`.
+        """
+        operation = served(op, handler, roles)
+        with self._lock:
+            if op in self._served or op in self._operations:
+                raise ConfigError(f"this server has an operation {op!r} already; choose another name")
+            self._served[op] = operation
+
+    def ask(
+        self, peer: Peer, op: str, body: dict[str, Any] | None = None, blob: bytes = b"", timeout: float | None = None
+    ) -> tuple[dict[str, Any], bytes]:
+        """Call an operation that a client serves (`Client.serve`), and wait for its result (body, blob). It can be called from many threads.
+
+        If the client is busy, or does not serve the operation yet, the call waits until the client asks for it. Calls of one operation reach
+        a client in order. No call is ever sent twice.
+
+        Args:
+            peer: the client, one of `peers()`. After a reconnect it is another one.
+            body, blob: a dict that JSON can carry, and bytes. They may be larger than a message, as in `serve`.
+            timeout: seconds; None waits for as long as the client is connected.
+
+        Raises:
+            ConnectionClosedError: the client has left, or its connection is lost, even if it comes back. The message says whether it may have
+                carried out the call.
+            EchoTimeoutError: there was no result in time. EchoError: the client's handler failed; it has the handler's message.
+            ClosedError: this server is closed.
+        """
+        self._check_process()
+        if not isinstance(peer, Peer):
+            raise TypeError(f"ask() needs a client, one of server.peers(), not {peer!r}")
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout must be 0 or more seconds or None, not {timeout!r}")
+        return self._calls.ask(peer, op, {} if body is None else body, blob, None if timeout == math.inf else timeout)
+
     # ---- looking ----------------------------------------------------------------------------------------------------------
+
+    def add_stats(self, prefix: str, function: Callable[[], Mapping[str, float | int | str]]) -> None:
+        """Show figures of your own in `stats()`, in Prometheus, and in `echoctl top`: `function()` returns `{name: value}`, shown as `prefix/name`.
+
+        It is called on any thread, whenever somebody asks for the figures. If it raises, the error is logged once and the other figures are
+        shown. In Prometheus, numbers have the name `echo_<prefix>_<name>`; they are counters if the name ends in `_total`.
+
+        Raises:
+            ConfigError: the prefix belongs to other figures, or is no name of small letters, digits and "_".
+        """
+        self._added_stats.add(prefix, function)
 
     @property
     def address(self) -> Address:
@@ -370,7 +483,8 @@ class Server(ServerState):
             NoAddressError: the server is not started, is closed, or has no transport.
         """
         if not self._listeners:
-            why = "is closed" if self.closed else "has not been started: call start()" if self._transports else "has no transport"
+            why = "was drained" if self._draining else "has not been started: call start()" if self._transports else "has no transport"
+            why = "is closed" if self.closed else why
             raise NoAddressError(f"no address: this server {why}")
         return self._listeners[0].address
 
@@ -402,7 +516,8 @@ class Server(ServerState):
         return metrics.as_html(repr(self), self.stats())
 
     def __repr__(self) -> str:
-        where = ", ".join(map(str, self.addresses)) or ("closed" if self.closed else "not started" if self._transports else "in-process")
+        state = "drained" if self._draining else "not started" if self._transports else "in-process"
+        where = ", ".join(map(str, self.addresses)) or ("closed" if self.closed else state)
         return f"<Server {where} batch_size={self.batch_size} pid={os.getpid()}>"
 
 

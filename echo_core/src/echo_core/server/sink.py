@@ -7,28 +7,35 @@ import logging
 import secrets
 import weakref
 from collections.abc import Sequence
+from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import ClosedError, EchoError, SecurityError, UnknownTableError
+from ..base.errors import ClosedError, ConnectionClosedError, EchoError, SecurityError, UnknownTableError
 from ..security.tokens import may
 from ..store.shared.shared_store import SharedStore, share
 from ..store.slot import Slot, claim
 from ..wire.blobs import PARTS
 from ..wire.labels import SUFFIX, TableSpecs, labelled
+from ..wire.later import Later
+from ..wire.protocol import pack_error, parse_reply, reply_pieces
 from ..wire.sink import Sink
 from .large_messages import fitting, taken, whole
+from .operations.others import check_answer
 
 if TYPE_CHECKING:
     from ..base.memory.client_memory import ClientMemory
     from ..spec.spec import Spec
     from ..wire.peer import Peer
-    from ..wire.protocol import Blob
+    from ..wire.protocol import Blob, Buffer
     from ..wire.weights import PackedWeights
     from .state import ServerState
 
 __all__ = ["ServerSink"]
 
 _log = logging.getLogger("echo")
+
+GONE = pack_error(ConnectionClosedError("the client has left"))
 
 
 class ServerSink(Sink):
@@ -101,8 +108,18 @@ class ServerSink(Sink):
             )
 
     def control(self, peer: Peer, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
+        answer = self.request(peer, op, body, blob)
+        if not isinstance(answer, Later):
+            return answer
+        payloads: SimpleQueue[bytes] = SimpleQueue()
+        answer.send_to(lambda payload: payloads.put(b"".join(payload)))
+        answer.on_gone(lambda: payloads.put(GONE))  # comes behind an error that was sent
+        del answer  # if nobody else refers to it, it is never answered
+        return parse_reply(payloads.get())
+
+    def request(self, peer: Peer, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob] | Later:
         server = self._alive()
-        operation = server._operations.get(op)
+        operation = server._operations.get(op) or server._served.get(op)
         if operation is None:
             raise EchoError(f"this server has no operation {op!r}")
         if (wanted := may(peer.permissions, operation)) is not None:
@@ -111,8 +128,18 @@ class ServerSink(Sink):
         waits = False
         try:
             answer = operation(server, peer, body, blob)
-            waits = "wait" in answer[0]  # then the client repeats the request, without sending its parts again
+            # The operation of a table that has to wait says so; then the client repeats the request, without sending its parts again.
+            waits = op not in server._served and not isinstance(answer, Later) and "wait" in answer[0]
         finally:
             if PARTS in body and not waits:
                 taken(server, peer, body)
+        if isinstance(answer, Later):
+            server._parked.park(peer, answer, body, blob, partial(self._packed, peer))
+            return answer
+        if op in server._served:
+            check_answer(op, answer)
         return fitting(server, peer, *answer)
+
+    def _packed(self, peer: Peer, body: dict[str, Any], blob: Blob) -> list[Buffer]:
+        """The payload of an answer that comes later."""
+        return reply_pieces(*fitting(self._alive(), peer, body, blob))

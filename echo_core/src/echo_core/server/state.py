@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..base.memory.client_memory import ClientMemory
@@ -18,13 +19,15 @@ from ..wire.identity import Identities
 from ..wire.peer import Peer
 from ..wire.transport import Listener
 from ..wire.weights import PackedWeights
+from .added_stats import AddedStats
+from .calls import Calls
 from .held import Held
+from .parked import MOST_PARKED, MOST_PARKED_PER_CLIENT, ParkedRequests
 from .tap import Taps
 
 if TYPE_CHECKING:
     import pluggy
 
-    from ..wire.protocol import Blob
 
 __all__ = ["ServerState"]
 
@@ -34,9 +37,16 @@ _log = logging.getLogger("echo")
 class ServerState(Store):
     """A store and its connected clients. `Server` adds start and close, batches, checkpoints and publishing."""
 
-    _operations: ClassVar[Mapping[str, Callable[..., tuple[dict[str, Any], Blob]]]]  # by name; clients call them by `request()`
+    _operations: ClassVar[Mapping[str, Callable[..., Any]]]  # by name; clients call them by `request()`
 
-    def __init__(self, token: tokens.Explicit, observers: pluggy.PluginManager, client_memory: int | None = None) -> None:
+    def __init__(
+        self,
+        token: tokens.Explicit,
+        observers: pluggy.PluginManager,
+        client_memory: int | None = None,
+        max_parked: int = MOST_PARKED,
+        max_parked_per_client: int = MOST_PARKED_PER_CLIENT,
+    ) -> None:
         self._token = token
         self._token_source: tokens.TokenSource | None = None
         self._listeners: list[Listener] = []
@@ -45,10 +55,16 @@ class ServerState(Store):
         self.identities = Identities()
         self.client_memory = ClientMemory(client_memory)
         self._held = Held()
+        self._served: dict[str, Callable[..., Any]] = {}  # operations of others, by name: see `Server.serve`
+        connected = partial(_has, self._peers)  # not `self.has`: what refers to the server keeps a dropped one alive
+        self._parked = ParkedRequests(connected, max_parked, max_parked_per_client)
+        self._calls = Calls(connected)
+        self._added_stats = AddedStats()
         self._answer_numbers = itertools.count(1)  # of large answers
         self._lock = threading.Lock()  # it guards _peers and is held only briefly
         self._weights: PackedWeights | None = None
         self._published_at = 0.0
+        self._draining = False
         self._observers = observers
 
     def peers(self) -> list[Peer]:
@@ -60,7 +76,7 @@ class ServerState(Store):
 
     def has(self, peer: Peer) -> bool:
         """Whether this client is connected."""
-        return self._peers.get(id(peer)) is peer
+        return _has(self._peers, peer)
 
     def _tokens(self) -> tuple[tokens.Token, ...]:
         if self._token_source is None:
@@ -89,6 +105,8 @@ class ServerState(Store):
             # Ids can be given by hand, so others may have it: clients that send nothing, and connections to another table.
             steps_end = peer.role == "worker" and all(client_number(other.id) != client_number(peer.id) for other in workers)
         self._held.forget(peer)
+        self._parked.forget(peer)
+        self._calls.forget(peer)
         for table in self.tables.values():
             if steps_end and isinstance(table, StepTable):
                 table.end_streams(peer.id)
@@ -96,3 +114,7 @@ class ServerState(Store):
                 table.take_back(id(peer))  # only after it was removed from the peers: see _drawn in operations/draws.py
         _log.log(logging.WARNING if reason else logging.INFO, "%s %s left%s", peer.role, peer.name, f": {reason}" if reason else "")
         discovery.notify(self._observers, "echo_peer_lost", peer=peer, reason=reason)
+
+
+def _has(peers: dict[int, Peer], peer: Peer) -> bool:
+    return peers.get(id(peer)) is peer

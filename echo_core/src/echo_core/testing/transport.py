@@ -17,13 +17,16 @@ from ..client.client import Client
 from ..server.server import Server
 from ..wire.transport import Transport
 from .capabilities import Capabilities
+from .clauses.calls import CallClauses
 from .clauses.client_ids import ClientIdClauses
 from .clauses.ending import EndingClauses
 from .clauses.experience import ExperienceClauses
 from .clauses.exposure import ExposureClauses
+from .clauses.finding import FindingClauses
 from .clauses.hygiene import HygieneClauses
 from .clauses.identity import IdentityClauses
 from .clauses.memory import MemoryClauses
+from .clauses.parked import ParkedClauses
 from .clauses.processes import ProcessClauses
 from .clauses.recovery import RecoveryClauses
 from .clauses.refusal import RefusalClauses
@@ -51,6 +54,9 @@ class TransportContract(
     IdentityClauses,
     MemoryClauses,
     ClientIdClauses,
+    ParkedClauses,
+    CallClauses,
+    FindingClauses,
     SilenceClauses,
     StreamClauses,
     ProcessClauses,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
@@ -11,11 +12,13 @@ from ..client.client import Client
 from ..plugins.discovery import transport_class
 from ..server.server import Server
 from ..store.steps.steps import Steps
+from ..wire.later import Later
+from ..wire.peer import Peer
 from ..wire.transport import Transport
 from .processes import LONG
 from .samples import example, sample, stacked
 
-__all__ = ["flood", "learn", "neglect", "pour", "use", "wander"]
+__all__ = ["flood", "learn", "neglect", "park", "pour", "serve", "shelve", "use", "wander"]
 
 
 def flood(address: str, maker: int, count: int, batch: int, options: dict[str, Any]) -> None:
@@ -56,6 +59,44 @@ def rest(address: str, maker: int, count: int, ready: Pipe, options: dict[str, A
     ready.send("ready")
     while True:
         time.sleep(60)
+
+
+def park(address: str, op: str, count: int, ready: Pipe, options: dict[str, Any]) -> None:
+    """Make `count` requests that are answered later, report "asked", and stay connected until killed."""
+    client = Client(address, example(), name="asker", **options)
+    asked = [client._requests.ask(op, {"n": n}) for n in range(count)]
+    ready.send("asked")
+    time.sleep(LONG)
+    del asked
+
+
+def serve(address: str, ready: Pipe, options: dict[str, Any]) -> None:
+    """Serve "kit/pid", and "kit/sleep", which reports "asleep" and does not return; until killed."""
+    client = Client(address, example(), name="serving", **options)
+
+    def sleep(body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+        ready.send("asleep")
+        time.sleep(LONG)
+        return {}, b""
+
+    client.serve("kit/pid", lambda body, blob: ({"pid": os.getpid()}, blob))
+    client.serve("kit/sleep", sleep)
+    ready.send("ready")
+    time.sleep(LONG)
+
+
+def shelve(address: str, op: str, ready: Pipe, options: dict[str, Any] | None = None) -> None:
+    """A learner that never answers `op`, until killed; reports its address. `options` are those of its transport."""
+    kept: list[Later] = []
+
+    def keep(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Later:
+        kept.append(later := Later(peer))
+        return later
+
+    with Server(example(), 10, transport=_at(address, options)) as server:
+        server.serve(op, keep)
+        ready.send(str(server.address))
+        time.sleep(LONG)
 
 
 def wander(address: str, maker: int, environments: int, length: int, ready: Pipe, options: Any) -> None:

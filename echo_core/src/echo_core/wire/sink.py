@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..store.shared.shared_store import SharedStore
     from ..store.slot import Slot
     from .identity import Identities
+    from .later import Later
     from .peer import Peer
     from .protocol import Blob
     from .weights import PackedWeights
@@ -101,7 +102,14 @@ class Sink(ABC):
     def control(self, peer: Peer, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
         """Answer a client's request with a body, and with bytes or several buffers in order (`protocol.pack_reply` accepts either).
 
+        It waits if the operation answers later. A transport that can send answers at any time, and from any thread, calls `request` instead.
+
         Raises:
             SecurityError: the client's token does not permit the operation.
             EchoError: the operation is unknown or failed; the text is sent back to the client.
         """
+
+    def request(self, peer: Peer, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob] | Later:
+        """`control`, but without waiting: if the operation answers later, its `Later` is returned, and the transport calls its
+        `send_to`. Such a request must not count against what the transport permits its client. This default implementation waits."""
+        return self.control(peer, op, body, blob)

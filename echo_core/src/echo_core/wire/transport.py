@@ -153,6 +153,8 @@ class Transport(ABC):
         """
         if "token" in address.options:
             raise ConfigError(f"the token in {_shown(address)} would be shown wherever the address is; set ECHO_TOKEN or ECHO_TOKEN_FILE, or give token=")
+        if "resolve" in address.options:
+            raise ConfigError(f"resolve in {_shown(address)} is no text but a function; give it in code: Client(..., resolve=...)")
         return build_options(cls.ConnectOptions, _texts(address) | options, cls.scheme)
 
     @abstractmethod
@@ -219,6 +221,10 @@ class Listener(ABC):
         """Commit samples that have arrived completely, send BYE to every client, free the address, and join
         every thread. Idempotent. If the time runs out, the rest is closed hard and nothing is raised. It takes less than
         `timeout` + 1 s."""
+
+    def drain(self, timeout: float | None = None) -> None:
+        """As `close`, but clients are told that the learner is draining: another one may take its place. This default implementation closes."""
+        self.close(timeout)
 
     def __enter__(self) -> Listener:
         return self

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from echo_core.store.shared.shared_store import SharedStore
     from echo_core.wire.channel.link import Link
     from echo_core.wire.channel.sessions import Session
+    from echo_core.wire.later import Later
     from echo_core.wire.protocol import Blob, Buffer
 
     from .board import Board
@@ -119,7 +120,7 @@ class ShmServed(ServedClient):
             # Descriptors are taken in the order in which they were given, so the board's must not overtake the answer to `shm/attach`.
             self._answered = self.writer is not None or self.lane is not None
 
-    def on_request(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
+    def on_request(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob] | Later:
         if self.lane is not None and not op.startswith("shm/"):
             self.lane.catch_up(lambda: self.link is None or self.link.error is not None)  # requests follow the samples sent before them
         if op == "shm/attach":

@@ -14,6 +14,8 @@ cdef class Question:
             raise ValueError("the answer was taken")
         worker.check()
         patience = Patience(worker, timeout, f"request {self.op!r}")
+        if get_ident() != main_thread().ident:
+            patience.longest = CALM_SLICE
         self.over = True
         answer.recycled = worker.engine.recycled()
         try:

@@ -73,7 +73,8 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         void forget(uint64_t)
         uint64_t new_ticket()
         string frame_for(uint64_t, size_t) except +
-        void reply(uint64_t, string) except +
+        void reply(uint64_t, string, cbool) except +
+        void parked(uint64_t) except +
         void refuse(uint64_t, string) except +
         void evict(uint64_t, string) except +
         void ping(uint64_t) except +
@@ -82,7 +83,7 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         vector[PeerRow] peers() except +
         vector[HeldRow] held(uint64_t) except +
         TotalsRow totals()
-        void stop(int64_t)
+        void stop(int64_t, string)
 
 # Event kinds, as in learner/events.hpp.
 ADDED = 0
@@ -222,8 +223,13 @@ cdef class NativeLearner:
         """Drop the figures of a connection whose `LOST` event was handled."""
         self.learner.get().forget(key)
 
-    def reply(self, uint64_t key, list pieces) -> None:
-        """Answer a request with a whole frame, given as consecutive buffers. Does nothing if the connection is gone."""
+    def parked(self, uint64_t key) -> None:
+        """A request of this connection is answered later. Until then, it does not count against what the connection may ask."""
+        self.learner.get().parked(key)
+
+    def reply(self, uint64_t key, list pieces, cbool late=False) -> None:
+        """Answer a request with a whole frame, given as consecutive buffers; `late` says whether `parked` was called for it. Does nothing if
+        the connection is gone."""
         cdef string frame = self.learner.get().frame_for(key, sum(map(len, pieces)))
         cdef Py_buffer view
         for piece in pieces:
@@ -232,7 +238,7 @@ cdef class NativeLearner:
                 frame.append(<const char*>view.buf, <size_t>view.len)
             finally:
                 PyBuffer_Release(&view)
-        self.learner.get().reply(key, move(frame))
+        self.learner.get().reply(key, move(frame), late)
 
     def refuse(self, uint64_t key, bytes reason) -> None:
         """End a connection that broke the protocol."""
@@ -274,8 +280,10 @@ cdef class NativeLearner:
         """Counters, summed over all loops."""
         return self.learner.get().totals()
 
-    def stop(self, double seconds) -> None:
-        """Commit all samples that have arrived as a whole, say goodbye to all peers for at most `seconds`, and end the threads. Idempotent."""
+    def stop(self, double seconds, bytes reason) -> None:
+        """Commit all samples that have arrived as a whole, say goodbye to all peers for at most `seconds` and tell them the reason, and end the
+        threads. Idempotent."""
+        cdef string farewell = reason
         cdef int64_t deadline = clock_ns() + <int64_t>(seconds * 1e9)
         with nogil:
-            self.learner.get().stop(deadline)
+            self.learner.get().stop(deadline, farewell)

@@ -8,6 +8,7 @@ cdef class Patience:
         self.worker, self.what = worker, what
         self.seconds = worker.timeout if timeout is None else timeout
         self.wait = Wait(self.seconds)
+        self.longest = SLICE
 
     cdef int64_t next_slice(self) except -1:
         PyErr_CheckSignals()
@@ -19,7 +20,7 @@ cdef class Patience:
             if self.what != "connect" and not self.worker.engine.stats().connected:
                 raise ConnectionClosedError(str(error)) from None
             raise
-        return <int64_t>(min(SLICE, left) * 1e9) + 1
+        return <int64_t>(min(self.longest, left) * 1e9) + 1
 
     def expired(self):
         return f"{self.situation()}; gave up after {self.seconds:g} s; {self.advice()}"

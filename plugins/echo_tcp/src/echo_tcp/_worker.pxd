@@ -146,7 +146,7 @@ cdef class Worker:
 cdef class Patience:
     cdef Worker worker
     cdef object wait
-    cdef double seconds
+    cdef double seconds, longest
     cdef str what
     cdef int64_t next_slice(self) except -1
     cdef str situation(self)

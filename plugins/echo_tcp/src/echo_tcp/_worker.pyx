@@ -6,6 +6,8 @@ into exceptions, and looks for Ctrl-C while the engine waits. `echo_tcp.keeper` 
 handshake. Every wait of the engine runs without the GIL. A send of a small sample keeps the GIL,
 because to release it and take it again would cost more than the copy.
 """
+from threading import get_ident, main_thread
+
 cimport cython
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from cpython.exc cimport PyErr_CheckSignals
@@ -26,6 +28,7 @@ cdef enum:
     FEW = 64  # the addresses of so many leaves fit on the stack
 
 cdef double SLICE = 0.03      # seconds a wait may take before it looks for Ctrl-C, which must be answered within 0.1 s
+cdef double CALM_SLICE = 1.0  # the same on threads that get no Ctrl-C and wait for something that need not come soon
 
 LINK_LOST = 1
 WEIGHTS_HERE = 2

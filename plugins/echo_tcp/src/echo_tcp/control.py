@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from echo_core.base.errors import EchoError, ProtocolError
 from echo_core.wire.handshake import ServerHandshake
+from echo_core.wire.later import Later
 from echo_core.wire.peer import Peer
 from echo_core.wire.protocol import MAX_NUMBER, pack_error, parse_request, reply_frame, reply_pieces
 
@@ -38,15 +39,18 @@ from .requests import Requests
 
 if TYPE_CHECKING:
     from echo_core.wire.identity import Claim
+    from echo_core.wire.protocol import Buffer
     from echo_core.wire.sink import Sink
 
+    from ._learner import NativeLearner
     from .echo1 import Echo1Handshake
     from .options import TcpListenOptions
 
-__all__ = ["Control"]
+__all__ = ["DRAINING", "Control"]
 
 _log = logging.getLogger("echo")
 
+CLOSING, DRAINING = "the learner is closing", "the learner is draining"  # what clients are told
 NO_SAMPLES = MAX_NUMBER  # the base of clients that send no samples
 COUNTED_BYTES = 64 << 10  # larger requests count in their client's memory until they are answered
 CROWDED_SECONDS = 2.0  # when many clients come at once, a handshake may be ended after so long
@@ -72,6 +76,7 @@ class Control:
         let_in: Callable[[socket.socket], None],
     ) -> None:
         self.counts = {"connections_total": 0, "refused": 0, "protocol_errors": 0}
+        self.farewell = CLOSING
         self._natives = natives
         self._sink = sink
         self._make_handshake = make_handshake
@@ -377,7 +382,12 @@ class Control:
             return
         try:
             with peer.memory.holding(len(payload)) if peer.memory and len(payload) >= COUNTED_BYTES else nullcontext():
-                answer = reply_pieces(*self._sink.control(peer, op, body, blob))
+                given = self._sink.request(peer, op, body, blob)
+                if isinstance(given, Later):
+                    native.parked(key)
+                    given.send_to(partial(_send_late, native, self.memory_watch, key, number))
+                    return
+                answer = reply_pieces(*given)
         except Exception as error:
             if not isinstance(error, EchoError):
                 _log.exception("request %r of worker %s failed", op, peer.name)
@@ -394,10 +404,17 @@ class Control:
         self._closing = True
         self._acceptor.close()
         for pending in list(self._pending.values()):
-            pending.refuse("shutdown", "the learner is closing")
+            pending.refuse("shutdown", self.farewell)
             try:
                 pending.go_on(False)
             except (EchoError, OSError):
                 pass
             self._drop(pending)
         self._unlistened.set()
+
+
+def _send_late(native: NativeLearner, watch: MemoryWatch, key: int, number: int, answer: list[Buffer]) -> None:
+    """Send the answer to a request that was parked. It must not refer to the `Control`, which a closed listener frees at once."""
+    frame = reply_frame(number, answer)
+    native.reply(key, frame, True)
+    watch.answered(sum(map(len, frame)))

@@ -105,12 +105,12 @@ class Keeper:
             raise
 
     def _return(self) -> None:
-        worker, address, seconds = self._worker, self._address, self._options.timeout
+        worker, seconds = self._worker, self._options.timeout
         why = worker.why()
         if not self._options.reconnect or self._options.protocol == "echo1":
             worker.fail(why)  # the original protocol has no resume point
             return
-        log.warning("worker %r lost %s: %s", worker.name, address, why)
+        log.warning("worker %r lost %s: %s", worker.name, self._address, why)
         try:
             link = self._dial_until(time.monotonic(), seconds, self._pause)
         except EchoError as error:
@@ -120,7 +120,7 @@ class Keeper:
             worker.fail(f"{why}, and it was not back within {seconds:g} s ({link}); start the learner, and this worker again")
             return
         again = "restarted learner" if self._attach(link) else "learner again"
-        log.info("worker %r is connected to the %s at %s", worker.name, again, address)
+        log.info("worker %r is connected to the %s at %s", worker.name, again, self._address)
 
     def _attach(self, link: Link) -> bool:
         """Hand a link to the engine. Returns whether the learner has been restarted meanwhile."""
@@ -185,6 +185,8 @@ class Keeper:
                 raise ConnectionClosedError("closed while connecting")
 
         options = self._options
+        if options.resolve is not None:
+            self._address = options.resolve()
         if options.protocol == "echo1":
             return dial_echo1(
                 self._address, self._spec, options.send_buffer, seconds, dialling

@@ -15,7 +15,7 @@ from echo_core.wire.peer import Peer
 from echo_core.wire.transport import Listener
 
 from ._learner import NativeLearner
-from .control import Control
+from .control import DRAINING, Control
 from .echo1 import Echo1Handshake, greeting
 from .loops import Loops
 from .requests import Requests
@@ -123,6 +123,10 @@ class TcpListener(Listener):
             "rounds": totals["rounds"],
         }
 
+    def drain(self, timeout: float | None = None) -> None:
+        self._control.farewell = DRAINING
+        self.close(timeout)
+
     def close(self, timeout: float | None = None) -> None:
         if os.getpid() != self._process:
             return  # a forked child does not have the threads and must not say goodbye
@@ -136,7 +140,7 @@ class TcpListener(Listener):
             self._rate_limit.close()
             self._control.stop_accepting(max(LEAST_SECONDS, until - time.monotonic()))
             for native in self._natives.values():
-                native.stop(max(0.0, until - time.monotonic()))
+                native.stop(max(0.0, until - time.monotonic()), self._control.farewell.encode())
             self._control.stop(max(LEAST_SECONDS, until - time.monotonic()))
 
 

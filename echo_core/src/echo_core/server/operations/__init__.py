@@ -14,6 +14,8 @@ from ... import __version__
 from ...security.tokens import needs
 from ..large_messages import part, piece
 from ..metrics import server_stats
+from .calls import next_call
+from .draining import drain
 from .draws import item, layout, sample
 from .items import ack, delete, insert, peek, priority_histogram, top, update_items, update_priorities
 from .looks import tap
@@ -53,5 +55,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "insert": needs("write")(of_clients(insert)),
     "part": needs("write", "read")(part),
     "piece": needs("write", "read")(piece),
+    "drain": drain,  # for admins
+    "calls/next": needs("write", "read")(next_call),
     "tap": needs("read")(tap),
 }

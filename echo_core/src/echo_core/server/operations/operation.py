@@ -9,6 +9,7 @@ from ...base.errors import EchoError, ProtocolError
 
 if TYPE_CHECKING:
     from ...store.replay.replay_table import ReplayTable
+    from ...wire.later import Later
     from ...wire.peer import Peer
     from ...wire.protocol import Blob
     from ..state import ServerState
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Operation", "count_of", "of_clients", "table_of"]
 
 Answer = tuple[dict[str, Any], "Blob"]
-Operation = Callable[["ServerState", "Peer", dict[str, Any], bytes], Answer]
+Operation = Callable[["ServerState", "Peer", dict[str, Any], bytes], "Answer | Later"]
 
 
 def table_of(server: ServerState, body: dict[str, Any]) -> ReplayTable:
@@ -36,7 +37,7 @@ def count_of(body: dict[str, Any], most: int) -> int:
 def of_clients(operation: Operation) -> Operation:
     """Report invalid values of a client to that client; the learner's log is only for the learner's own errors."""
 
-    def checked(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
+    def checked(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer | Later:
         try:
             return operation(server, peer, body, blob)
         except ValueError as error:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...base.errors import ConnectionClosedError, EchoError
+from ..later import Later
 from ..protocol import Blob, Buffer, Kind, frame, pack_error, pack_request, parse_reply, parse_request, reply_frame, reply_pieces
 from .link import Gate, Link, wait_until
 
@@ -16,19 +17,23 @@ __all__ = ["Calls", "Handler", "Question", "answer"]
 
 log = logging.getLogger("echo")
 
-Handler = Callable[[str, dict[str, Any], bytes], tuple[dict[str, Any], Blob]]
+Handler = Callable[[str, dict[str, Any], bytes], "tuple[dict[str, Any], Blob] | Later"]
 
 
-def answer(handler: Handler, number: int, payload: Buffer) -> bytes:
-    """Have a request handled: the frame that answers it. ProtocolError if it is no request."""
+def answer(handler: Handler, number: int, payload: Buffer, post: Callable[[bytes], None]) -> None:
+    """Have a request handled, and the frame that answers it posted: now, or later and by any thread. ProtocolError if it is no request."""
     op, body, blob = parse_request(payload)
     try:
-        reply = reply_pieces(*handler(op, body, blob))
+        given = handler(op, body, blob)
+        if isinstance(given, Later):
+            given.send_to(lambda pieces: post(b"".join(reply_frame(number, pieces))))
+            return
+        reply = reply_pieces(*given)
     except Exception as error:
         if not isinstance(error, EchoError):
             log.exception("request %r failed", op)
         reply = [pack_error(error)]
-    return b"".join(reply_frame(number, reply))
+    post(b"".join(reply_frame(number, reply)))
 
 
 class Calls:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from .fair_lock import FairLock
     from .sessions import Sessions
 
-__all__ = ["Host", "Intake"]
+__all__ = ["CLOSING", "DRAINING", "Host", "Intake"]
+
+CLOSING, DRAINING = "the learner is closing", "the learner is draining"
 
 C = TypeVar("C")
 
@@ -34,12 +36,14 @@ class Host(Generic[C]):
         options: what the listener was told.
         sessions: what it remembers of its clients.
         newest: the newest weights; replaced, never changed.
+        farewell: what clients are told when the listener closes.
     """
 
     sink: Sink
     options: ListenOptions
     sessions: Sessions
     newest: PackedWeights | None
+    farewell: str
 
     @property
     @abstractmethod

@@ -18,7 +18,7 @@ from ..scatter import Inserter
 from ..transport import Listener
 from .channel import Acceptor, Channel
 from .fair_lock import FairLock
-from .host import Host, Intake
+from .host import CLOSING, DRAINING, Host, Intake
 from .served import ServedClient
 from .sessions import Sessions
 
@@ -71,6 +71,7 @@ class ChannelListener(Listener, Host[ServedClient]):
         self.sessions = Sessions()
         self._intakes: dict[str, Intake] = {}  # by table, under the lock
         self.newest: PackedWeights | None = sink.weights
+        self.farewell = CLOSING
         self.acceptor = acceptor
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -194,6 +195,10 @@ class ChannelListener(Listener, Host[ServedClient]):
                 counts["bytes_sent"] += client.link.sent
         return counts
 
+    def drain(self, timeout: float | None = None) -> None:
+        self.farewell = DRAINING
+        self.close(timeout)
+
     def close(self, timeout: float | None = None) -> None:
         if self._closing.is_set():
             return
@@ -224,7 +229,7 @@ class ChannelListener(Listener, Host[ServedClient]):
 
     def cannot_serve(self) -> tuple[str, str] | None:
         if self._closing.is_set():
-            return "shutdown", "this learner is closing"
+            return "shutdown", self.farewell
         if len(self._admitted) >= self.options.max_connections:
             return "busy", f"this learner serves {self.options.max_connections} clients already; raise max_connections"
         return None

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ...base.errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ProtocolError
 from ..handshake import ServerHandshake
+from ..later import Later
 from ..peer import Peer
 from ..protocol import REPLY, TO_LEARNER, U64, Blob, Buffer, Header, Kind, frame, weights_frames
 from ..weights import PackedWeights
@@ -379,15 +380,15 @@ class ServedClient:
         self.sink.receipt(self.peer, version, digest)
 
     def answer_request(self, number: int, payload: Buffer) -> None:
-        """A hook: have the request with this number carried out, and post the answer before returning."""
-        self._post(answer(self.on_request, number, payload))
+        """A hook: have the request with this number carried out, and post the answer before returning, unless the operation answers later."""
+        answer(self.on_request, number, payload, self._post)
 
-    def on_request(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob]:
-        """A hook: carry out one request, and return its answer; an EchoError is reported to the client.
+    def on_request(self, op: str, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], Blob] | Later:
+        """A hook: carry out one request, and return its answer, or a `Later`; an EchoError is reported to the client.
 
         An override carries out operations of its own, and leaves others to this one. Samples sent before the request are stored by then.
         """
-        return self.sink.control(self.peer, op, body, blob)
+        return self.sink.request(self.peer, op, body, blob)
 
     def _post(self, data: bytes) -> None:
         assert self.link is not None
@@ -467,7 +468,7 @@ class ServedClient:
                     )
                     if self.session.committed > self._owed.told:  # or its client would send it to the next learner as well
                         link.post(self._owed.frame(self.session.committed))
-                    link.post(frame(Kind.BYE, b"the learner is closing"))
+                    link.post(frame(Kind.BYE, self.listener.farewell.encode()))
                     with self.gate.watching():
                         wait_until(self.gate.changed, lambda: link.error is not None or link.idle(), left(), lambda: "")
         finally:
@@ -475,7 +476,7 @@ class ServedClient:
         if begun:
             assert link is not None
             self.thread.join(min(left(), FAREWELL_SECONDS))
-            link.fail(ConnectionClosedError("the learner is closing"))
+            link.fail(ConnectionClosedError(self.listener.farewell))
         else:
             self.channel.shutdown()
         self.thread.join(left() + 2 * LOOK_UP_SECONDS)

@@ -130,6 +130,8 @@ class Uplink:
 
     def dial(self, seconds: float) -> Channel:
         """A hook: a channel to the learner, within `seconds`; as `ChannelTransport.dial`. An override may prepare the channel that it gets here."""
+        if self.options.resolve is not None:
+            self.address = self.options.resolve()
         return returned(self._dial(self.address, self.options, seconds), Channel, f"{self.address}: dial()")
 
     # --------------------------- for callers: gate.lock held, but not for end(), close(), forget()

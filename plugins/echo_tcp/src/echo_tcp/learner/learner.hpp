@@ -79,8 +79,12 @@ public:
     }
     // An empty string with room for a frame of `bytes`. The caller fills it and gives it to reply().
     std::string frame_for(std::uint64_t key, std::size_t bytes) { return loop_of(key).recycled.take(bytes); }
-    void reply(std::uint64_t key, std::string frame) {
-        loop_of(key).mailbox.put([&](Commands &c) { c.replies.emplace_back(key, std::move(frame)); });
+    void reply(std::uint64_t key, std::string frame, bool late = false) {
+        loop_of(key).mailbox.put([&](Commands &c) { c.replies.push_back({key, std::move(frame), late}); });
+    }
+    // A request of this connection is answered later, and no longer counts as one that is being answered.
+    void parked(std::uint64_t key) {
+        loop_of(key).mailbox.put([&](Commands &c) { c.parked.push_back(key); });
     }
     void refuse(std::uint64_t key, std::string reason) {
         loop_of(key).mailbox.put([&](Commands &c) { c.refused.emplace_back(key, std::move(reason)); });
@@ -162,9 +166,13 @@ public:
     }
 
     // Says goodbye to the peers and waits for them until `deadline` (clock_ns). Idempotent.
-    void stop(std::int64_t deadline) {
+    void stop(std::int64_t deadline, const std::string &reason = {}) {
         deadline = std::max<std::int64_t>(deadline, 1);
-        for (auto &loop : loops_) loop->mailbox.put([&](Commands &c) { c.stop_by = deadline; });
+        for (auto &loop : loops_)
+            loop->mailbox.put([&](Commands &c) {
+                c.stop_by = deadline;
+                c.stop_reason = reason;
+            });
         for (auto &loop : loops_) loop->join();
     }
 

@@ -75,7 +75,6 @@ public:
 
 private:
     static constexpr int most_events = 256;
-    static constexpr const char *closing = "the learner is closing";
     static constexpr const char *out_of_memory = "the learner is out of memory for a frame of this worker";
     static constexpr std::int64_t stall_ns = 5'000'000;     // a frame leaves its slots after so long without a byte, or ...
     static constexpr std::int64_t trickle_ns = 25'000'000;  // ... when it takes so long in total
@@ -143,10 +142,15 @@ private:
         for (NewPeer &peer : commands.added) welcome(peer);
         for (const std::uint64_t key : commands.begun)
             if (Peer *p = find(key)) begin(*p);
-        for (auto &[key, frame] : commands.replies) {
+        for (const std::uint64_t key : commands.parked)
             if (Peer *p = find(key)) {
-                --p->asked;
-                outbox_.answer(*p, std::move(frame));
+                --p->asked;  // it may wait for long, and its worker's samples and other requests must not
+                write(*p);
+            }
+        for (Reply &reply : commands.replies) {
+            if (Peer *p = find(reply.key)) {
+                if (!reply.late) --p->asked;
+                outbox_.answer(*p, std::move(reply.frame));
                 write(*p);
             }
         }
@@ -168,7 +172,10 @@ private:
             for (auto &[key, p] : peers_)
                 if (p->subscribed && !p->sending && !p->leaving) write(*p);
         }
-        if (commands.stop_by != 0 && stop_by_ == 0) begin_to_stop(commands.stop_by);
+        if (commands.stop_by != 0 && stop_by_ == 0) {
+            if (!commands.stop_reason.empty()) closing_ = std::move(commands.stop_reason);
+            begin_to_stop(commands.stop_by);
+        }
     }
 
     Peer *find(std::uint64_t key) {
@@ -237,6 +244,7 @@ private:
     PutOff put_off_{store_.sample_bytes()};         // acknowledgements that are put off
     std::int64_t now_ = 0;            // time at the beginning of the round
     std::int64_t stop_by_ = 0;        // not zero while the loop is stopping
+    std::string closing_ = "the learner is closing";
     std::int64_t beat_ns_ = 0;        // the shortest of the peers that were here since there was none
     std::int64_t next_beat_ = INT64_MAX;  // when to look for silence, and to send signs of life
     std::int64_t next_probe_ = 0;     // meaningful while a peer is parked

@@ -77,7 +77,7 @@ inline void Loop::begin_to_stop(std::int64_t deadline) {
     for (Peer *p : all)
         for (int turn = 0; p->begun && turn < last_turns && !p->dead && !p->leaving && !p->parked && clock_ns() < deadline; ++turn)
             if (serve(*p) != Step::more) break;
-    for (Peer *p : all) leave(*p, closing);
+    for (Peer *p : all) leave(*p, closing_);
 }
 
 inline void Loop::hurry_leavers() {

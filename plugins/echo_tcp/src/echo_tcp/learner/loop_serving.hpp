@@ -46,7 +46,7 @@ inline void Loop::welcome(NewPeer &fresh) {
         p.reason = std::string("cannot be watched: ") + std::strerror(errno);
         return drop(p);
     }
-    if (stop_by_ != 0) leave(p, closing);
+    if (stop_by_ != 0) leave(p, closing_);
 }
 
 inline void Loop::begin(Peer &p) {
@@ -98,7 +98,7 @@ inline Step Loop::serve(Peer &p, bool first) {
     if (step == Step::ended) {
         write(p);
         if (p.broken || store_.closed()) {
-            leave(p, p.broken ? p.reason : closing);
+            leave(p, p.broken ? p.reason : closing_);
         } else {
             drop(p);
         }

@@ -18,15 +18,23 @@ struct NewPeer {
     std::shared_ptr<Figures> figures;
 };
 
+struct Reply {
+    std::uint64_t key = 0;
+    std::string frame;
+    bool late = false;  // to a request that was parked
+};
+
 struct Commands {
     std::vector<NewPeer> added;
     std::vector<std::uint64_t> begun;                            // keys
-    std::vector<std::pair<std::uint64_t, std::string>> replies;  // key, frame
+    std::vector<Reply> replies;
+    std::vector<std::uint64_t> parked;                           // keys of those who made a request that is answered later
     std::vector<std::pair<std::uint64_t, std::string>> refused;  // key, reason: they broke the protocol
     std::vector<std::pair<std::uint64_t, std::string>> evicted;  // key, reason: others take their places
     std::vector<std::uint64_t> pinged;                           // keys
     std::shared_ptr<const Weights> weights;
     std::int64_t stop_by = 0;
+    std::string stop_reason;  // for the peers; empty: the usual one
 };
 
 class Mailbox {
