@@ -42,10 +42,7 @@ cdef extern from "native/segment.hpp" namespace "echo_ipc" nogil:
         Lock lock
         Event changed, freed
     cdef cppclass Segment:
-        Header* header
-        char* base
-        uint64_t size
-        bint writable
+        Segment(char*, cbool)
     cdef cppclass Part:
         char* memory
         uint64_t offset, bytes
@@ -103,9 +100,11 @@ cdef extern from "native/ring.hpp" namespace "echo_ipc" nogil:
         int abort(uint64_t, const Held&)
         int take(uint64_t, int64_t, Held*)
         int release(uint64_t, const Held&)
+        void look()
         @staticmethod
         uint64_t size_of "bytes"(uint64_t, uint64_t, uint64_t)
     uint64_t kMostSlots, kNoNumber
+    uint64_t kErrorPolicy "echo_ipc::kError"
 
 cdef extern from "native/rows.hpp" namespace "echo_ipc" nogil:
     cdef cppclass CRows "echo_ipc::Rows":
@@ -197,11 +196,6 @@ cdef class Mapping:
         """The description. Ask only after `wrong()` has found nothing."""
         return self.memory[kPage:kPage + (<Header*>self.memory).schema_bytes]
 
-    cdef Segment segment(self):
-        cdef Segment found
-        found.header, found.base, found.size, found.writable = <Header*>self.memory, self.memory, self.size, self.writable
-        return found
-
 
 cdef class Layout:
     """Where the arrays of a value lie: for each its dtype, shape and offset in bytes.
@@ -282,7 +276,7 @@ cdef inline int64_t slice_until(int64_t deadline) noexcept nogil:
 cdef class _Closing:
     """What has a `close()` that makes every later call, and every wait that is going on, raise ClosedError."""
 
-    cdef Mapping mapping
+    cdef readonly Mapping mapping
     cdef bint closed
 
     def close(self) -> None:
@@ -309,7 +303,7 @@ cdef class Cell(_Closing):
         if CCell.size_of((<Header*>mapping.memory).schema_bytes, (<Header*>mapping.memory).words[0]) != mapping.size:
             raise ValueError("the sizes of this shared memory do not fit together")
         self.mapping, self.writable = mapping, mapping.writable
-        self.cell = new CCell(mapping.segment())
+        self.cell = new CCell(Segment(mapping.memory, mapping.writable))
 
     def __dealloc__(self):
         del self.cell
@@ -385,6 +379,8 @@ cdef class Cell(_Closing):
             view = data
             part.memory, part.offset, part.bytes = (<char*>&view[0] if room else NULL), 0, room
             version = self.get(&part, 1, newer_than, deadline, &used)
+            if version == 0:
+                return b"", 0
             if used <= room:
                 return bytes(view[:used]), version
             room = used + used // 8
@@ -445,7 +441,7 @@ cdef class Cell(_Closing):
 cdef class Ring(_Closing):
     """native/ring.hpp over a mapping that was checked.
 
-    `claim` and `take` return (outcome, slot, ticket, number), with an outcome of DONE, NOTHING (the timeout passed), FULL or HELD.
+    `claim` and `take` return an outcome, which is DONE, NOTHING, FULL or HELD (LATER: the lock was not free), and a Hold if it is DONE.
     """
 
     cdef CRing* ring
@@ -462,7 +458,7 @@ cdef class Ring(_Closing):
         ):
             raise ValueError("the sizes of this shared memory do not fit together")
         self.mapping = mapping
-        self.ring = new CRing(mapping.segment())
+        self.ring = new CRing(Segment(mapping.memory, mapping.writable))
 
     def __dealloc__(self):
         del self.ring
@@ -502,85 +498,48 @@ cdef class Ring(_Closing):
         }
 
     def claim(self, timeout=None, double spin=0.0) -> tuple:
-        """Get a slot to fill."""
-        cdef int64_t deadline = deadline_of(timeout), until = now_ns() + <int64_t>(spin * 1e9) if spin > 0 else 0, most
-        cdef Held held
-        cdef int outcome
-        cdef uint32_t seen
-        self.myself()
-        while True:
-            self.check()
-            with nogil:
-                while True:
-                    seen = self.ring.header().freed.look()
-                    outcome = self.ring.claim(self.pid, self.started, &held)
-                    if outcome == kDone or until == 0 or now_ns() > until:
-                        break
-                if outcome == kHeld or (outcome == kFull and self.ring.policy() == 1):
-                    most = slice_until(deadline)
-                    if most > 0:
-                        self.ring.header().freed.sleep(seen, most)
-            if outcome == kDone:
-                return kDone, held.slot, held.ticket, -1
-            if outcome == kFull and self.ring.policy() != 1:
-                return kFull, 0, 0, -1
-            PyErr_CheckSignals()
-            if slice_until(deadline) == 0:
-                return outcome, 0, 0, -1
-
-    def commit(self, uint64_t slot, uint64_t ticket) -> int:
-        """Make a slot ready. Returns its number; -1 if the policy dropped it, -2 if this process does not hold it."""
-        cdef Held held
-        held.slot, held.ticket, held.number = slot, ticket, kNoNumber
-        cdef int outcome
-        while True:
-            self.check()
-            with nogil:
-                outcome = self.ring.commit(getpid(), &held)
-            if outcome == kDone:
-                return -1 if held.number == kNoNumber else held.number
-            if outcome == kGone:
-                return -2
-            PyErr_CheckSignals()
+        """A slot to fill: (DONE, Hold), or (FULL, None) or (HELD, None) if there was none in time."""
+        return self.hold(True, timeout, spin)
 
     def take(self, timeout=None, double spin=0.0) -> tuple:
-        """Get the oldest slot that is ready."""
-        cdef int64_t deadline = deadline_of(timeout), until = now_ns() + <int64_t>(spin * 1e9) if spin > 0 else 0, most
-        cdef Held held
+        """The oldest slot that is ready: (DONE, Hold), or (NOTHING, None) if there was none in time."""
+        return self.hold(False, timeout, spin)
+
+    cdef tuple hold(self, bint writing, timeout, double spin):
+        cdef int64_t deadline = deadline_of(timeout), until = now_ns() + <int64_t>(min(spin, 0.1) * 1e9) if spin > 0 else 0, most
         cdef int outcome
         cdef uint32_t seen
+        cdef Event* event = &self.ring.header().freed if writing else &self.ring.header().changed
+        # Made beforehand, so that nothing can go wrong between getting a slot and having an object that gives it back.
+        cdef Hold hold = Hold.__new__(Hold)
+        hold.ring, hold.writing = self, writing
         self.myself()
+        if deadline >= 0 and until > deadline:
+            until = deadline
         while True:
             self.check()
             with nogil:
                 while True:
-                    seen = self.ring.header().changed.look()
-                    if until == 0 or self.ring.available() > 0 or now_ns() > until:
-                        outcome = self.ring.take(self.pid, self.started, &held)
-                        if outcome == kDone or until == 0 or now_ns() > until:
-                            break
-                if outcome == kNothing:
+                    seen = event.look()
+                    outcome = kNothing
+                    if writing:
+                        outcome = self.ring.claim(self.pid, self.started, &hold.held)
+                    elif until == 0 or self.ring.available() > 0 or now_ns() > until:
+                        outcome = self.ring.take(self.pid, self.started, &hold.held)
+                    if outcome == kDone or until == 0 or now_ns() > until:
+                        break
+                if outcome != kDone and not (outcome == kFull and self.ring.policy() == kErrorPolicy):
                     most = slice_until(deadline)
-                    if most > 0:
-                        self.ring.header().changed.sleep(seen, most)
+                    if most > 0 and outcome != kLater:
+                        event.sleep(seen, most)
             if outcome == kDone:
-                return kDone, held.slot, held.ticket, held.number
+                hold.live = True
+                return kDone, hold
+            if outcome == kFull and self.ring.policy() == kErrorPolicy:
+                return kFull, None
             PyErr_CheckSignals()
             if slice_until(deadline) == 0:
-                return kNothing, 0, 0, -1
-
-    def release(self, uint64_t slot, uint64_t ticket, bint writing) -> bool:
-        """Give back a slot that was taken, or claimed (`writing`). False if this process does not hold it."""
-        cdef Held held
-        held.slot, held.ticket, held.number = slot, ticket, 0
-        cdef int outcome
-        while True:
-            self.check()
-            with nogil:
-                outcome = self.ring.abort(getpid(), held) if writing else self.ring.release(getpid(), held)
-            if outcome != kLater:
-                return outcome == kDone
-            PyErr_CheckSignals()
+                return outcome, None
 
     def wait(self, timeout=None) -> bool:
         """Sleep until a slot can be taken; False if the timeout passed first."""
@@ -590,6 +549,8 @@ cdef class Ring(_Closing):
             self.check()
             with nogil:
                 seen = self.ring.header().changed.look()
+                if self.ring.available() == 0:
+                    self.ring.look()
                 most = 0 if self.ring.available() > 0 else slice_until(deadline)
                 if most > 0:
                     self.ring.header().changed.sleep(seen, most)
@@ -598,6 +559,63 @@ cdef class Ring(_Closing):
             PyErr_CheckSignals()
             if slice_until(deadline) == 0:
                 return False
+
+
+cdef class Hold:
+    """A slot that this process holds. It is given back when this object goes.
+
+    Attributes:
+        slot: which one.
+        number: of the rollout in it; only for slots that were taken.
+    """
+
+    cdef Ring ring
+    cdef Held held
+    cdef bint live, writing
+
+    def __dealloc__(self):
+        if self.live:  # also after close(): others wait for the slot. In a forked child the slot is the parent's, and this does nothing
+            with nogil:
+                self.give_back()
+
+    cdef int give_back(self) noexcept nogil:
+        return self.ring.ring.abort(getpid(), self.held) if self.writing else self.ring.ring.release(getpid(), self.held)
+
+    @property
+    def slot(self) -> int:
+        return self.held.slot
+
+    @property
+    def number(self) -> int:
+        return self.held.number
+
+    def commit(self) -> int:
+        """Make the slot ready. Returns its number; -1 if the policy dropped it, -2 if this process does not hold it."""
+        cdef int outcome = kGone
+        while self.live and self.writing:
+            self.ring.check()
+            with nogil:
+                outcome = self.ring.ring.commit(getpid(), &self.held)
+            if outcome != kLater:
+                self.live = False
+                break
+            PyErr_CheckSignals()
+        if outcome == kGone:
+            return -2
+        return -1 if self.held.number == kNoNumber else self.held.number
+
+    def release(self) -> bool:
+        """Give the slot back, uncommitted if it was claimed. False if this process does not hold it."""
+        cdef int outcome = kGone
+        while self.live:
+            self.ring.check()
+            with nogil:
+                outcome = self.give_back()
+            if outcome != kLater:
+                self.live = False
+                break
+            PyErr_CheckSignals()
+        return outcome == kDone
 
 
 cdef class Rows(_Closing):
@@ -612,7 +630,7 @@ cdef class Rows(_Closing):
         ):
             raise ValueError("the sizes of this shared memory do not fit together")
         self.mapping = mapping
-        self.rows = new CRows(mapping.segment())
+        self.rows = new CRows(Segment(mapping.memory, mapping.writable))
 
     def __dealloc__(self):
         del self.rows

@@ -44,6 +44,10 @@ class _Latest(Handle):
         that writers overtook so often that they took the lock; `repairs`, how often a writer was killed with the lock."""
         return self._use().figures()
 
+    def _check_never_written(self) -> None:
+        if self.version:
+            raise EchoTimeoutError(f"writers overtook every try to read {self.name} for a second; attach with mode='rw', which can hold them up")
+
     def _late(self, newer_than: int, timeout: float | None) -> EchoTimeoutError:
         return EchoTimeoutError(f"{self.name} had no version above {newer_than} within {timeout} s; is the process that writes it alive?")
 
@@ -109,7 +113,7 @@ class Cell(_Latest):
             error = self.schema.unfit(index, arrays[index])
             if error is not None:
                 raise error
-            arrays[index] = np.ascontiguousarray(arrays[index]).reshape(arrays[index].shape)
+            arrays[index] = np.ascontiguousarray(arrays[index], self.schema.fields[index].dtype).reshape(arrays[index].shape)
         if version == 0:
             raise EchoTimeoutError(f"{self.name} was being written by another process for {timeout} s; is that process stopped?")
         return version
@@ -148,12 +152,11 @@ class Cell(_Latest):
             if not arrays[index].flags.writeable:
                 raise SpecError(f"{self.schema.names[index]!r} is read-only; give an array that can be written to")
             targets[index] = arrays[index]
-            arrays[index] = np.empty(arrays[index].shape, arrays[index].dtype)
+            arrays[index] = np.empty(arrays[index].shape, self.schema.fields[index].dtype)
         if version == 0:
             if newer_than is not None:
                 raise self._late(newer_than, timeout)
-            if self.version:
-                raise EchoTimeoutError(f"writers overtook every try to read {self.name} for a second; attach with mode='rw', which can hold them up")
+            self._check_never_written()
             return 0
         for index, target in targets.items():
             if index in indirect:
@@ -213,4 +216,6 @@ class Bytes(_Latest):
         found = self._use().read_bytes(-1 if newer_than is None else newer_than, 0 if newer_than is None else timeout)
         if found[1] == 0 and newer_than is not None:
             raise self._late(newer_than, timeout)
+        if found[1] == 0:
+            self._check_never_written()
         return found

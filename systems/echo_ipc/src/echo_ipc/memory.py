@@ -94,7 +94,7 @@ class Memory:
         try:
             found = os.fstat(fd)
             pid = int(name.partition(".")[0])
-            if found.st_ino != inode or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            if found.st_ino != inode or not _is_sealed(fd):
                 raise _gone(name, pid, "another file has its number")
             mapping = _native.Mapping(fd, found.st_size, mode == "rw")
             wrong = mapping.wrong(kind)
@@ -145,6 +145,14 @@ def _unpickled(name: str, kind: int, mode: str, handed: Any) -> Memory:
     fd = handed.detach()
     os.set_inheritable(fd, False)
     return Memory.adopt(fd, name, kind, mode, int(match[3]), int(match[4], 16))
+
+
+def _is_sealed(fd: int) -> bool:
+    """Whether nobody can change its size; only memfds can be."""
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:
+        return False
 
 
 def _gone(name: str, pid: int, why: str) -> SegmentGoneError:

@@ -25,27 +25,22 @@ class RingFullError(EchoError, queue.Full):
 
 
 class _Slot:
-    """A slot that this process holds.
+    """A slot that this process holds. It is given back at the latest when this object is collected.
 
     Attributes:
         arrays: its arrays, nested like the ring's fields. They lie in the shared memory: use them only while the slot is held.
+        index: which of the ring's slots it is.
     """
 
-    def __init__(self, ring: Ring, slot: int, ticket: int) -> None:
-        self._ring: Ring | None = ring
-        self._slot, self._ticket = slot, ticket
-        self.index = slot  # which of the ring's slots it is
-        self.arrays: dict[str, Any] = ring._views(slot)
+    def __init__(self, ring: Ring, hold: _native.Hold) -> None:
+        self._ring, self._hold = ring, hold
+        self.index = hold.slot
+        self.held = True
+        self.arrays: dict[str, Any] = ring._views(hold.slot)
 
-    def _let_go(self) -> Ring:
-        ring, self._ring = self._ring, None
-        if ring is None:
+    def _check(self) -> None:
+        if not self.held:
             raise ClosedError("this slot was given back already; take or claim another one")
-        return ring
-
-    @property
-    def held(self) -> bool:
-        return self._ring is not None
 
 
 class WriteSlot(_Slot):
@@ -54,22 +49,25 @@ class WriteSlot(_Slot):
     def commit(self) -> int | None:
         """Make the slot ready to be taken. Returns the number of the rollout; None if the policy "drop_newest" dropped it.
 
-        Raises ClosedError if the slot was given back, or the ring closed, already.
+        Raises ClosedError if the slot was given back or the ring was closed, or in a process that did not claim it.
         """
-        number = self._let_go()._use().commit(self._slot, self._ticket)
+        self._check()
+        number = self._hold.commit()
+        self.held = False
         if number == -2:
-            raise ClosedError("another process claimed this slot; a slot must be committed by the process that claimed it")
+            raise ClosedError("another process claimed this slot; it must be committed where it was claimed")
         return None if number == -1 else number
 
     def abort(self) -> None:
-        """Give the slot back as if it had not been claimed."""
-        self._let_go()._use().release(self._slot, self._ticket, True)
+        """Give the slot back as if it had not been claimed. Raises ClosedError if that was done already."""
+        self._check()
+        self._hold.release()
+        self.held = False
 
     def write(self, tree: Any) -> None:
         """Copy arrays or tensors with the names, shapes and dtypes of the fields into the slot. Raises SpecError that names an entry that does not fit."""
-        if self._ring is None:
-            raise ClosedError("this slot was given back already; claim another one")
-        self._ring._copy_in(tree, self._slot)
+        self._check()
+        self._ring._copy_in(tree, self.index)
 
     def __enter__(self) -> WriteSlot:
         return self
@@ -78,24 +76,24 @@ class WriteSlot(_Slot):
         if self.held:
             self.commit() if kind is None else self.abort()
 
-    def __del__(self) -> None:
-        _drop(self, True)
-
 
 class ReadSlot(_Slot):
     """A rollout to read. As a context manager it is released at the end.
 
     Attributes:
-        number: how many rollouts were committed before it. If it is more than one above the number before, those between were dropped.
+        number: how many rollouts were committed before it. If it is more than one above the number before, those between were dropped, or
+            another consumer took them.
     """
 
-    def __init__(self, ring: Ring, slot: int, ticket: int, number: int) -> None:
-        super().__init__(ring, slot, ticket)
-        self.number = number
+    def __init__(self, ring: Ring, hold: _native.Hold) -> None:
+        super().__init__(ring, hold)
+        self.number = hold.number
 
     def release(self) -> None:
         """Give the slot back. The arrays may be written over from now on. Raises ClosedError if that was done already."""
-        self._let_go()._use().release(self._slot, self._ticket, False)
+        self._check()
+        self._hold.release()
+        self.held = False
 
     def __enter__(self) -> ReadSlot:
         return self
@@ -103,17 +101,6 @@ class ReadSlot(_Slot):
     def __exit__(self, *exc: object) -> None:
         if self.held:
             self.release()
-
-    def __del__(self) -> None:
-        _drop(self, False)
-
-
-def _drop(slot: _Slot, writing: bool) -> None:
-    """Give back the slot of an object that nobody has any more. In a forked child it is the parent's: then nothing happens."""
-    ring = getattr(slot, "_ring", None)
-    native = None if ring is None else ring._live
-    if native is not None:
-        native.release(slot._slot, slot._ticket, writing)
 
 
 class Ring(Handle):
@@ -187,7 +174,7 @@ class Ring(Handle):
         return {"spin": self.spin}
 
     def _forget(self) -> None:
-        self._arrays = []
+        self._arrays = [None] * self._physical
         super()._forget()
 
     def _use(self) -> _native.Ring:
@@ -204,7 +191,8 @@ class Ring(Handle):
         return found
 
     def _leaves(self, slot: int) -> list[np.ndarray]:
-        start, mapping = self._use().start(slot), self._memory.mapping
+        native = self._use()
+        start, mapping = native.start(slot), native.mapping
         return [np.ndarray(field.shape, field.dtype, mapping, start + field.offset) for field in self.schema.fields]
 
     def _copy_in(self, tree: Any, slot: int) -> None:
@@ -229,9 +217,9 @@ class Ring(Handle):
             RingFullError: the policy is "error" and `slots` rollouts are ready or being written.
             ClosedError: the ring was closed.
         """
-        outcome, slot, ticket, _ = self._use().claim(timeout, self.spin)
-        if outcome == _native.DONE:
-            return WriteSlot(self, slot, ticket)
+        outcome, hold = self._use().claim(timeout, self.spin)
+        if hold is not None:
+            return WriteSlot(self, hold)
         if outcome == _native.FULL and self.policy == "error":
             raise RingFullError(f"{self.name} has {self.slots} rollouts that nobody has taken; take them, or give the ring more slots or another policy")
         if outcome == _native.FULL:
@@ -259,10 +247,10 @@ class Ring(Handle):
             EchoTimeoutError: there was none in time.
             ClosedError: the ring was closed.
         """
-        outcome, slot, ticket, number = self._use().take(timeout, self.spin)
-        if outcome != _native.DONE:
+        _, hold = self._use().take(timeout, self.spin)
+        if hold is None:
             raise EchoTimeoutError(f"nothing came into {self.name} for {timeout} s; is a producer alive?")
-        return ReadSlot(self, slot, ticket, number)
+        return ReadSlot(self, hold)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep until a rollout can be taken; False if `timeout` (seconds; None: for ever) passed first. Another consumer may still take it first."""

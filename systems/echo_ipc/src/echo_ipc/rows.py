@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,17 @@ __all__ = ["Rows"]
 TRIES = 20  # of drawing rows again that were written over meanwhile, before additions are held up
 MAGIC = b"echo-ipc rows 1\n"
 PART = 1 << 24  # bytes that are saved or loaded at a time
+
+
+@contextmanager
+def _alone(native: _native.Rows) -> Iterator[None]:
+    """Nobody adds meanwhile."""
+    while not native.lock():
+        pass
+    try:
+        yield
+    finally:
+        native.unlock()
 
 
 class Rows(Handle):
@@ -94,7 +107,7 @@ class Rows(Handle):
     def storage(self) -> np.ndarray:
         """The memory of all rows, uint8 [capacity, row_bytes]. Row i is at i % capacity. Nothing protects who reads here from rows being added."""
         native = self._use()
-        return np.ndarray((self.capacity, self.row_bytes), np.uint8, self._memory.mapping, native.data)
+        return np.ndarray((self.capacity, self.row_bytes), np.uint8, native.mapping, native.data)
 
     def columns(self) -> dict[str, Any]:
         """Views of `storage()`, nested like the columns: each [capacity, *shape] and not contiguous."""
@@ -103,7 +116,7 @@ class Rows(Handle):
         for field in self.schema.fields:
             inner = np.empty(field.shape, field.dtype).strides if field.nbytes else (0,) * len(field.shape)
             start = native.data + field.offset
-            views.append(np.ndarray((capacity, *field.shape), field.dtype, self._memory.mapping, start, (self.row_bytes, *inner)))
+            views.append(np.ndarray((capacity, *field.shape), field.dtype, native.mapping, start, (self.row_bytes, *inner)))
         return self.schema.tree(views)
 
     def wait(self, more_than: int = 0, timeout: float | None = None) -> bool:
@@ -140,7 +153,7 @@ class Rows(Handle):
                 error = SpecError(f"{name!r} has {len(arrays[index])} rows, but {first!r} has {count}; all columns need the same")
             if error is not None:
                 raise error
-            arrays[index] = np.ascontiguousarray(arrays[index])
+            arrays[index] = np.ascontiguousarray(arrays[index], self.schema.fields[index].dtype)
         return number
 
     # ---- sampling
@@ -211,7 +224,11 @@ class Rows(Handle):
         return arrays
 
     def _draw(self, n: int, generator: np.random.Generator) -> np.ndarray:
-        first, end = self._use().window()
+        native = self._use()
+        first, end = native.window()
+        if first == end and end and native.mapping.writable:  # an addition is just writing over all there is
+            with _alone(native):
+                first, end = native.window()
         if first == end:
             raise ValueError(f"{self.name} has no rows to sample; add some first, or wait() for them")
         return generator.integers(first, end, n, np.uint64)
@@ -225,17 +242,12 @@ class Rows(Handle):
         while bad:
             tries += 1
             places = stale[:bad].astype(np.intp)
-            held = tries > TRIES and self._memory.mapping.writable
-            if held:
-                while not native.lock():
-                    pass
-            try:
-                again = self._draw(len(places), generator)
-                few = [np.empty((len(places), *array.shape[1:]), array.dtype) for array in arrays]
+            few = [np.empty((len(places), *array.shape[1:]), array.dtype) for array in arrays]
+            again = self._draw(len(places), generator)
+            with _alone(native) if tries > TRIES and native.mapping.writable else nullcontext():
+                if tries > TRIES:
+                    again = generator.integers(*native.window(), len(places), np.uint64)
                 bad = native.gather(again, layout, few, stale)
-            finally:
-                if held:
-                    native.unlock()
             for array, new in zip(arrays, few):
                 array[places] = new
             numbers[places] = again

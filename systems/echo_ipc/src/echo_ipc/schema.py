@@ -153,7 +153,7 @@ class Schema:
         shape = array.shape[1:] if rows else array.shape
         if rows and array.ndim == 0:
             return SpecError(f"{field.name!r} has no rows: it is {array.dtype.name}[], but {field.text()} for each row is needed")
-        if shape != field.shape or array.dtype != field.dtype:
+        if shape != field.shape or array.dtype.newbyteorder("=") != field.dtype:
             what = "rows of " if rows else ""
             return SpecError(f"{field.name!r} must be {what}{field.text()}, but is {what}{array.dtype.name}{list(shape)}; convert it, or change the schema")
         return None

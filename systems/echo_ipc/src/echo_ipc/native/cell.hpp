@@ -41,7 +41,7 @@ public:
 
     // The sizes must have been checked with bytes().
     explicit Cell(const Segment &segment)
-        : segment_(segment), control_(reinterpret_cast<CellControl *>(segment.control())), data_(segment.control() + kPage), place_(segment.header->words[0]) {}
+        : segment_(segment), control_(reinterpret_cast<CellControl *>(segment.control)), data_(segment.control + kPage), place_(segment.header->words[0]) {}
 
     uint64_t capacity() const { return place_; }
     uint64_t version() const { return control_->newest.load(std::memory_order_acquire) >> 8; }
@@ -51,6 +51,7 @@ public:
 
     // Writes one value of `used` bytes. kLater: the lock was not free for a whole slice.
     Outcome write(const Part *parts, int count, uint64_t used, uint64_t *version) {
+        segment_.header->turnstile.pass();
         if (!segment_.header->lock.take(kSlice, [] {})) return kLater;  // nothing to repair: an odd turn is enough
         const uint64_t newest = control_->newest.load(std::memory_order_relaxed);
         const uint32_t place = uint32_t(((newest & 0xff) + 1) % kPlaces);
@@ -84,6 +85,7 @@ public:
             if (outcome != kLater) return outcome;
         }
         if (!segment_.writable) return kLater;
+        segment_.header->turnstile.ask();
         if (!segment_.header->lock.take(kSlice, [] {})) return once(parts, count, version, used);
         control_->locked.fetch_add(1, std::memory_order_relaxed);
         const Outcome outcome = once(parts, count, version, used);  // nobody writes

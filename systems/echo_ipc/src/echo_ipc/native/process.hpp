@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -17,7 +18,8 @@ inline int64_t start_of(int64_t pid) {
     char path[40], text[1024];
     snprintf(path, sizeof path, "/proc/%lld/stat", static_cast<long long>(pid));
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return errno == ENOENT ? 0 : -1;
+    // Without /proc, a living process is not found either.
+    if (fd < 0) return errno == ENOENT && kill(pid_t(pid), 0) != 0 && errno == ESRCH ? 0 : -1;
     const ssize_t count = read(fd, text, sizeof text - 1);
     const int error = errno;
     close(fd);

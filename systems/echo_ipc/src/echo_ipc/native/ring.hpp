@@ -48,7 +48,7 @@ public:
 
     // The sizes must have been checked with bytes().
     explicit Ring(const Segment &segment)
-        : segment_(segment), control_(reinterpret_cast<RingControl *>(segment.control())), slots_(segment.header->words[0]),
+        : segment_(segment), control_(reinterpret_cast<RingControl *>(segment.control)), slots_(segment.header->words[0]),
           physical_(segment.header->words[1]), bytes_(segment.header->words[2]), policy_(segment.header->words[3]) {}
 
     uint64_t slots() const { return slots_; }
@@ -58,7 +58,7 @@ public:
     const RingControl &figures() const { return *control_; }
     Header *header() const { return segment_.header; }
     // Where a slot's data begins, in bytes from the beginning of the segment.
-    uint64_t start(uint64_t slot) const { return uint64_t(segment_.control() - segment_.base) + control_bytes(physical_) + slot * up(bytes_); }
+    uint64_t start(uint64_t slot) const { return segment_.at(segment_.control) + control_bytes(physical_) + slot * up(bytes_); }
 
     // Gives the caller a slot to fill. kFull: the policy is to wait or to refuse, and there is no room. kHeld: every slot is held by a live process.
     Outcome claim(uint64_t pid, int64_t started, Held *held) {
@@ -101,7 +101,9 @@ public:
         }
         unlock();
         if (!slot) return kGone;
-        (held->number == kNoNumber ? segment_.header->freed : segment_.header->changed).wake();
+        if (held->number != kNoNumber) segment_.header->changed.wake();
+        // A slot became free, or may be taken away by another producer.
+        if (policy_ == kDropOldest || policy_ == kDropNewest) segment_.header->freed.wake();
         return kDone;
     }
 
@@ -119,6 +121,13 @@ public:
         }
         unlock();
         return slot == physical_ ? kNothing : kDone;
+    }
+
+    // Looks for dead processes, for somebody who waits and takes nothing.
+    void look() {
+        if (!lock()) return;
+        reap();
+        unlock();
     }
 
     // Gives back a slot that was taken.

@@ -28,12 +28,12 @@ public:
 
     // The sizes must have been checked with bytes().
     explicit Rows(const Segment &segment)
-        : segment_(segment), control_(reinterpret_cast<RowsControl *>(segment.control())), data_(segment.control() + kPage),
+        : segment_(segment), control_(reinterpret_cast<RowsControl *>(segment.control)), data_(segment.control + kPage),
           capacity_(segment.header->words[0]), row_(segment.header->words[1]) {}
 
     uint64_t capacity() const { return capacity_; }
     uint64_t row() const { return row_; }
-    uint64_t data() const { return uint64_t(data_ - segment_.base); }
+    uint64_t data() const { return segment_.at(data_); }
     uint64_t broken() const { return control_->broken.load(std::memory_order_relaxed); }
     Header *header() const { return segment_.header; }
 
@@ -47,7 +47,8 @@ public:
 
     // Adds rows, which readers may see a quarter of the table at a time, so that an addition leaves rows to read. kLater: the lock was not free for a slice.
     Outcome add(const Part *columns, int count, uint64_t rows, uint64_t *number) {
-        if (!segment_.header->lock.take(kSlice, [this] { control_->broken.fetch_add(1, std::memory_order_relaxed); })) return kLater;
+        segment_.header->turnstile.pass();
+        if (!take()) return kLater;
         const uint64_t most = capacity_ / 4 ? capacity_ / 4 : 1;
         *number = control_->committed.load(std::memory_order_relaxed);
         for (uint64_t done = 0; done < rows;) {
@@ -90,11 +91,16 @@ public:
 
     // For a reader that was overtaken too often: adders wait until it gives the lock back.
     bool lock() {
-        return segment_.header->lock.take(kSlice, [this] { control_->broken.fetch_add(1, std::memory_order_relaxed); });
+        segment_.header->turnstile.ask();
+        return take();
     }
     void unlock() { segment_.header->lock.give(); }
 
 private:
+    bool take() {
+        return segment_.header->lock.take(kSlice, [this] { control_->broken.fetch_add(1, std::memory_order_relaxed); });
+    }
+
     const Segment segment_;
     RowsControl *const control_;
     char *const data_;

@@ -114,6 +114,19 @@ private:
     std::atomic<uint32_t> word_;
 };
 
+// A hint that somebody waits for the lock who must not wait for long. The lock is not fair: who gives it back and takes it again at once usually
+// gets it. So a writer that finds the hint lets others go first, once.
+class Turnstile {
+public:
+    void ask() { asked_.store(1, std::memory_order_relaxed); }
+    void pass() {
+        if (asked_.load(std::memory_order_relaxed) && asked_.exchange(0, std::memory_order_relaxed)) usleep(200);
+    }
+
+private:
+    std::atomic<uint32_t> asked_;
+};
+
 struct Header {
     uint64_t magic;
     uint32_t layout, kind;
@@ -124,18 +137,22 @@ struct Header {
     alignas(64) Lock lock;
     alignas(64) Event changed;  // a cell has a newer value, a ring has something to take, a table has more rows
     alignas(64) Event freed;    // a ring has room
+    Turnstile turnstile;
 };
 static_assert(sizeof(Header) <= kPage && std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
 // The mapped memory, with sizes that were checked. It does not own the memory.
 struct Segment {
     Header *header = nullptr;
-    char *base = nullptr;
-    uint64_t size = 0;
+    char *control = nullptr;  // what follows the description
     bool writable = false;
 
-    char *control() const { return base + start(header->schema_bytes); }
+    Segment() = default;
+    Segment(char *base, bool writable)
+        : header(reinterpret_cast<Header *>(base)), control(base + start(header->schema_bytes)), writable(writable) {}
+
     static uint64_t start(uint64_t schema_bytes) { return up(kPage + schema_bytes); }
+    uint64_t at(const char *place) const { return uint64_t(place - reinterpret_cast<const char *>(header)); }
 };
 
 // Makes the page of words. The memory is new and zero, so a process that is killed here leaves memory that nobody can attach to.
