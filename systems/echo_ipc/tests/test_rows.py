@@ -79,7 +79,8 @@ def test_sampling_into_arrays() -> None:
         found, numbers = rows.sample(20, out=out)
         assert found is out
         check_rows(out, numbers)
-        for name, wrong in (("obs", np.zeros((20, 8))), ("obs", np.zeros((20, 7), np.float32)), ("flag", np.zeros(19, np.bool_)), ("obs", np.zeros((20, 14))[:, ::2])):
+        several = [("obs", np.zeros((20, 8))), ("obs", np.zeros((20, 7), np.float32)), ("flag", np.zeros(19, np.bool_)), ("obs", np.zeros((20, 14))[:, ::2])]
+        for name, wrong in several:
             with pytest.raises(SpecError, match=repr(name)):
                 rows.sample(20, out={**out, name: wrong})
 

@@ -300,7 +300,8 @@ cdef class Cell(_Closing):
     cdef bint writable
 
     def __cinit__(self, Mapping mapping not None):
-        if CCell.size_of((<Header*>mapping.memory).schema_bytes, (<Header*>mapping.memory).words[0]) != mapping.size:
+        cdef Header* header = <Header*>mapping.memory
+        if header.words[0] > mapping.size or CCell.size_of(header.schema_bytes, header.words[0]) != mapping.size:
             raise ValueError("the sizes of this shared memory do not fit together")
         self.mapping, self.writable = mapping, mapping.writable
         self.cell = new CCell(Segment(mapping.memory, mapping.writable))
@@ -453,7 +454,7 @@ cdef class Ring(_Closing):
         if not mapping.writable:
             raise ValueError("a ring cannot be used with read-only memory")
         if (
-            header.words[1] > kMostSlots or header.words[0] > header.words[1] or header.words[3] > 3
+            header.words[1] > kMostSlots or header.words[0] > header.words[1] or header.words[3] > 3 or header.words[2] > mapping.size
             or CRing.size_of(header.schema_bytes, header.words[1], header.words[2]) != mapping.size
         ):
             raise ValueError("the sizes of this shared memory do not fit together")

@@ -162,7 +162,7 @@ class Ring(Handle):
     def _adopt(self, memory: Memory, state: dict[str, Any]) -> None:
         self.schema = Schema.from_json(memory.mapping.schema)
         self.slots, self._physical, nbytes, policy, self.producers, self.consumers = memory.mapping.words[:6]
-        if self.schema.nbytes != nbytes:
+        if self.schema.nbytes != nbytes or self.slots + self.producers + self.consumers != self._physical:
             raise ConfigError(f"the description of {memory.name} does not fit its slots; install the same echo-ipc for all processes")
         native = _native.Ring(memory.mapping)
         super().__init__(memory, native)
