@@ -105,8 +105,8 @@ def lowest(session: nox.Session) -> None:
 def adapters(session: nox.Session) -> None:
     """Run the tests with PyTorch, JAX, Gymnasium and Stable-Baselines3, which no environment of tox.ini has. Arguments go to pytest."""
     session.install("torch", "--index-url", "https://download.pytorch.org/whl/cpu")  # other indexes bring gigabytes of CUDA's libraries
-    install(session, ["test", "environments"], "echo-core[tcp,shm,testing]", "echo-adapters[jax,gymnasium,sb3]")
-    session.run("python", "-m", "pytest", *(session.posargs or ["adapters/tests", "tests/docs/test_snippets.py"]))
+    install(session, ["test", "environments"], "echo-core[tcp,shm,ipc,testing]", "echo-adapters[jax,gymnasium,sb3]")
+    session.run("python", "-m", "pytest", *(session.posargs or ["adapters/tests", "systems/echo_ipc/tests", "tests/docs/test_snippets.py"]))
 
 
 @nox.session

@@ -145,15 +145,15 @@ def _check(rows: Any) -> None:
 
 
 def test_the_maker_is_killed_and_who_is_attached_goes_on() -> None:
-    code = """
+    code = f"""
 import sys, time
-sys.path.insert(0, {path!r})
+sys.path.insert(0, {str(os.path.dirname(actors.__file__))!r})
 from actors import new_cell, value
 cell = new_cell()
 cell.write(value(4))
 print(cell.name, flush=True)
 time.sleep(600)
-""".format(path=str(os.path.dirname(actors.__file__)))
+"""
     maker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert maker.stdout is not None
     name = maker.stdout.readline().strip()
@@ -195,9 +195,9 @@ def test_rounds_of_make_attach_and_kill_leave_nothing() -> None:
 
 
 def test_ctrl_c_ends_every_wait() -> None:
-    code = """
+    code = f"""
 import os, signal, sys, threading
-sys.path.insert(0, {path!r})
+sys.path.insert(0, {str(os.path.dirname(actors.__file__))!r})
 from actors import new_cell, new_ring, new_rows
 cell, ring, rows = new_cell(), new_ring(slots=1, policy="block"), new_rows()
 slot = ring.claim()
@@ -207,6 +207,6 @@ for wait in (cell.wait, lambda: cell.read(newer_than=0), ring.take, ring.wait, r
         wait()
     except KeyboardInterrupt:
         print("ended")
-""".format(path=str(os.path.dirname(actors.__file__)))
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.split() == ["ended"] * 6, done.stderr
