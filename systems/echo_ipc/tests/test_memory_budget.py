@@ -64,7 +64,12 @@ def test_the_limits_of_all_cgroups_above_count(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_limit_of_file_sizes_counts() -> None:
-    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\nfrom echo_ipc.memory_budget import *\nprint(get_shared_memory_available_bytes())"
+    code = """
+import resource
+from echo_ipc.memory_budget import get_shared_memory_available_bytes
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+print(get_shared_memory_available_bytes())
+"""
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "1000\n"
 
 

@@ -19,11 +19,12 @@ np.import_array()
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void*, size_t, int, int, int, int64_t)
     int munmap(void*, size_t)
-    int PROT_READ, PROT_WRITE, MAP_SHARED
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_POPULATE
     void* MAP_FAILED
 
 cdef extern from "<unistd.h>" nogil:
     int getpid()
+    int sched_yield "::sched_yield"()
     int usleep(unsigned int)
 
 cdef extern from "<atomic>" namespace "std" nogil:
@@ -49,6 +50,7 @@ cdef extern from "native/segment.hpp" namespace "echo_ipc" nogil:
     int64_t now_ns()
     uint64_t kPage
     int64_t kSlice
+    uint64_t kPopulated
     int kDone, kLater, kNothing, kFull, kHeld, kGone, kDamaged
 
 cdef extern from *:
@@ -157,7 +159,9 @@ cdef class Mapping:
     cdef readonly bint writable
 
     def __cinit__(self, int fd, uint64_t size, bint writable):
-        cdef void* memory = mmap(NULL, size, PROT_READ | (PROT_WRITE if writable else 0), MAP_SHARED, fd, 0)
+        # All pages are there already. Entering them now saves a fault at the first use of each; for very large memory, that would take long.
+        cdef int how = MAP_SHARED | (MAP_POPULATE if size <= kPopulated else 0)
+        cdef void* memory = mmap(NULL, size, PROT_READ | (PROT_WRITE if writable else 0), how, fd, 0)
         if memory == MAP_FAILED:
             from ctypes import get_errno
             raise OSError(get_errno(), f"cannot map {size:,} bytes of shared memory")
@@ -529,6 +533,7 @@ cdef class Ring(_Closing):
                         outcome = self.ring.take(self.pid, self.started, &hold.held)
                     if outcome == kDone or until == 0 or now_ns() > until:
                         break
+                    sched_yield()  # the other side may be waiting for this very core
                 if outcome != kDone and not (outcome == kFull and self.ring.policy() == kErrorPolicy):
                     most = slice_until(deadline)
                     if most > 0 and outcome != kLater:

@@ -135,7 +135,7 @@ class Cell(_Latest):
         """
         leaves = self.schema.leaves(tree)
         arrays = [tensors.as_array(leaf) for leaf in leaves]
-        indirect = [i for i, leaf in enumerate(leaves) if not tensors.is_in_memory_of(leaf)]
+        indirect = [i for i, leaf in enumerate(leaves) if type(leaf) is not np.ndarray and not tensors.is_in_memory_of(leaf)]
         for i in indirect:
             if not tensors.is_tensor(leaves[i]):
                 raise SpecError(f"{self.schema.names[i]!r} must be an array or a tensor to be copied into, not {type(leaves[i]).__name__}")

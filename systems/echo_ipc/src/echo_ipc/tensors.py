@@ -29,6 +29,11 @@ def as_array(value: Any) -> np.ndarray:
 
 
 def _array_of(tensor: Any) -> np.ndarray:
+    try:
+        plain: np.ndarray = tensor.numpy()  # most are in the CPU's memory and need no gradient
+        return plain
+    except (TypeError, RuntimeError):
+        pass
     torch = sys.modules["torch"]
     tensor = tensor.detach()
     if tensor.device.type != "cpu":

@@ -58,7 +58,7 @@ public:
             std::atomic_thread_fence(std::memory_order_seq_cst);  // SYNC reserved: before every byte
             for (uint64_t i = 0; i < some; ++i) {
                 char *to = data_ + (from + i) % capacity_ * row_;
-                for (int c = 0; c < count; ++c) copy(to + columns[c].offset, columns[c].memory + (done + i) * columns[c].bytes, columns[c].bytes, false);
+                for (int c = 0; c < count; ++c) copy_piece(to + columns[c].offset, columns[c].memory + (done + i) * columns[c].bytes, columns[c].bytes);
             }
             done += some;
             control_->committed.store(from + some, std::memory_order_release);  // SYNC committed
@@ -79,7 +79,7 @@ public:
                 for (uint64_t at = 0; at < row_; at += 64) __builtin_prefetch(soon + at);
             }
             const char *from = data_ + numbers[i] % capacity_ * row_;
-            for (int c = 0; c < width; ++c) copy(columns[c].memory + i * columns[c].bytes, from + columns[c].offset, columns[c].bytes, false);
+            for (int c = 0; c < width; ++c) copy_piece(columns[c].memory + i * columns[c].bytes, from + columns[c].offset, columns[c].bytes);
         }
         std::atomic_thread_fence(std::memory_order_acquire);  // SYNC reserved: a reader that has read a byte of a new row also sees its reservation
         const uint64_t first = ECHO_IPC_MARKS ? this->first() : 0;

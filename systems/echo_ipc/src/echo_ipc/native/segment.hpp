@@ -214,6 +214,18 @@ struct Part {
     uint64_t offset, bytes;  // the bytes of a column are those of one row
 };
 
+// A few bytes of a row. Most columns of a table are a number or two, and a call of memcpy takes longer than that copy.
+inline void copy_piece(char *to, const char *from, uint64_t count) {
+#if defined(__SANITIZE_THREAD__)
+    copy(to, from, count, false);
+#else
+    if (count == 4) std::memcpy(to, from, 4);
+    else if (count == 8) std::memcpy(to, from, 8);
+    else std::memcpy(to, from, count);
+#endif
+}
+
+constexpr uint64_t kPopulated = 512 << 20;  // bytes; memory up to this size is entered into the page table when it is mapped
 constexpr uint64_t kLarge = 1 << 20;  // bytes; copies of at least this size in total go past the caches
 
 }  // namespace echo_ipc
