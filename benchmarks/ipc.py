@@ -15,7 +15,8 @@ prints a table, and writes JSON with `--out`.
 | `add`, `sample` | rows of 444 bytes in a table of 200,000, in batches of 256 and 4096: rows/s, beside a tensor with index_select, which notices no torn row |
 
 `write` and `read` of the rival go through its lock, as its users do. Its ring never waits for the consumer; for `stream` its producer therefore
-waits until there is room, as ours does by its policy. `ping` is measured with the default, in which both sleep, and with 50 microseconds of spinning, which only Echo has.
+waits until there is room, as ours does by its policy. `ping` is measured with the default, in which both sleep, and with 50 microseconds of
+spinning, which only Echo has.
 """
 
 from __future__ import annotations
