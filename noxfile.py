@@ -79,7 +79,7 @@ def wheels(session: nox.Session) -> None:
             session.run(python, "tools/tryout.py", str(folder), *sources, external=True)
             shutil.copytree(folder, "dist", dirs_exist_ok=True)
     if "test" in session.posargs:
-        ways = ("core", "samplers", "tcp", "shm", "grpc", "rdma", "all", "demo")
+        ways = ("core", "samplers", "tcp", "shm", "grpc", "rdma", "ipc", "all", "demo")
         matrix = [f"py{python.removeprefix('python').replace('.', '')}-{way}" for python in found for way in ways]
         session.run("tox", "run", "-e", ",".join(matrix), external=True)
 
@@ -105,8 +105,8 @@ def lowest(session: nox.Session) -> None:
 def adapters(session: nox.Session) -> None:
     """Run the tests with PyTorch, JAX, Gymnasium and Stable-Baselines3, which no environment of tox.ini has. Arguments go to pytest."""
     session.install("torch", "--index-url", "https://download.pytorch.org/whl/cpu")  # other indexes bring gigabytes of CUDA's libraries
-    install(session, ["test", "environments"], "echo-core[tcp,shm,testing]", "echo-adapters[jax,gymnasium,sb3]")
-    session.run("python", "-m", "pytest", *(session.posargs or ["adapters/tests", "tests/docs/test_snippets.py"]))
+    install(session, ["test", "environments"], "echo-core[tcp,shm,ipc,testing]", "echo-adapters[jax,gymnasium,sb3]")
+    session.run("python", "-m", "pytest", *(session.posargs or ["adapters/tests", "systems/echo_ipc/tests", "tests/docs/test_snippets.py"]))
 
 
 @nox.session
@@ -124,7 +124,8 @@ def asan(session: nox.Session) -> None:
 def native_stress(session: nox.Session, sanitizer: str) -> None:
     out = Path("build/stress")
     out.mkdir(parents=True, exist_ok=True)
-    sources = [*sorted(NATIVE.glob("*_stress.cpp")), *sorted(Path("plugins").glob("*/tests/native/*_stress.cpp"))]
+    places = [NATIVE, *sorted(Path().glob("plugins/*/tests/native")), *sorted(Path().glob("systems/*/tests/native"))]
+    sources = [source for place in places for source in sorted(place.glob("*_stress.cpp"))]
     session.install("numpy")  # its header of random generators is needed
     numpy = str(session.run("python", "-c", "import numpy; print(numpy.get_include())", silent=True)).strip()
     include = [part for folder in (INCLUDE, str(Path(INCLUDE).parent), numpy) for part in ("-I", folder)]
@@ -144,7 +145,8 @@ def soak(session: nox.Session) -> None:
     """Run the load tests, which take seconds in CI, for minutes. The argument is seconds for each, 60 by default."""
     install(session, ["test", "build"], "echo-core[all,testing]")
     env = {"ECHO_SOAK_SECONDS": session.posargs[0] if session.posargs else "60"}
-    session.run("python", "-m", "pytest", "-m", "soak", "--timeout", "0", "tests", "samplers/tests", *map(str, Path("plugins").glob("*/tests")), env=env)
+    places = ["tests", "samplers/tests", *map(str, Path().glob("plugins/*/tests")), *map(str, Path().glob("systems/*/tests"))]
+    session.run("python", "-m", "pytest", "-m", "soak", "--timeout", "0", *places, env=env)
 
 
 @nox.session(venv_backend="none")

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "echo_core" / "src" / "echo_core"
 # What a person types to select one, and the packages they live in; also of those to come.
 NAMES = {"tcp", "shm", "grpc", "rdma", "fifo", "uniform", "prioritized", "lifo"}
-PACKAGES = {"echo_tcp", "echo_shm", "echo_grpc", "echo_rdma", "echo_samplers"}
+PACKAGES = {"echo_tcp", "echo_shm", "echo_grpc", "echo_rdma", "echo_ipc", "echo_samplers"}
 
 # What may be said outside the table of discovery.py: the default sampler, which Server's signature
 # promises, and examples in error messages.

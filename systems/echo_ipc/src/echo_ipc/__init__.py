@@ -1,0 +1,47 @@
+"""Shared memory between the processes of one learner: the newest weights, rollouts and replay rows, with nothing torn.
+
+    from echo_ipc import Cell, Ring, Rows
+
+    weights = Cell({"w": ((256, 64), "float32")})     # in the learner; hand it to a process as an argument
+    version = weights.write({"w": w})
+    version = weights.read_into({"w": mine})          # in a collector
+
+Importing this package imports neither torch nor compiled code; each name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Where each public name lives.
+_HOME = {
+    "Bytes": "cell",
+    "Cell": "cell",
+    "Ring": "ring",
+    "RingFullError": "ring",
+    "Rows": "rows",
+    "SegmentGoneError": "memory",
+}
+
+__all__ = sorted([*_HOME, "__version__"])
+
+if TYPE_CHECKING:
+    from .cell import Bytes as Bytes
+    from .cell import Cell as Cell
+    from .memory import SegmentGoneError as SegmentGoneError
+    from .ring import Ring as Ring
+    from .ring import RingFullError as RingFullError
+    from .rows import Rows as Rows
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
