@@ -93,6 +93,11 @@ class Outbox:
             self._produce = self._lost = None
             self._changed.notify_all()
 
+    def drop(self) -> None:
+        """The call has ended: forget the rest of a frame, which may be a version of the weights."""
+        self.close()
+        self._packed = iter(())
+
     def abandon(self) -> None:
         """The call has ended, and with it the iteration. Senders get an error."""
         lost = self._lost
@@ -178,6 +183,8 @@ class GrpcChannel(Channel):
                     return piece
             return memoryview(b"")
         except grpc.RpcError as error:
+            # grpcio keeps the error. The frames of its traceback would keep this channel, and the version of the weights that was on its way.
+            error.__traceback__ = None
             raise self._ended(error) from None
         except (ValueError, TypeError) as error:  # the call or its channel is closed
             raise ConnectionAbortedError(f"the call is over: {error}") from None
@@ -203,7 +210,7 @@ class GrpcChannel(Channel):
 
     def close(self) -> None:
         if os.getpid() == self._process:
-            self._outbox.close()
+            self._outbox.drop()
             self._release()
             # gRPC's objects are freed now. If they were left to the garbage collector, they might be freed in a forked child.
             self._arriving, self._end, self._release = iter(()), _nothing, _nothing

@@ -260,12 +260,19 @@ class Account:
 
     def _tell(self, reason: str) -> None:
         _log.warning("%s is cut off: %s (client_memory is %s)", self.name, reason, counted(self.memory.limit, "byte"))
-        self._cut_off()
+        cut_off = self._cut_off
+        self._forget()
+        cut_off()
 
     def close(self) -> None:
         """The connection has ended: everything is given back."""
         with self.memory._lock:
             self._end()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Refer no more to the connection, which refers to its account: what it holds would be left to the garbage collector."""
+        self._cut_off, self._half_since = _nothing, _never
 
     def _end(self) -> None:
         """Close the account; the budget's lock is held."""
@@ -275,3 +282,12 @@ class Account:
         self.held = self._frame = self._measured = 0
         self.closed = True
         self.memory._accounts.discard(self)
+
+
+def _nothing() -> None:
+    """What an account calls whose connection has ended."""
+
+
+def _never() -> float:
+    """No frame of a connection that has ended is incomplete."""
+    return 0.0

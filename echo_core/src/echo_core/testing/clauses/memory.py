@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -24,8 +26,10 @@ class MemoryClauses:
         needs("relayable")
         server = rig.server(client_memory=LIMIT)
         server.publish({"w": np.full(VERSION_BYTES, 1, np.uint8)})
+        gc.disable()
         with ExitStack() as stack:
-            readers = []
+            stack.callback(gc.enable)
+            readers, payloads = [], []
             for number in range(1, 5):  # each stops within another version
                 relay = stack.enter_context(self.relay(server))
                 reader = rig.client(self.through(relay, server), name=f"reader{number}", silence=3 * SILENCE)
@@ -33,6 +37,7 @@ class MemoryClauses:
                 until(lambda n=number: n in [peer.weights_version for peer in server.peers()], "its receipt has come")
                 relay.stall()
                 readers.append(reader)
+                payloads.append(weakref.ref(server._weights.payload))
                 server.publish({"w": np.full(VERSION_BYTES, number + 1, np.uint8)})
                 stats = server.stats()
                 assert int(stats["clients/old_weights_bytes"]) <= max(LIMIT, VERSION_BYTES + 4096), stats
@@ -46,6 +51,7 @@ class MemoryClauses:
             drain(server, 8).check({1: 8})
             for reader in readers:
                 reader.close()
+            until(lambda: all(payload() is None for payload in payloads), "old versions are freed, without the garbage collector")
 
     def test_senders_that_stop_within_a_message_are_bounded(self, rig: Rig, needs: Needs) -> None:
         needs("relayable")

@@ -7,6 +7,7 @@ the other to read would wait for ever.
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 import time
@@ -208,6 +209,11 @@ class Link:
             writer = threading.Thread(target=self._write, name="echo-writer", daemon=True)
             self._writer = started(writer)
 
+    def ended(self) -> Exception:
+        """A copy of `error` to raise. An error refers to the frames through which it was raised, and these to the link. The link would then stay,
+        with all memory that is on its way, until the garbage collector runs."""
+        return copy.copy(self.error) if self.error is not None else ConnectionClosedError("the connection is closed")
+
     # ----------------------------------------------------------------- reading, by one thread
 
     def read_header(self) -> Header:
@@ -235,7 +241,7 @@ class Link:
                 n = self._more(view[done:] if large else None)
                 if n == 0:
                     if self.error is not None:
-                        raise self.error
+                        raise self.ended()
                     middle = " in the middle of a frame" if begun or done else ""
                     raise ConnectionClosedError(f"the other end closed the connection{middle}")
                 self.received += n
@@ -271,7 +277,7 @@ class Link:
             return self._end
         except OSError:
             if self.error is not None:
-                raise self.error from None  # which says why the channel was shut down
+                raise self.ended() from None  # which says why the channel was shut down
             raise
         finally:
             self._reads_since = 0.0

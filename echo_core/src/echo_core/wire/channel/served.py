@@ -193,6 +193,7 @@ class ServedClient:
                 self._parted.wait()
                 self.link.drain()
             self.link.finish()
+            self._subscription, self.pinned = Subscription(), None  # the weights that were on their way are freed now
             self.listener.sessions.release(self.session, self)
             self.sink.lost(self.peer, reason)
 
@@ -254,7 +255,7 @@ class ServedClient:
         with self.gate.lock, self.gate.watching():
             self.gate.changed.wait_for(lambda: link.error is not None or not link.crowded())
         if link.error is not None:
-            raise link.error
+            raise link.ended()
 
     # ------------------------------------------------------------------------------ samples
 
@@ -336,7 +337,7 @@ class ServedClient:
         try:
             while not (got := attempt(LOOK_UP_SECONDS if told else TELL_SECONDS)):
                 if link.error is not None:
-                    raise link.error
+                    raise link.ended()
                 if self._stopping:  # a learner that closes takes no more batches
                     raise ConnectionClosedError("the learner is closing")
                 if not told:
