@@ -195,7 +195,7 @@ def test_top_names_what_holds_a_worker_where_no_limiter_does(serve, echoctl, tmp
             client.send_batch(samples(10))
             client.wait(0.5)
         seen = " ".join(echoctl("top", server.address, "--count", 1, "--interval", 0.2, COLUMNS="120").out.split())
-        assert re.search(r"digger waits for space, for \d+\.\d s: table 'queue': 10 items were given to a learner that has not acknowledged", seen), seen
+        assert re.search(r"digger waits for space, for \d+\.\d s: table 'queue': items that a learner was given and has not acknowledged", seen), seen
         with pytest.raises(EchoError):
             client.close(0.1)
     server.end()
@@ -350,5 +350,5 @@ def test_a_server_is_drained(serve, echoctl) -> None:
         done = echoctl("drain", address, "--timeout", "5", "--json")
         assert done.code == 0 and done.json == {"address": address, "draining": True}
         ended = server.end(signal.SIGCONT)  # it ends without a signal; this one changes nothing
-        assert ended.code == 0 and "1 samples received" in ended.err
+        assert ended.code == 0 and "1 sample received" in ended.err
     assert echoctl("drain", address).code == 3

@@ -139,7 +139,7 @@ def test_items_that_nobody_acknowledged_are_named(transport_table: dict[str, Any
         server.submit_batch({"number": np.arange(4)})
         kept = server.sample(10)
         with blocked(server, EXAMPLE) as client:
-            reason = "4 items were given to a learner that has not acknowledged them (ack(keys))"
+            reason = "items that a learner was given and has not acknowledged (ack(keys)) take up the room: 4"
             assert reason in told(lambda: client.wait(SHORT))
             server.ack(kept.keys)
             client.wait(30)
@@ -184,8 +184,8 @@ def test_the_log_names_the_table_that_the_worker_waits_for(monkeypatch: pytest.M
             while not (lines := [line for line in caplog.messages if "worker digger has waited" in line]):
                 assert time.monotonic() < deadline
                 threading.Event().wait(0.02)
-            assert "table 'jobs': 4 items were given" in lines[0] and "'full'" not in lines[0]
-            assert str(server.stats()["worker/digger/waits_for"]).startswith("table 'jobs': 4 items were given")
+            assert "table 'jobs': items that a learner was given and has not acknowledged" in lines[0] and "'full'" not in lines[0]
+            assert str(server.stats()["worker/digger/waits_for"]).startswith("table 'jobs': items that a learner was given and has not acknowledged")
         assert len(kept.keys) == 4
 
 
