@@ -2,7 +2,7 @@
 """The worker's end of TCP for Python: `Worker` wraps the native engine of worker/engine.hpp.
 
 This module does the work that needs Python: it finds a sample's bytes, turns results of the engine
-into exceptions, and looks for Ctrl-C while the engine waits. `echo_tcp.keeper` dials and makes the
+into exceptions, and looks for Ctrl-C while the engine waits. `echo_tcp.uplink` dials and makes the
 handshake. Every wait of the engine runs without the GIL. A send of a small sample keeps the GIL,
 because to release it and take it again would cost more than the copy.
 """
@@ -215,7 +215,7 @@ cdef class Worker:
         return version != than and self.engine.stats().counters.restarts > 0
 
     def accept_weights(self):
-        """Verify the weights that have arrived and show them to callers. Called by the keeper."""
+        """Verify the weights that have arrived and show them to callers. Called by the uplink."""
         cdef Blob blob = Blob()
         cdef uint64_t version, digest
         if not self.engine.take_weights(blob.blob):
@@ -256,7 +256,7 @@ cdef class Worker:
                 "protocol='echo2' to a learner that speaks it"
             )
 
-    # --- calls of the keeper --------------------------------------------------------------------
+    # --- calls of the uplink --------------------------------------------------------------------
 
     def attach(self, sock, bytes rest, double beat, bint restarted):
         """Go on over `sock`, after its handshake; False if the session has ended. Takes the descriptor. `beat`: seconds between signs of life."""

@@ -17,7 +17,7 @@ from echo_core.wire.transport import Connection
 
 from ._worker import Question, Worker
 from .echo1 import check_sendable
-from .keeper import Keeper
+from .uplink import Uplink
 
 if TYPE_CHECKING:
     from echo_core.base.address import Address
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TcpConnection"]
 
-THREADS = 2  # of one connection: the engine's and the keeper's
+THREADS = 2  # of one connection: the engine's and the uplink's
 ABANDONED_SECONDS = 1.0  # time to deliver the remaining samples of a connection that was dropped without close()
 
 
@@ -62,9 +62,9 @@ class TcpConnection(Connection):
             silence=options.silence,
             original=options.protocol == "echo1",
         )
-        self._keeper = Keeper(worker, address, spec, options)
+        self._uplink = Uplink(worker, address, spec, options)
         try:
-            self._keeper.start()
+            self._uplink.start()
         except BaseException:
             self._end(0.0)
             raise
@@ -122,7 +122,7 @@ class TcpConnection(Connection):
             self._worker.close(timeout)
         finally:
             if not self._worker.forked:
-                self._keeper.stop()
+                self._uplink.stop()
                 _open.discard(self)
 
     def _end(self, timeout: float) -> None:

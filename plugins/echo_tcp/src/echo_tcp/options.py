@@ -25,7 +25,7 @@ class TcpListenOptions(ListenOptions):
     max_connection_rate: float = CONNECTION_RATE  # new connections a second; further ones wait outside. 0: any number
     receive_buffer: int = 0  # bytes in the kernel for each connection; 0: it grows as needed
     staging_bytes: int = 256 << 20  # memory of each thread for large frames that find no slots
-    checksum: bool = False  # CRC-32C over all bytes, which clients must use as well; see checked.py
+    checksum: bool = False  # CRC-32C over all bytes, which clients must use as well; see checksum.py
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -67,7 +67,7 @@ class TcpConnectOptions(ConnectOptions):
     # still larger ones would leave the second-level cache between gathering and sending.
     max_coalesced_bytes: int = 384 << 10
     protocol: str = "echo2"  # "echo1": for a server of the original Echo; does not reconnect
-    checksum: bool = False  # CRC-32C over all bytes, which the learner must use as well; see checked.py
+    checksum: bool = False  # CRC-32C over all bytes, which the learner must use as well; see checksum.py
 
     def __post_init__(self) -> None:
         if self.protocol not in ("echo2", "echo1"):

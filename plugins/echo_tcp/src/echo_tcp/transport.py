@@ -62,7 +62,7 @@ class TcpTransport(Transport):
         options: TcpListenOptions = self.options
         check_exposure(options.host, options.authenticated, options.allow_insecure, tokens=options.protocol != "echo1")
         if options.checksum:
-            from .checked import listen_checked
+            from .checksum import listen_checked
 
             return listen_checked(options, sink)
         tokens: Callable[[], Sequence[bytes]] = tuple
@@ -75,7 +75,7 @@ class TcpTransport(Transport):
         _without_path(address)
         chosen: TcpConnectOptions = cls.connect_options(address, options)
         if chosen.checksum:
-            from .checked import connect_checked
+            from .checksum import connect_checked
 
             return connect_checked(address, spec, chosen)
         return TcpConnection(address, spec, chosen)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from .options import TcpConnectOptions
 
-__all__ = ["Keeper"]
+__all__ = ["Uplink"]
 
 log = logging.getLogger("echo")
 
@@ -44,7 +44,7 @@ BACKOFF = (0.05, 1.6, 1.0)  # seconds between attempts: first, factor, longest
 ASLEEP = 86400.0  # seconds; the thread has work only when an event comes
 
 
-class Keeper:
+class Uplink:
     """Dials `address` for `worker`, now and whenever its link is lost."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Keeper:
         self._incarnation = ""
         self._over = threading.Event()
         self._dialling: socket.socket | None = None  # is shut down if the connection ends
-        self._thread = threading.Thread(target=self._run, name="echo-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="echo-uplink", daemon=True)
 
     def start(self) -> None:
         """Connect on the calling thread, then stay connected on a thread of its own.
@@ -101,7 +101,7 @@ class Keeper:
                 if events & _worker.LINK_LOST:
                     self._return()
         except BaseException as error:
-            self._worker.fail(f"its keeper thread failed: {error!r}")
+            self._worker.fail(f"its uplink thread failed: {error!r}")
             raise
 
     def _return(self) -> None:

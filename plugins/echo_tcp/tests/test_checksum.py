@@ -14,7 +14,7 @@ from echo_core import Client, ConfigError, EchoTimeoutError, Server
 from echo_core.testing.processes import until
 from echo_core.testing.relay import Relay
 from echo_tcp import checked
-from echo_tcp.checked import CheckedChannel
+from echo_tcp.checksum import CheckedChannel
 from echo_tcp.transport import TcpTransport
 
 EXAMPLE = {"x": np.zeros(500, np.int64)}
