@@ -13,7 +13,7 @@ import pytest
 from echo_core import Client, ConfigError, EchoTimeoutError, Server
 from echo_core.testing.processes import until
 from echo_core.testing.relay import Relay
-from echo_tcp import checked
+from echo_tcp import checksum
 from echo_tcp.checksum import CheckedChannel
 from echo_tcp.transport import TcpTransport
 
@@ -86,7 +86,7 @@ def test_the_learner_says_why(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_without_the_package_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked, "crc32c", None)
+    monkeypatch.setattr(checksum, "crc32c", None)
     with pytest.raises(ConfigError, match="pip install crc32c"):
         serve().start()
     with pytest.raises(ConfigError, match="pip install crc32c"):
