@@ -20,10 +20,14 @@ __version__ = "0.1.0"
 _HOME = {
     "Bytes": "cell",
     "Cell": "cell",
+    "ReplayBuffer": "replay_buffer",
     "Ring": "ring",
     "RingFullError": "ring",
+    "RolloutRingBuffer": "rollout_ring_buffer",
     "Rows": "rows",
     "SegmentGoneError": "memory",
+    "SharedObsNormStats": "shared_obs_stats",
+    "SharedWeightSync": "weight_sync",
 }
 
 __all__ = sorted([*_HOME, "__version__"])
@@ -32,9 +36,13 @@ if TYPE_CHECKING:
     from .cell import Bytes as Bytes
     from .cell import Cell as Cell
     from .memory import SegmentGoneError as SegmentGoneError
+    from .replay_buffer import ReplayBuffer as ReplayBuffer
     from .ring import Ring as Ring
     from .ring import RingFullError as RingFullError
+    from .rollout_ring_buffer import RolloutRingBuffer as RolloutRingBuffer
     from .rows import Rows as Rows
+    from .shared_obs_stats import SharedObsNormStats as SharedObsNormStats
+    from .weight_sync import SharedWeightSync as SharedWeightSync
 
 
 def __getattr__(name: str) -> Any:

@@ -158,9 +158,7 @@ class Rows(Handle):
 
     # ---- sampling
 
-    def sample(
-        self, n: int, *, seed: int | None = None, generator: np.random.Generator | None = None, out: Any = None
-    ) -> tuple[dict[str, Any], np.ndarray]:
+    def sample(self, n: int, *, seed: int | None = None, generator: np.random.Generator | None = None, out: Any = None) -> tuple[dict[str, Any], np.ndarray]:
         """`n` rows that are drawn uniformly, with replacement, of those that the table has.
 
         Args:
