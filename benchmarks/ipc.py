@@ -12,10 +12,11 @@ prints a table, and writes JSON with `--out`.
 | `fresh` | read in one process what another has just written: GB/s |
 | `ping` | a small rollout there and one back between two processes: microseconds for one way, half of the round trip |
 | `stream` | rollouts of 6.5 MB from one process to another, each copied in and copied out: GB/s; none may be lost |
-| `add`, `sample` | rows of 444 bytes in a table of 200,000, in batches of 256 and 4096: rows/s, beside a table of torch with index_select, which notices no torn row |
+| `add`, `sample` | rows of 444 bytes in a table of 200,000, in batches of 256 and 4096: rows/s, beside a tensor with index_select, which notices no torn row |
 
-`write` and `read` of the rival go through its lock, as its users do. Its ring never waits for the consumer; for `stream` its producer therefore waits until there is room, as ours
-does by its policy. `ping` is measured with the default, in which both sleep, and with 50 microseconds of spinning, which only Echo has.
+`write` and `read` of the rival go through its lock, as its users do. Its ring never waits for the consumer; for `stream` its producer therefore
+waits until there is room, as ours does by its policy. `ping` is measured with the default, in which both sleep, and with 50 microseconds of
+spinning, which only Echo has.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ spawning = multiprocessing.get_context("spawn")
 
 SHAPES = {"0.76 MB": (0.76e6, 14), "10 MB": (10e6, 14), "100 MB": (100e6, 14)}
 ROLLOUT = {"obs": (256, 64, 48), "actions": (256, 64, 29), "rewards": (256, 64), "dones": (256, 64), "values": (256, 64), "log_probs": (256, 64)}
+MODES = ["weights", "fresh", "ping", "stream", "replay"]
 ROWS, WIDTH = 200_000, 111  # of 444 bytes
 
 
@@ -358,7 +360,8 @@ def table(results: dict[str, dict[str, list[float]]]) -> str:
     lines = ["| case | unit | echo | other | ratio |", "|---|---|---|---|---|"]
     for case, systems in results.items():
         medians = {system: statistics.median(runs) for system, runs in systems.items()}
-        unit, scale, lower = ("us", 1.0, True) if case.startswith("ping") else ("M rows/s", 1e-6, False) if case.startswith(("add", "sample")) else ("GB/s", 1.0, False)
+        lower, rows = case.startswith("ping"), case.startswith(("add", "sample"))
+        unit, scale = "us" if lower else "M rows/s" if rows else "GB/s", 1e-6 if rows else 1.0
         echo, other = medians["echo"], next((value for system, value in medians.items() if system != "echo"), None)
         name = next((system for system in medians if system != "echo"), "")
         ratio = "" if other is None else f"{other / echo if lower else echo / other:.2f}"
@@ -368,7 +371,7 @@ def table(results: dict[str, dict[str, list[float]]]) -> str:
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ipc", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--modes", nargs="+", choices=["weights", "fresh", "ping", "stream", "replay"], default=["weights", "fresh", "ping", "stream", "replay"])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--rounds", type=int, default=5, help="how often each system has its turn (default 5)")
     parser.add_argument("--seconds", type=float, default=1.0, help="for one turn (default 1)")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures of all rounds")

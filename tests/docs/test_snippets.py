@@ -20,9 +20,10 @@ BLOCK = re.compile(r"^```python(?: title=(\S+))?\n(.*?)^```$", re.M | re.S)
 NEEDING = re.compile(r"^```python needs=(\S+)\n(.*?)^```$", re.M | re.S)
 # Pages whose blocks have a test of their own.
 ELSEWHERE = {"docs/plugins/transport.md", "docs/plugins/sampler.md", "docs/plugins/native.md"}
+READMES = [*ROOT.glob("plugins/*/README.md"), *ROOT.glob("systems/*/README.md")]
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("plugins/*/README.md"), ROOT / "examples" / "README.md"]
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *READMES, ROOT / "examples" / "README.md"]
     if path.exists() and str(path.relative_to(ROOT)) not in ELSEWHERE and "```python" in path.read_text()
 )
 
