@@ -18,8 +18,10 @@ __version__ = "0.1.0"
 
 # Where each public name lives.
 _HOME = {
+    "AsyncRunner": "async_runner",
     "Bytes": "cell",
     "Cell": "cell",
+    "CollectorDiedError": "async_runner",
     "ReplayBuffer": "replay_buffer",
     "Ring": "ring",
     "RingFullError": "ring",
@@ -33,6 +35,8 @@ _HOME = {
 __all__ = sorted([*_HOME, "__version__"])
 
 if TYPE_CHECKING:
+    from .async_runner import AsyncRunner as AsyncRunner
+    from .async_runner import CollectorDiedError as CollectorDiedError
     from .cell import Bytes as Bytes
     from .cell import Cell as Cell
     from .memory import SegmentGoneError as SegmentGoneError
