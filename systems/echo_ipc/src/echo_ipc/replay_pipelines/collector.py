@@ -98,4 +98,5 @@ def _numbers(end: int, size: int, count: int, generator: Any) -> np.ndarray:
 
     places = torch.randint(0, size, (count,), generator=generator).numpy()
     first = end - size  # 0 until the storage is full; then `size` is its capacity
-    return (first + (places - first) % size).astype(np.uint64)
+    numbers: np.ndarray = (first + (places - first) % size).astype(np.uint64)
+    return numbers

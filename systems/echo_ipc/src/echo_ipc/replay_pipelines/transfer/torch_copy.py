@@ -87,6 +87,6 @@ class TorchCopyReplayTransferBackend:
         import torch
 
         dst.copy_(src)
-        module = getattr(torch, self.device.type, None)
+        module: Any = getattr(torch, self.device.type, None)
         if self.device.type != "cpu" and hasattr(module, "synchronize"):
             module.synchronize()
