@@ -51,7 +51,7 @@ class Runner(AsyncRunner):
         weights = SharedWeightSync.from_state_dict({"flat": network.flat})
         shape = (self.num_envs, steps)
         more = {"valid": (shape, "bool"), "episode_return": (shape, "float32"), "version": ((), "int64")}
-        rollouts = RolloutRingBuffer(self.num_envs, steps, OBSERVATIONS, 1, num_slots=2, producers=self.num_collectors, fields=more)
+        rollouts = RolloutRingBuffer(self.num_envs, steps, OBSERVATIONS, 1, num_slots=2, policy="block", producers=self.num_collectors, fields=more)
         self._shared_resources += [weights, rollouts]
         self._start_collector(collect, {"stop_event": self._stop_event, "weights": weights, "rollouts": rollouts, "seed": self.rl_cfg["seed"]})
         returns: deque[float] = deque(maxlen=100)
@@ -71,7 +71,7 @@ class Runner(AsyncRunner):
             returns.extend(ended[~np.isnan(ended)].tolist())
             self.mean_return = float(np.mean(returns)) if returns else 0.0
             lag = weights.version - 1 - float(np.mean([part["version"] for part in parts]))
-            return {"return": self.mean_return, "lag": lag, "lost": rollouts.lost, "entropy": losses.entropy}
+            return {"return": self.mean_return, "lag": lag, "entropy": losses.entropy}
 
         def save(folder: Path, iteration: int) -> None:
             np.save(folder / f"network-{iteration}.npy", network.flat)

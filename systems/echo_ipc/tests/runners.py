@@ -63,6 +63,13 @@ def write_rollouts_and_die(ring: RolloutRingBuffer, count: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def fill_the_ring(stop_event: Any, ring: RolloutRingBuffer, full: Any) -> None:
+    while not stop_event.is_set():
+        if ring.available() == ring.num_slots:
+            full.set()
+        ring.signal_write_done()
+
+
 class CannotBeImported:
     """Its arguments cannot be unpickled in the collector."""
 

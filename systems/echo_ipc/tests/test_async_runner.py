@@ -103,6 +103,16 @@ def test_one_that_is_deaf_is_killed() -> None:
     assert runner._collector_process.exitcode == -signal.SIGKILL
 
 
+def test_one_that_waits_for_room_is_let_go() -> None:
+    ring, full = RolloutRingBuffer(1, 1, 1, 1, policy="block"), _SPAWN_CTX.Event()
+    runner = runners.runner(stop_timeout=60)
+    runner._shared_resources.append(ring)
+    runner._start_collector(runners.fill_the_ring, {"stop_event": runner._stop_event, "ring": ring, "full": full})
+    assert full.wait(60)
+    runner.close()
+    assert runner._collector_process.exitcode == 0
+
+
 def test_a_process_of_a_subclass() -> None:
     runner = runners.runner()
     runner._collector_process = _SPAWN_CTX.Process(target=runners.obey, args=(runner._stop_event,), daemon=True)

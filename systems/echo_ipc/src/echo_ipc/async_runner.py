@@ -8,11 +8,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from echo_core.base.errors import ClosedError, ConfigError, EchoError
 
 from .collector_process import _SPAWN_CTX, EXPECTED, CollectorProcess, death_of, end_all
+from .rollout_ring_buffer import RolloutRingBuffer
 
 __all__ = ["AsyncRunner", "CollectorDiedError"]
 
@@ -226,7 +227,7 @@ class AsyncRunner(ABC):
         if self._close_complete:
             return
         self._stop_event.set()
-        end_all(self._processes(), self.stop_timeout, self.term_timeout)
+        end_all(self._processes(), self.stop_timeout, self.term_timeout, self._make_room)
         for collector in self._collectors:
             if collector.process.exitcode not in EXPECTED and not collector.told:
                 collector.told = True
@@ -246,7 +247,14 @@ class AsyncRunner(ABC):
         if failure is not None:
             raise failure
 
-    def __enter__(self) -> AsyncRunner:
+    def _make_room(self) -> None:
+        """Drop what is in the rings: a collector may be waiting for room, and looks at the stop event only afterwards."""
+        for resource in self._shared_resources:
+            if isinstance(resource, RolloutRingBuffer) and not resource.closed:
+                while resource.available():
+                    resource.advance_read()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -19,6 +19,7 @@ __all__ = ["CollectorProcess"]
 
 _SPAWN_CTX = multiprocessing.get_context("spawn")
 
+STOPPING_SECONDS = 0.05  # between two looks at processes that were told to stop
 GRACE_SECONDS = 2.0  # for a collector to end by itself after its learner died
 KILLED_SECONDS = 2.0  # for the kernel to end a process that was killed
 ORPHANED = 3  # the exit code of a collector whose learner died
@@ -114,9 +115,15 @@ def death_of(process: Any, errors: ErrorReader | None) -> str:
     return format_collector_death(getattr(process, "exitcode", None), text)
 
 
-def end_all(processes: list[Any], stop_timeout: float, term_timeout: float) -> None:
-    """Wait for processes that were told to stop; send SIGTERM to those that still run after `stop_timeout` seconds, and SIGKILL after `term_timeout` more."""
-    _join(processes, stop_timeout)
+def end_all(processes: list[Any], stop_timeout: float, term_timeout: float, meanwhile: Callable[[], None]) -> None:
+    """Wait for processes that were told to stop; send SIGTERM to those that still run after `stop_timeout` seconds, and SIGKILL after `term_timeout` more.
+
+    `meanwhile()` is called now and then while they are given time to stop.
+    """
+    until = time.monotonic() + stop_timeout
+    while any(process.is_alive() for process in processes) and time.monotonic() < until:
+        meanwhile()
+        _join(processes, min(STOPPING_SECONDS, max(0.0, until - time.monotonic())))
     for send, seconds in (("terminate", term_timeout), ("kill", KILLED_SECONDS)):
         left = [process for process in processes if process.is_alive()]
         for process in left:

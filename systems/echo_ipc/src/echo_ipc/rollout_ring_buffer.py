@@ -104,6 +104,10 @@ class RolloutRingBuffer:
         return {field.name: field.shape for field in self._ring.schema.fields}
 
     @property
+    def closed(self) -> bool:
+        return self._ring.closed
+
+    @property
     def policy(self) -> str:
         return self._ring.policy
 
