@@ -158,7 +158,9 @@ class Rows(Handle):
 
     # ---- sampling
 
-    def sample(self, n: int, *, seed: int | None = None, generator: np.random.Generator | None = None, out: Any = None) -> tuple[dict[str, Any], np.ndarray]:
+    def sample(
+        self, n: int, *, seed: int | None = None, generator: np.random.Generator | None = None, out: Any = None
+    ) -> tuple[dict[str, Any], np.ndarray]:
         """`n` rows that are drawn uniformly, with replacement, of those that the table has.
 
         Args:
