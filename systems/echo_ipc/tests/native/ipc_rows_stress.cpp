@@ -33,7 +33,7 @@ static void add_until(Rows rows, const std::function<bool()> &over) {
 constexpr double kPatience = 60;
 
 struct Read {
-    Read read;
+    std::atomic<uint64_t> whole{0}, stale{0};
 };
 
 static void sample_until(Rows rows, uint64_t seed, const std::function<bool()> &over, Read &read) {
@@ -69,7 +69,7 @@ static void play(uint64_t capacity, double seconds, bool kills) {
     const Segment where = segment(Rows::bytes(0, capacity, kWords * 8), kRows, {capacity, kWords * 8});
     Rows rows(where);
     std::atomic<bool> over{false};
-    std::atomic<uint64_t> whole{0}, stale{0};
+    Read read;
     std::vector<std::thread> threads;
     const auto ends = [&] { return over.load(); };
     for (uint64_t i = 0; i < 2; ++i)
