@@ -70,7 +70,7 @@ def test_a_command_of_echos_own_wins(site: Path, with_plugins: Callable[..., Any
     assert "make tokens" in with_plugins("--help").out
     shown = with_plugins("token", "--help")
     assert shown.code == 0 and "imported" not in shown.err
-    row = next(row for row in with_plugins("plugins", "list", "--json").json if row["kind"] == "command")
+    row = next(row for row in with_plugins("plugins", "list", "--json").json if row["kind"] == "command" and row["distribution"] == "echo-greet")
     assert row["state"] == "hidden" and "echoctl has a command of this name" in row["note"]
 
 

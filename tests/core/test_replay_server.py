@@ -269,7 +269,7 @@ def test_a_priority_that_the_table_refuses_is_refused_before_any_other_of_the_ca
 def test_the_time_is_that_of_all_messages_of_a_batch() -> None:
     with Server(EXAMPLE, 4, TCP, sampler="uniform", capacity=100) as server, Client(server.address, EXAMPLE) as client:
         server.submit_batch(items(0, 10))
-        with pytest.raises(EchoTimeoutError, match="of 1000000 items in time; draw fewer"):
+        with pytest.raises(EchoTimeoutError, match="of 1,000,000 items in time; draw fewer"):
             client.sample(1_000_000, timeout=0.005)
         with pytest.raises(EchoError, match="n must be a whole number from 1 to"):
             client.sample(100_000_000)

@@ -155,7 +155,7 @@ def test_sample_and_weights_go_on_without_workers_and_servers(serve: Callable[..
         client.wait()
         server.publish({"w": np.arange(3)})
         assert client.weights().version == 1
-    with pytest.raises(EchoTimeoutError, match="3 of 4 samples"):
+    with pytest.raises(EchoTimeoutError, match="samples there: 3 of 4"):
         server.sample(timeout=0.1)
     waiting: list[Any] = []
     thread = threading.Thread(target=lambda: waiting.append(server.sample()))

@@ -96,7 +96,7 @@ def test_long_waits_are_logged(
         monkeypatch.setattr(waiting, "LOG_AFTER", 0.05)
         with caplog.at_level(logging.WARNING, "echo"), pytest.raises(EchoTimeoutError):
             worker.send(small(1), timeout=0.5)
-        assert len(caplog.records) == 1 and "waits for tcp://" in caplog.text
+        assert len(caplog.records) == 1 and "waits for the learner at tcp://" in caplog.text
         learner.may_ack.set()
 
 

@@ -67,10 +67,11 @@ class Requests:
         while (request := self.queue.take()) is not None:
             if not self.queue.idle() and len(self._threads) < MOST_THREADS:
                 with self._lock:
-                    try:
-                        self._start_thread(carry_out)
-                    except RuntimeError:  # the process has no more threads; the others do the work
-                        pass
+                    if len(self._threads) < MOST_THREADS:  # another thread may have been quicker
+                        try:
+                            self._start_thread(carry_out)
+                        except RuntimeError:  # the process has no more threads; the others do the work
+                            pass
             group, client = request[:2]
             try:
                 carry_out(*request)

@@ -87,7 +87,7 @@ class ClientIdClauses:
             client = rig.client(server, client_id=CLIENT_ID, name="successor")
             client.send_batch(stacked(2, 0, 4))
             client.wait()
-            assert [peer.name for peer in server.peers()] == ["successor"]
+            until(lambda: [peer.name for peer in server.peers()] == ["successor"], "the end of the stopped one is noticed")
             drain(server, 8).check({1: 4, 2: 4})
         finally:
             os.kill(process.pid, signal.SIGCONT)
