@@ -33,7 +33,7 @@ WORKER = """
 import numpy as np
 from echo_core import Client, EchoTimeoutError
 try:
-    Client("rdma://10.98.1.1:5555", {"x": np.zeros(1)}, token="the-token-of-these-tests-long-enough", timeout=4)
+    Client("rdma://10.98.1.1:5555", {"x": np.zeros(1)}, token="the-token-of-these-tests-long-enough", timeout=8)
 except EchoTimeoutError as error:
     print(error)
 """

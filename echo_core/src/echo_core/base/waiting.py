@@ -14,13 +14,18 @@ from contextlib import contextmanager
 
 from .errors import EchoTimeoutError
 
-__all__ = ["FAREWELL_SECONDS", "LEAST_FAREWELL_SECONDS", "LOG_AFTER", "Wait", "unlogged"]
+__all__ = ["FAREWELL_SECONDS", "LEAST_FAREWELL_SECONDS", "LOG_AFTER", "Wait", "shown", "unlogged"]
 
 _log = logging.getLogger("echo")
 
 LOG_AFTER = 5.0  # seconds of waiting before it is logged, once
 FAREWELL_SECONDS = 1.0  # for the other end to read a goodbye and hang up
 LEAST_FAREWELL_SECONDS = 0.05  # also if no time is left, as after Ctrl-C, which must be answered at once
+
+
+def shown(seconds: float) -> str:
+    """A time in a message. The 0.99999 s that are left of one second are shown as 1."""
+    return f"{round(seconds, 2):g}"
 
 
 _here = threading.local()

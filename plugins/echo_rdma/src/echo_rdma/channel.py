@@ -28,7 +28,7 @@ log = logging.getLogger("echo")
 
 LINGER_SECONDS = 1.0  # after shutdown, a peer that reads slowly has so long to take the bytes that were sent
 LISTENER_LINGER_SECONDS = 0.5  # the same for a learner, whose close(timeout=0) takes as long
-PROBE_SECONDS = 1.0  # for a look at an address that UCX could not reach
+PROBE_SECONDS = 3.0  # for a look at an address that UCX could not reach
 STOP_SECONDS = 5.0  # when the learner closes, an engine that was replaced has so long to end
 
 

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from echo_core.base.waiting import shown
 from echo_core.wire.channel.connection import ChannelConnection
 from echo_core.wire.channel.link import Link
 from echo_core.wire.channel.uplink import Uplink
@@ -117,7 +118,7 @@ class RdmaConnection(ChannelConnection):
             self.check()
             if time.monotonic() - start >= seconds:
                 with up.gate.lock:
-                    raise up.gave_up(f"flush() waits for {up.learner()} to read; gave up after {seconds:g} s; {up.advice()}")
+                    raise up.gave_up(f"flush() waits for {up.learner()} to read; gave up after {shown(seconds)} s; {up.advice()}")
 
     def stats(self) -> dict[str, Any]:
         """The counters of every connection, and also: messages (that carried the samples), lanes."""

@@ -3,7 +3,7 @@
 cdef extern from "ucx/intake.hpp" namespace "echo_rdma" nogil:
     cdef struct IntakeFigures "echo_rdma::Intake::Figures":
         uint64_t committed, inserted, duplicates, bytes, messages, direct, shown
-        int64_t waiting_since
+        int64_t waiting_since, heard_at
 
     cdef cppclass CIntake "echo_rdma::Intake"(Flow):
         CIntake(const echo_capi*, echo_store*, CEngine&, uint64_t, uint64_t, cbool)
@@ -49,5 +49,6 @@ cdef class Intake:
         return self.intake.get().idle()
 
     def figures(self) -> dict[str, int]:
-        """committed (of the session), inserted, duplicates, bytes, messages, direct and shown (samples), waiting_since (CLOCK_MONOTONIC, ns; 0: not waiting)."""
+        """committed (of the session), inserted, duplicates, bytes, messages, direct and shown (samples), waiting_since and heard_at
+        (CLOCK_MONOTONIC, ns; 0: not waiting, nothing heard)."""
         return self.intake.get().figures()

@@ -80,9 +80,8 @@ class RdmaServed(ServedClient):
             figures = intake.figures()
             waiting = figures["waiting_since"]
             self.waiting_since = waiting / 1e9 if waiting else 0.0
-            if figures["inserted"] != self.peer.samples - self._before:
-                self.peer.samples = self._before + figures["inserted"]
-                link.heard_at = time.monotonic()
+            self.peer.samples = self._before + figures["inserted"]
+            link.heard_at = max(link.heard_at, figures["heard_at"] / 1e9)  # not the time of this look: a stopped worker would seem alive
         super().refresh()
         if intake is not None:
             self.peer.bytes += figures["bytes"]

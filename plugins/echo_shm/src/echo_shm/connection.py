@@ -7,6 +7,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from echo_core.base.waiting import shown
 from echo_core.wire.channel.connection import ChannelConnection
 
 from ._reserve import Reserved, idle, reserve
@@ -101,7 +102,7 @@ class ShmConnection(ChannelConnection):
                 given_up = self._direct.ready and not idle(self._direct)
                 if left <= 0:
                     what = "take back a slot that was given up" if given_up else "have room for a sample"
-                    raise up.gave_up(f"reserve() waits for {up.learner()} to {what}; gave up after {seconds:g} s; {up.advice()}")
+                    raise up.gave_up(f"reserve() waits for {up.learner()} to {what}; gave up after {shown(seconds)} s; {up.advice()}")
                 if not self._direct.ready or given_up:  # earlier samples come first
                     up.gate.changed.wait(min(left, PUMP_SECONDS))
                     continue

@@ -23,7 +23,7 @@ cdef class Patience:
         return <int64_t>(min(self.longest, left) * 1e9) + 1
 
     def expired(self):
-        return f"{self.situation()}; gave up after {self.seconds:g} s; {self.advice()}"
+        return f"{self.situation()}; gave up after {shown(self.seconds)} s; {self.advice()}"
 
     def so_far(self, waited):
         return f"{self.situation()} (for {waited:.0f} s so far)"

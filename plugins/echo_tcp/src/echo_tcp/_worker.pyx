@@ -20,7 +20,7 @@ from echo_core.base.errors import (
     ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, ForkError, ProtocolError,
 )
 from echo_core.base.plural import counted
-from echo_core.base.waiting import Wait
+from echo_core.base.waiting import Wait, shown
 from echo_core.wire.weights import unpack, verify
 from echo_core.wire.protocol import pack_request, parse_reply
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from ...base.errors import ConnectionClosedError, EchoError, EchoTimeoutError
 from ...base.spare_threads import started
-from ...base.waiting import Wait
+from ...base.waiting import Wait, shown
 from ..handshake import ClientHandshake, ServerHandshake
 from ..protocol import HEADER_BYTES, REPLY, Buffer, Header, Kind, frame, parse_header
 from ..silence import unwatch, watch
@@ -59,7 +59,7 @@ def wait_until(
     wait = Wait(timeout)
     while not ready():
         until = wait.look(
-            lambda: f"{waiting()}; gave up after {timeout:g} s; {advice()}",
+            lambda: f"{waiting()}; gave up after {shown(timeout)} s; {advice()}",
             lambda waited: f"{waiting()} (for {waited:.0f} s so far)",
         )
         until = min(until, nap())

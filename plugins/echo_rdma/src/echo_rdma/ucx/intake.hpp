@@ -28,9 +28,11 @@ class Intake final : public Flow {
     struct Figures {
         uint64_t committed, inserted, duplicates, bytes, messages, direct, shown;
         int64_t waiting_since; // ns; since when it waits for space, 0 if it does not wait
+        int64_t heard_at;      // ns; when its last message came, 0 if none has
     };
     Figures figures() const {
-        return {committed_.load(), inserted_.load(), duplicates_.load(), bytes_.load(), messages_.load(), straight_.load(), shown_.load(), waiting_since_.load()};
+        return {committed_.load(), inserted_.load(), duplicates_.load(), bytes_.load(), messages_.load(),
+                straight_.load(), shown_.load(), waiting_since_.load(), heard_at_.load()};
     }
 
     bool idle() const { return parked_count_.load() == 0; }
@@ -56,6 +58,7 @@ class Intake final : public Flow {
 
     ucp::status message(Peer &peer, const Head &head, void *data, size_t length, uint64_t attributes, std::string &broken) override {
         if (stopped_) return ucp::OK;
+        heard_at_ = peer.engine->now();
         uint64_t end = head.number + head.count; // one past the message's last sample
         if (head.kind == PART) return part(peer, head, static_cast<const char *>(data), length, attributes, broken);
         if (head.kind == KEY) return look(peer, head, data, length, attributes, broken);
@@ -394,7 +397,7 @@ class Intake final : public Flow {
     std::multimap<uint64_t, echo_run> held_; // by sample number, after stop()
     std::atomic<uint64_t> committed_, inserted_{0}, duplicates_{0}, bytes_{0}, messages_{0}, straight_{0}, shown_{0};
     std::atomic<size_t> parked_count_{0};
-    std::atomic<int64_t> waiting_since_{0};
+    std::atomic<int64_t> waiting_since_{0}, heard_at_{0};
 };
 
 inline void stop_intake(Engine &engine, Intake &intake, Peer &peer) {
