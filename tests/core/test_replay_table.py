@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from echo_core import ConfigError, EchoTimeoutError, MinSize, Queue, SampleToInsertRatio, SpecError, Stack, Table
-from echo_core.base.errors import DuplicateKeyError, EchoError
+from echo_core.base.errors import DuplicateKeyError, EchoError, FileWriteError
 from echo_core.store.replay.rate_limiters import RateLimiter
 from echo_core.store.replay.replay_table import ReplayTable
 from echo_core.store.sampler import Keys, Priorities, Sampler
@@ -408,7 +408,7 @@ def test_storage_in_a_file(tmp_path: Any) -> None:
     table.submit_batch(items(0, 70))
     assert numbers(table) == list(range(20, 70))
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(FileExistsError):
+    with pytest.raises(FileWriteError, match="taken: File exists"):
         (tmp_path / "taken").write_text("mine")
         make(storage=tmp_path / "taken")
 

@@ -91,7 +91,7 @@ def test_reservations_are_bounded_and_wait_for_space() -> None:
             fill(slot, number)
             slot.commit()
         client.send_batch(stacked(1, 0, 2))
-        with pytest.raises(EchoTimeoutError, match="full"):
+        with pytest.raises(EchoTimeoutError, match="to have room for a sample"):
             client.reserve(timeout=0.1)
         dropped = threading.Timer(0.2, lambda: drain(server, 2))
         dropped.start()

@@ -15,18 +15,7 @@ from echo_core.testing.fixtures import config_home, no_settings_of_the_user, not
 
 sys.path.insert(0, str(Path(__file__).parent))  # processes that are spawned import `actors` from here
 
-
-def held(pid: int | str = "self") -> list[str]:
-    """Descriptors of shared memory, and mappings of it, that a process has."""
-    found = [line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().replace(" (deleted)", "").splitlines() if "memfd:echo-ipc" in line]
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            link = os.readlink(f"/proc/{pid}/fd/{name}")
-        except OSError:
-            continue
-        if "memfd:echo-ipc" in link:
-            found.append(link)
-    return found
+from held_memory import held
 
 
 @pytest.fixture(autouse=True)

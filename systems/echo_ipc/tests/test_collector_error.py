@@ -25,6 +25,7 @@ def fail(kind: str, conn: ErrorWriter, metrics: Any, stop: Any) -> None:
         if kind == "exit":
             sys.exit(4)
         if kind == "interrupt":
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
             os.kill(os.getpid(), signal.SIGINT)
             signal.pause()
         if kind == "good exit":

@@ -17,7 +17,7 @@ from typing import Any
 import actors
 import pytest
 from actors import add_for_ever, batch, check_value, new_cell, new_ring, new_rows, rollout, value, write_for_ever
-from conftest import held
+from held_memory import held
 
 from echo_core.base.errors import EchoTimeoutError
 from echo_core.testing import stress
@@ -199,6 +199,7 @@ def test_ctrl_c_ends_every_wait() -> None:
 import os, signal, sys, threading
 sys.path.insert(0, {str(os.path.dirname(actors.__file__))!r})
 from actors import new_cell, new_ring, new_rows
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
 cell, ring, rows = new_cell(), new_ring(slots=1, policy="block"), new_rows()
 slot = ring.claim()
 for wait in (cell.wait, lambda: cell.read(newer_than=0), ring.take, ring.wait, ring.claim, rows.wait):

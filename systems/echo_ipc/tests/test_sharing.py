@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from actors import check_value, new_cell, new_ring, new_rows, use_all, value
-from conftest import held
+from held_memory import held
 
 from echo_core.base.errors import ClosedError, SecurityError, SpecError
 from echo_ipc import Cell, Ring, Rows, SegmentGoneError, _native
