@@ -67,7 +67,7 @@ def dns(address: Address) -> Address | None:
 
 
 def _service(name: str) -> tuple[str, int]:
-    """Host and port of an SRV record; no host if there is none."""
+    """Host and port of an SRV record; it has no host if the text names none."""
     try:
         import dns.exception
         import dns.resolver

@@ -32,7 +32,7 @@ class Call:
         self._result: tuple[dict[str, Any], bytes] | BaseException | None = None
 
     def request(self) -> dict[str, Any]:
-        """What the client is sent beside the blob."""
+        """The body that is sent to the client beside the blob."""
         return {"call": self.number, "body": self.body}
 
     def settle(self, result: tuple[dict[str, Any], bytes] | BaseException) -> None:

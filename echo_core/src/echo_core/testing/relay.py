@@ -105,7 +105,7 @@ class Relay:
         self._reading.set()
 
     def narrow(self) -> None:
-        """Give new links tiny buffers, also in the kernels of both ends: whoever writes more than a few kB writes only a part of it at once."""
+        """Give new links tiny buffers, also in the kernels of both ends: a write of more than a few kB is cut short."""
         self._narrow = True
         _make_narrow(self._listener)
 

@@ -23,7 +23,7 @@ Pack = Callable[[dict[str, Any], "Blob"], "list[Buffer]"]
 
 
 class Parking(ABC):
-    """Who keeps account of the requests that wait for their answers: the server."""
+    """The interface to the account of requests that wait for their answers. The server keeps it."""
 
     @abstractmethod
     def left(self, request: ParkedRequest) -> None:

@@ -156,7 +156,7 @@ class AsyncRunner(ABC):
         return True
 
     def _read_collector_error(self) -> str:
-        """What happened to the first collector that is dead: its traceback, or what its exit code tells."""
+        """Describes how the first dead collector ended: its traceback, or the meaning of its exit code."""
         for collector in self._collectors:
             if not collector.process.is_alive():
                 return collector.death()
@@ -180,7 +180,7 @@ class AsyncRunner(ABC):
             max_iterations: how often.
             save_interval: every so many iterations, and after the last one, `save(folder, iterations)` is called; 0: only after the last one.
             log_dir: folder, which is made, for checkpoints and for progress.jsonl: a line per iteration with what `step` returned. None: no log, no `save`.
-            step: one iteration. What it returns is logged. StopIteration ends the loop early.
+            step: one iteration. The value that it returns is logged. StopIteration ends the loop early.
             progress: show it on stderr, a line per second at most.
 
         Returns:
@@ -222,7 +222,7 @@ class AsyncRunner(ABC):
     def close(self) -> None:
         """End all collectors and give back what is in `_shared_resources`. By default this takes at most 17 seconds. A second call does nothing.
 
-        Whoever is deaf to the stop event gets SIGTERM, and whoever is deaf to that, SIGKILL. What fails while resources are given back is raised when all were.
+        A collector that ignores the stop event gets SIGTERM, and then SIGKILL. An error while resources are given back is raised after all of them were.
         """
         if self._close_complete:
             return

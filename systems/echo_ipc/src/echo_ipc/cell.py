@@ -65,7 +65,7 @@ class Cell(_Latest):
         mode: "rw", or "r" to attach read-only: then the memory is mapped so that this process cannot write to it.
 
     Raises:
-        SpecError: the schema is none, or is not that of the cell with this name.
+        SpecError: the schema is invalid, or differs from that of the cell with this name.
         SegmentGoneError: there is no such cell any more.
         SecurityError: the cell belongs to another user.
         MemoryError: there is not enough memory; it is reserved here, once and for all.

@@ -71,7 +71,7 @@ class CollectorProcess:
 
 
 class _Work:
-    """What a process is to do, and with whom it tells of errors. The latter is unpickled first, so that an error in a module that the work imports is told.
+    """The task of a process, and the pipe on which it reports errors. The latter is unpickled first, so that an error in a module that the work imports is told.
 
     Both are pickled by one pickler, because an object that is in both has descriptors, which can be handed over only once.
     """
@@ -108,7 +108,7 @@ def _stop_when_orphaned(guard: _native.Guard, stop: Any) -> None:
 
 
 def death_of(process: Any, errors: ErrorReader | None) -> str:
-    """What happened to a process that has ended, in words: its traceback, or what its exit code tells."""
+    """Describes how a process ended: its traceback, or the meaning of its exit code."""
     text = None
     if errors is not None and not errors.closed and errors.poll(0):
         text = errors.recv().exc_msg

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Self
 
 from echo_core.base.errors import ClosedError
@@ -12,7 +13,7 @@ from .memory import Memory
 __all__ = ["Handle"]
 
 
-class Handle:
+class Handle(ABC):
     """A handle on shared memory. It may be used by several threads, and pickled into other processes.
 
     Attributes:
@@ -71,12 +72,12 @@ class Handle:
         return _unpickled, (type(self), self._memory, self._state())
 
     def _state(self) -> dict[str, Any]:
-        """What a copy in another process is made of, besides the memory."""
+        """The state that a copy in another process is made from, besides the memory."""
         return {}
 
+    @abstractmethod
     def _adopt(self, memory: Memory, state: dict[str, Any]) -> None:
         """Become a copy."""
-        raise NotImplementedError
 
 
 def closed(handle: Handle) -> ClosedError:

@@ -16,7 +16,7 @@ from .schema import Schema
 
 __all__ = ["POLICIES", "ReadSlot", "Ring", "RingFullError", "WriteSlot"]
 
-#: What happens when a rollout is ready and `slots` of them already are.
+#: The policies for a rollout that is ready while `slots` others already are.
 POLICIES = ("drop_oldest", "block", "drop_newest", "error")
 
 
@@ -120,7 +120,7 @@ class Ring(Handle):
             side is quick, at the cost of a busy core.
 
     Raises:
-        ConfigError: a number is below one, or the policy is none.
+        ConfigError: a number is below one, or there is no such policy.
         SpecError, SegmentGoneError, SecurityError, MemoryError: as with `Cell`.
     """
 

@@ -246,7 +246,7 @@ class RolloutRingBuffer:
         self._ring.close()
 
     def cleanup(self) -> None:
-        """Close, and give up the name. Who is attached keeps the memory."""
+        """Close, and give up the name. Processes that are attached keep the memory."""
         self._let_go()
         self._ring.cleanup()
 

@@ -1,6 +1,6 @@
 """Between tensors of torch and arrays of numpy, without importing torch.
 
-Whoever has a tensor has imported torch, so `sys.modules` tells whether a value can be one. A tensor in the CPU's memory becomes an array over the
+A program that has a tensor has imported torch, so `sys.modules` tells whether a value can be one. A tensor in the CPU's memory becomes an array over the
 same memory; bfloat16, which numpy does not have, becomes its bits as uint16. A tensor of another device is copied.
 """
 

@@ -29,7 +29,7 @@ class SharedWeightSync:
         create: make the memory; False: attach to that which another object made.
         shm_name: `name` of that object. It is ignored, with a warning, if the memory is made here.
         lock: is kept as `_lock` and never used; no lock is needed.
-        dtypes: the dtype of each parameter that is not float32, when the memory is made. Whoever attaches adopts what it was made with.
+        dtypes: the dtype of each parameter that is not float32, when the memory is made. A process that attaches adopts the dtypes with which it was made.
 
     Raises:
         ConfigError: `create=False` without a name.
@@ -196,7 +196,7 @@ class SharedWeightSync:
         self._cell.close()
 
     def cleanup(self) -> None:
-        """Close, and give up the name. Who is attached keeps the memory."""
+        """Close, and give up the name. Processes that are attached keep the memory."""
         self._cell.cleanup()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class SharedWeightSync:
 
 
 def _converted(field: Field, value: Any) -> Any:
-    """`value` with the dtype of the field, if its numbers can have it. What does not fit otherwise is left to the cell, whose errors name it."""
+    """`value` with the dtype of the field, if its numbers can have it. The cell checks everything else, and its errors name the entry."""
     if tensors.is_tensor(value) and str(value.dtype) == "torch.bfloat16" and field.dtype != np.uint16:
         value = value.detach().float()
     array = tensors.as_array(value)

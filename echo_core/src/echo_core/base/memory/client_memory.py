@@ -285,9 +285,9 @@ class Account:
 
 
 def _nothing() -> None:
-    """What an account calls whose connection has ended."""
+    """Takes the place of `cut_off` in an account whose connection has ended."""
 
 
 def _never() -> float:
-    """No frame of a connection that has ended is incomplete."""
+    """Takes the place of `half_since` in an account whose connection has ended."""
     return 0.0

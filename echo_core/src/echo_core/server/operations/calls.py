@@ -21,7 +21,7 @@ def next_call(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes
     """`{"op"}` asks for a call; `{"op", "call", "body" or "error"}` also has the result of an earlier one."""
     op = body.get("op")
     if not isinstance(op, str):
-        raise ProtocolError("who asks for calls must name an operation as op")
+        raise ProtocolError("a request for calls must name an operation as op")
     if "call" in body:
         _result(server, peer, body, blob)
     while not isinstance(call := server._calls.next(peer, op), Later):

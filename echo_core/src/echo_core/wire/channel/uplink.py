@@ -228,7 +228,7 @@ class Uplink:
     def end(self, error: EchoError) -> None:
         """It is over, for this reason unless there was one before. From any thread."""
         with self.gate.lock:
-            self.window.stop()  # first: whoever has seen the error must not find a window that still takes samples
+            self.window.stop()  # first: a caller that has seen the error must not find a window that still takes samples
             self.error = self.error or error
             self.over.set()
             self.calls.fail(self.error)

@@ -114,7 +114,7 @@ private:
     std::atomic<uint32_t> word_;
 };
 
-// A hint that somebody waits for the lock who must not wait for long. The lock is not fair: who gives it back and takes it again at once usually
+// A hint that somebody waits for the lock who must not wait for long. The lock is not fair: a process that gives it back and takes it again at once usually
 // gets it. So a writer that finds the hint lets others go first, once.
 class Turnstile {
 public:

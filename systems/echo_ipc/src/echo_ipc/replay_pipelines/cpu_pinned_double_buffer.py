@@ -33,7 +33,7 @@ class CPUPinnedDoubleBufferReplayPipeline:
         device: of the learner, for torch.
         sample_count: how many rows every batch has.
         base_seed: the draw of tick t has the seed `base_seed + t`.
-        trace_recorder, trace_cuda_events: who is told how long each part took, and whether the device measures copies for it.
+        trace_recorder, trace_cuda_events: an object that is told how long each part took, and whether the device measures copies for it.
         verbose, verbose_output_dir: are kept and have no effect.
         collector_pack_request_queue, collector_pack_ready_queue: two queues that the collector has, too.
         collector_pack_shared_slots: two tensors float32 [sample_count, width] that it has, too: `SharedSlots`.

@@ -32,9 +32,14 @@ class ReplayTransferBackend(Protocol):
     supports_timing_events: bool
 
     def register_host_slots(self, slots: Any) -> None:
-        """Pin them, if the device needs that. It is undone by close()."""
+        """Pin them, if the device needs that; close() undoes it. By default they are not pinned."""
+        return
 
-    def allocate_device_slots(self, *, count: int, shape: tuple[int, int], dtype: Any) -> list[Any]: ...
+    def allocate_device_slots(self, *, count: int, shape: tuple[int, int], dtype: Any) -> list[Any]:
+        """Tensors for `count` batches of this shape on the device."""
+        import torch
+
+        return [torch.empty(shape, dtype=dtype, device=self.device) for _ in range(count)]
 
     def submit_h2d(
         self,
@@ -52,7 +57,7 @@ class ReplayTransferBackend(Protocol):
         """Begin a copy, which must not overtake what the device still does with the slot. Returns how long that took, in seconds."""
 
     def clear_ready(self, slot: int) -> None:
-        """The slot has no batch any more. What the current stream of the calling thread was told so far may still be using it."""
+        """The slot has no batch any more. Work that was already submitted to the current stream may still use it."""
 
     def ready_query(self, slot: int) -> bool:
         """Whether the copy is done."""
@@ -61,6 +66,6 @@ class ReplayTransferBackend(Protocol):
         """Wait until the copy is done."""
 
     def wait_current_stream_for_ready(self, slot: int) -> None:
-        """What the current stream is told from now on happens after the copy."""
+        """Work that is submitted to the current stream from now on runs after the copy."""
 
     def close(self) -> None: ...

@@ -6,11 +6,12 @@ import time
 from typing import Any
 
 from ..base import ReplayTickMetadata
+from .base import ReplayTransferBackend
 
 __all__ = ["StreamReplayTransferBackend"]
 
 
-class StreamReplayTransferBackend:
+class StreamReplayTransferBackend(ReplayTransferBackend):
     """Copies on one side stream.
 
     Args:
@@ -33,16 +34,8 @@ class StreamReplayTransferBackend:
         self._stream = module.Stream(device=device)
         self._copied = [module.Event() for _ in range(ring_depth)]
         self._submitted = [False] * ring_depth
-        # What the learner's stream was told until it gave a slot back. The next copy into the slot has to come after that.
+        # Marks the learner's work at the moment when it gave a slot back. The next copy into the slot has to come after that.
         self._used: list[Any] = [None] * ring_depth
-
-    def register_host_slots(self, slots: Any) -> None:
-        pass
-
-    def allocate_device_slots(self, *, count: int, shape: tuple[int, int], dtype: Any) -> list[Any]:
-        import torch
-
-        return [torch.empty(shape, dtype=dtype, device=self.device) for _ in range(count)]
 
     def submit_h2d(
         self,

@@ -7,11 +7,12 @@ import time
 from typing import Any
 
 from ..base import ReplayTickMetadata
+from .base import ReplayTransferBackend
 
 __all__ = ["TorchCopyReplayTransferBackend"]
 
 
-class TorchCopyReplayTransferBackend:
+class TorchCopyReplayTransferBackend(ReplayTransferBackend):
     """The copy is done when submit_h2d returns; on mps, where only the learner's thread may tell the device something, when the batch is fetched."""
 
     h2d_submitter = "torch_copy"
@@ -30,14 +31,6 @@ class TorchCopyReplayTransferBackend:
         self._later = device.type == "mps"
         if self._later:
             self.h2d_submitter = "torch_copy_main_thread"
-
-    def register_host_slots(self, slots: Any) -> None:
-        pass
-
-    def allocate_device_slots(self, *, count: int, shape: tuple[int, int], dtype: Any) -> list[Any]:
-        import torch
-
-        return [torch.empty(shape, dtype=dtype, device=self.device) for _ in range(count)]
 
     def submit_h2d(
         self,
