@@ -71,7 +71,7 @@ class CollectorProcess:
 
 
 class _Work:
-    """The task of a process, and the pipe on which it reports errors. The latter is unpickled first, so that an error in a module that the work imports is told.
+    """The task of a process, and where it reports errors. The latter is unpickled first, so that an error in a module that the work imports is told.
 
     Both are pickled by one pickler, because an object that is in both has descriptors, which can be handed over only once.
     """

@@ -32,7 +32,8 @@ class SharedObsNormStats:
 
     def __init__(self, ctx: Any = None, *, capacity: int = CAPACITY) -> None:
         self._bytes = Bytes(capacity)
-        # A process holds this table's lock while it changes the value, because the new value is made from the old one. If its holder is killed, the kernel hands it on.
+        # A process holds this table's lock while it changes the value, as the new value is made from the old one. If the holder is killed, the
+        # kernel hands the lock on.
         self._turn = Rows({"turn": ((), "uint8")}, 1)
         self._begin()
 
