@@ -6,8 +6,8 @@ import errno
 import logging
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from echo_core.base.address import Address, is_loopback_host
@@ -55,14 +55,25 @@ class RdmaChannel(Channel):
         self._connected = False
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        self.wire.send(buffers)
+        with self._telling_why_unreachable():
+            self.wire.send(buffers)
 
     def receive(self) -> Buffer:
         if self._rest:
             rest, self._rest = self._rest, memoryview(b"")
             return rest
-        try:
+        with self._telling_why_unreachable():
             piece = self.wire.receive()
+        if not self._connected and piece:
+            self._connected = True
+            self._look_at_lanes()
+        return piece
+
+    @contextmanager
+    def _telling_why_unreachable(self) -> Iterator[None]:
+        """UCX reports that it cannot reach the learner at whichever call comes next: sending or receiving."""
+        try:
+            yield
         except OSError as error:
             if not self._connected and "unreachable" in str(error) and _accepts(self.endpoint):
                 raise OSError(
@@ -71,10 +82,6 @@ class RdmaChannel(Channel):
                     " here, as behind a NAT, a forwarded port or a proxy, which rdma:// cannot pass; use tcp:// or tcps:// there",
                 ) from error
             raise
-        if not self._connected and piece:
-            self._connected = True
-            self._look_at_lanes()
-        return piece
 
     def _look_at_lanes(self) -> None:
         self.lanes = lanes.of(self.wire)
