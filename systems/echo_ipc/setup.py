@@ -11,15 +11,22 @@ import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-package = Path("src/echo_ipc")
-extension = Extension(
-    "echo_ipc._native",
-    [str(package / "_native.pyx")],
-    language="c++",
-    depends=[str(header) for header in sorted((package / "native").glob("*.hpp"))],
-    include_dirs=[str(package), numpy.get_include()],
-    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
-    # CXXFLAGS come after these: a sanitizer build only adds to them.
-    extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wno-unused-function"],
-)
-setup(ext_modules=cythonize([extension], include_path=["src"], build_dir="build/cython"))
+import echo_core
+
+package = Path("src/echo_ipc/_native")
+capi = Path(echo_core.get_include())
+headers = [str(path) for path in [*sorted(package.glob("*.hpp")), *sorted(package.glob("*.pxd")), capi / "echo_copy.h"]]
+extensions = [
+    Extension(
+        f"echo_ipc._native.{source.stem}",
+        [str(source)],
+        language="c++",
+        depends=headers,
+        include_dirs=[str(package), str(capi), numpy.get_include()],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
+        # CXXFLAGS come after these: a sanitizer build only adds to them.
+        extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wno-unused-function"],
+    )
+    for source in sorted(package.glob("*.pyx"))
+]
+setup(ext_modules=cythonize(extensions, include_path=["src"], build_dir="build/cython"), options={"build_ext": {"parallel": True}})

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from echo_ipc import Cell
-from echo_ipc.listing import segments
+from echo_ipc.commands.listing import segments
 
 click = pytest.importorskip("click", reason="click is not installed")
 
 from click.testing import CliRunner  # noqa: E402
 
-from echo_ipc.command import command  # noqa: E402
+from echo_ipc.commands.ipc import command  # noqa: E402
 
 
 def call(*arguments: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import queue
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -135,6 +137,31 @@ def test_a_batch_from_request_to_use() -> None:
     setup.close()
     with pytest.raises(ClosedError):
         pipeline.start_prepare(3, COUNT)
+
+
+def test_the_log_tells_how_long_each_batch_took(tmp_path: Path) -> None:
+    setup = Setup(new_replay(20), verbose=True, verbose_output_dir=str(tmp_path / "new"))
+    width = setup.replay._storage.shape[1]
+    for tick in (3, 4):
+        assert setup.pipeline.start_prepare(tick, COUNT) and setup.serve()
+        setup.pipeline.sample_large_batch(tick, COUNT)
+        setup.pipeline.after_tick()
+    setup.close()
+    with open(tmp_path / "new" / "verbose" / "pack_fields.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["tick_id"], line["slot"], line["field"]) for line in lines] == [("3", "1", "packed"), ("4", "0", "packed")]
+    for line in lines:
+        assert (int(line["rows"]), int(line["cols"]), int(line["bytes"])) == (COUNT, width, 4 * COUNT * width) and int(line["dur_ns"]) > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"verbose": True}, {"verbose_output_dir": "."}])
+def test_without_verbose_and_a_folder_there_is_no_log(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    setup = Setup(new_replay(20), **options)
+    assert setup.pipeline.start_prepare(0, COUNT) and setup.serve()
+    setup.pipeline.sample_large_batch(0, COUNT)
+    setup.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_next_batch_is_prepared_while_one_is_used() -> None:

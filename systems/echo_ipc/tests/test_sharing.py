@@ -17,7 +17,7 @@ from held_memory import held
 
 from echo_core.base.errors import ClosedError, SecurityError, SpecError
 from echo_ipc import Cell, Ring, Rows, SegmentGoneError, _native
-from echo_ipc.memory import Memory
+from echo_ipc.segments.memory import Memory
 
 pytestmark = pytest.mark.every_python
 METHODS = ["spawn", "forkserver", "fork"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -67,3 +70,75 @@ def test_rings_and_rows() -> None:
         out = torch.zeros(4, 5)
         rows.sample(4, out={"x": out})
         assert (out == 1).all()
+
+
+def odd_tensors() -> dict[str, Any]:
+    """float32 [4, 3], each in another way, and all with the values of arange."""
+    plain = torch.arange(12, dtype=torch.float32).reshape(4, 3)
+    wide = torch.zeros(4, 6)
+    wide[:, ::2] = plain
+    return {
+        "plain": plain,
+        "a part of another": torch.cat([torch.zeros(1, 3), plain])[1:],
+        "every second column": wide[:, ::2],
+        "transposed": plain.t().contiguous().t(),
+        "negated in name only": torch.complex(torch.zeros(4, 3), -plain).conj().imag,
+        "needs a gradient": plain.clone().requires_grad_(),
+        "a parameter": torch.nn.Parameter(plain.clone()),
+        "a buffer": torch.nn.Buffer(plain.clone()),
+        "of a subclass": plain.as_subclass(type("Mine", (torch.Tensor,), {})),
+    }
+
+
+@pytest.mark.parametrize("name", odd_tensors())
+def test_a_tensor_is_copied_by_its_values_however_it_lies_in_memory(name: str) -> None:
+    tensor, expected = odd_tensors()[name], np.arange(12, dtype=np.float32).reshape(4, 3)
+    with Cell({"x": ((4, 3), "float32")}) as cell, Rows({"x": ((3,), "float32")}, 8) as rows, Ring({"x": ((4, 3), "float32")}, 1) as ring:
+        cell.write({"x": tensor})
+        value, _ = cell.read()
+        assert value is not None and np.array_equal(value["x"], expected)
+        rows.add({"x": tensor})
+        assert np.array_equal(rows.read(range(4))[0]["x"], expected)
+        ring.put({"x": tensor})
+        with ring.take() as slot:
+            assert np.array_equal(slot.arrays["x"], expected)
+        with torch.no_grad():
+            tensor.zero_()
+        cell.read_into({"x": tensor})
+        assert np.array_equal(tensor.detach().resolve_neg().numpy(), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "float8_e4m3fn", "complex64"])
+def test_a_tensor_of_no_dtype_of_the_schema_is_not_copied(dtype: str) -> None:
+    tensor = torch.zeros(4, 3).to(getattr(torch, dtype))
+    with Cell({"x": ((4, 3), "float32")}) as cell, Rows({"x": ((3,), "float32")}, 8) as rows:
+        with pytest.raises((SpecError, TypeError)):
+            cell.write({"x": tensor})
+        with pytest.raises((SpecError, TypeError)):
+            rows.add({"x": tensor})
+        assert cell.version == 0 and rows.committed == 0
+
+
+def test_a_complex_tensor_is_copied_by_its_values() -> None:
+    """torch notes that a tensor is conjugated and leaves its memory as it was."""
+    tensor = torch.tensor([1 + 2j, 3 - 4j])
+    with Cell({"x": ((2,), "complex64")}) as cell:
+        for given in (tensor, tensor.conj()):
+            cell.write({"x": given})
+            value, _ = cell.read()
+            assert value is not None and np.array_equal(value["x"], given.resolve_conj().numpy())
+            target = torch.zeros(2, dtype=torch.complex64).conj()
+            cell.read_into({"x": target})
+            assert torch.equal(target, given)
+
+
+def test_a_traced_tensor_is_refused() -> None:
+    with Cell({"x": ((3,), "float32")}) as cell:
+
+        def write(x: Any) -> Any:
+            cell.write({"x": x})
+            return x
+
+        with pytest.raises((RuntimeError, SpecError)):
+            torch.func.vmap(write)(torch.zeros(4, 3))
+        assert cell.version == 0

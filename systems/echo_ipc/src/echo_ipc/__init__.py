@@ -19,15 +19,15 @@ __version__ = "0.1.0"
 # Where each public name lives.
 _HOME = {
     "AsyncRunner": "async_runner",
-    "Bytes": "cell",
-    "Cell": "cell",
+    "Bytes": "segments.cell",
+    "Cell": "segments.cell",
     "CollectorDiedError": "async_runner",
     "ReplayBuffer": "replay_buffer",
-    "Ring": "ring",
-    "RingFullError": "ring",
+    "Ring": "segments.ring",
+    "RingFullError": "segments.ring",
     "RolloutRingBuffer": "rollout_ring_buffer",
-    "Rows": "rows",
-    "SegmentGoneError": "memory",
+    "Rows": "segments.rows",
+    "SegmentGoneError": "segments.memory",
     "SharedObsNormStats": "shared_obs_stats",
     "SharedWeightSync": "weight_sync",
 }
@@ -37,14 +37,14 @@ __all__ = sorted([*_HOME, "__version__"])
 if TYPE_CHECKING:
     from .async_runner import AsyncRunner as AsyncRunner
     from .async_runner import CollectorDiedError as CollectorDiedError
-    from .cell import Bytes as Bytes
-    from .cell import Cell as Cell
-    from .memory import SegmentGoneError as SegmentGoneError
     from .replay_buffer import ReplayBuffer as ReplayBuffer
-    from .ring import Ring as Ring
-    from .ring import RingFullError as RingFullError
     from .rollout_ring_buffer import RolloutRingBuffer as RolloutRingBuffer
-    from .rows import Rows as Rows
+    from .segments.cell import Bytes as Bytes
+    from .segments.cell import Cell as Cell
+    from .segments.memory import SegmentGoneError as SegmentGoneError
+    from .segments.ring import Ring as Ring
+    from .segments.ring import RingFullError as RingFullError
+    from .segments.rows import Rows as Rows
     from .shared_obs_stats import SharedObsNormStats as SharedObsNormStats
     from .weight_sync import SharedWeightSync as SharedWeightSync
 

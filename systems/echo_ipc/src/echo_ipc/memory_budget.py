@@ -40,9 +40,7 @@ class Budget(TypedDict, total=False):
     bounded_ingress_slots: int
 
 
-def estimate_offpolicy_bytes(
-    num_envs: int, replay_buffer_n: int, obs_dim: int, action_dim: int, critic_dim: int, ingress_depth: int = 0
-) -> Budget:
+def estimate_offpolicy_bytes(num_envs: int, replay_buffer_n: int, obs_dim: int, action_dim: int, critic_dim: int, ingress_depth: int = 0) -> Budget:
     """The memory of a replay buffer of `replay_buffer_n` steps of each environment, float32.
 
     `ingress_depth`: how many batches of one step of every environment wait in front of it.

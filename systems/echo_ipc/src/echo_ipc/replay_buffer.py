@@ -9,7 +9,7 @@ import numpy as np
 
 from echo_core.base.errors import SpecError
 
-from . import tensors
+from .arrays import tensors
 from .shared_buffer import SharedBufferBase
 
 __all__ = ["ReplayBuffer"]
@@ -113,26 +113,31 @@ class ReplayBuffer(SharedBufferBase):
             ClosedError: after close().
         """
         started = time.perf_counter_ns() if self.trace_recorder is not None else 0
-        columns = {"obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards, "dones": dones, "truncated": truncated}
+        columns = [obs, next_obs, actions, rewards, dones, truncated]
         if self._critic_dim:
             if critic is None or next_critic is None:
                 raise ValueError("a ReplayBuffer with critic_dim > 0 needs critic and next_critic")
-            columns |= {"critic": critic, "next_critic": next_critic}
+            columns += [critic, next_critic]
         n = len(obs)
-        arrays = {name: self._column(name, value, n) for name, value in columns.items()}
+        if terminal_mask is not None or not self.rows._add_as_they_are(columns):
+            self._add_converted(columns, n, terminal_mask, {"next_obs": terminal_next_obs, "next_critic": terminal_next_critic})
+        if self.trace_recorder is not None:
+            self._trace("replay/add", started, n)
+
+    def _add_converted(self, columns: list[Any], n: int, terminal_mask: Any, terminal: dict[str, Any]) -> None:
+        """Add what is not float32, not contiguous, not of the usual shape or more than fits at once, or has rows to replace."""
+        arrays = {name: self._column(name, value, n) for name, value in zip(self._places, columns)}
         if terminal_mask is not None:
             mask = tensors.as_array(terminal_mask)
             if mask.shape not in ((n,), (n, 1)):
                 raise SpecError(f"terminal_mask must be bool[{n}], but has the shape {list(mask.shape)}")
             mask = mask.reshape(n).astype(bool)
-            for name, value in (("next_obs", terminal_next_obs), ("next_critic", terminal_next_critic)):
+            for name, value in terminal.items():
                 if value is not None and name in arrays and mask.any():
                     given = self._column(name, value, n, f"terminal_{name}")
                     arrays[name] = np.where(mask[:, None], given, arrays[name])
         for first in range(0, n, self.capacity):
-            self.rows.add({name: array[first : first + self.capacity] for name, array in arrays.items()})
-        if self.trace_recorder is not None:
-            self._trace("replay/add", started, n)
+            self.rows._add([array[first : first + self.capacity] for array in arrays.values()])
 
     def _column(self, name: str, value: Any, n: int, called: str | None = None) -> np.ndarray:
         if tensors.is_tensor(value) and value.dtype is not _float32_of_torch():

@@ -11,8 +11,8 @@ import numpy as np
 
 from echo_core.base.errors import ConfigError, EchoTimeoutError, SpecError
 
-from . import tensors
-from .ring import ReadSlot, Ring, WriteSlot
+from .arrays import tensors
+from .segments.ring import ReadSlot, Ring, WriteSlot
 
 __all__ = ["RolloutRingBuffer"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .rows import Rows
+from .segments.rows import Rows
 
 __all__ = ["SharedBufferBase"]
 

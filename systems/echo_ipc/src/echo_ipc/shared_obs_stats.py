@@ -9,10 +9,10 @@ import numpy as np
 
 from echo_core.base.errors import SpecError
 
-from . import tensors
-from .cell import Bytes
-from .rows import Rows, _alone
-from .values import pack, unpack
+from .arrays import tensors
+from .arrays.values import pack, unpack
+from .segments.cell import Bytes
+from .segments.rows import Rows, _alone
 
 __all__ = ["SharedObsNormStats"]
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from echo_core.base.errors import ConfigError, SpecError, did_you_mean
 
-from . import tensors
-from .cell import Cell
-from .schema import Field
+from .arrays import tensors
+from .arrays.schema import Field
+from .segments.cell import Cell
 
 __all__ = ["SharedWeightSync"]
 

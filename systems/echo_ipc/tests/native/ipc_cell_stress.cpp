@@ -3,7 +3,7 @@
 //   ipc_cell_stress [seconds per scenario]
 //
 // Forbidden: a value that mixes two; a version that goes backwards; one version with two contents; no value to read after a writer was killed.
-#include "../../src/echo_ipc/native/cell.hpp"
+#include "../../src/echo_ipc/_native/cell.hpp"
 #include "ipc_stress.hpp"
 
 static uint64_t content(uint64_t writer, uint64_t count) { return (writer + 1) << 48 | count; }

@@ -4,7 +4,7 @@
 //
 // Forbidden: a slot that mixes two rollouts; a slot of two holders; numbers that do not rise; with the policy "block" a rollout that nobody
 // took, or without kills one that was taken twice; no room, or nothing to take, for ever.
-#include "../../src/echo_ipc/native/ring.hpp"
+#include "../../src/echo_ipc/_native/ring.hpp"
 #include "ipc_stress.hpp"
 
 constexpr uint64_t kMostCounted = 1 << 22;

@@ -4,7 +4,7 @@
 //   ipc_rows_stress [seconds per scenario]
 //
 // Forbidden: a row that mixes two; a row that is not the one with its number.
-#include "../../src/echo_ipc/native/rows.hpp"
+#include "../../src/echo_ipc/_native/rows.hpp"
 #include "ipc_stress.hpp"
 
 constexpr uint64_t kWords = 55;  // of a row: 440 bytes, in three columns

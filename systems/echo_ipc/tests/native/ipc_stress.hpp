@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../src/echo_ipc/native/segment.hpp"
+#include "../../src/echo_ipc/_native/segment.hpp"
 
 using namespace echo_ipc;
 using Number = unsigned long long;

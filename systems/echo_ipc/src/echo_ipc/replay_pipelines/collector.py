@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from echo_core.base.errors import SpecError
 
 from ..replay_buffer import ReplayBuffer
-from ..rows import TRIES, _alone
+from ..segments.rows import TRIES, _alone
 
 __all__ = ["_collector_pack_shared_batch", "_service_collector_pack_requests"]
 
@@ -54,7 +55,7 @@ def _collector_pack_shared_batch(replay_buffer: ReplayBuffer, request: dict[str,
     overwritten meanwhile is drawn again from the same generator, of the rows that there are then.
 
     Returns:
-        The request, with `redrawn`: how many rows were drawn again.
+        The request, with `redrawn`, how many rows were drawn again, and `pack_ns`, how many nanoseconds it took.
 
     Raises:
         RuntimeError: the target is the slot that the learner is using.
@@ -63,6 +64,7 @@ def _collector_pack_shared_batch(replay_buffer: ReplayBuffer, request: dict[str,
     """
     import torch
 
+    started = time.perf_counter_ns()
     if int(request["target_gpu_slot"]) == int(request["learner_hot_gpu_slot"]):
         raise RuntimeError(f"target_gpu_slot must differ from learner_hot_gpu_slot, which the learner is using; both are {request['target_gpu_slot']}")
     rows, count = replay_buffer.rows, int(request["sample_count"])
@@ -89,7 +91,7 @@ def _collector_pack_shared_batch(replay_buffer: ReplayBuffer, request: dict[str,
         packed[places] = few
         places = places[stale[:bad].astype(np.intp)]
         redrawn += bad
-    return request | {"redrawn": redrawn}
+    return request | {"redrawn": redrawn, "pack_ns": time.perf_counter_ns() - started}
 
 
 def _numbers(end: int, size: int, count: int, generator: Any) -> np.ndarray:

@@ -14,6 +14,7 @@ from echo_core.base.errors import ClosedError, ConfigError
 from ..async_runner import CollectorDiedError
 from ..replay_buffer import ReplayBuffer
 from .base import ReplayTickMetadata
+from .pack_log import PackLog
 from .transfer import ReplayTransferBackend, build_replay_transfer_backend
 
 __all__ = ["CPUPinnedDoubleBufferReplayPipeline"]
@@ -34,7 +35,7 @@ class CPUPinnedDoubleBufferReplayPipeline:
         sample_count: how many rows every batch has.
         base_seed: the draw of tick t has the seed `base_seed + t`.
         trace_recorder, trace_cuda_events: an object that is told how long each part took, and whether the device measures copies for it.
-        verbose, verbose_output_dir: are kept and have no effect.
+        verbose, verbose_output_dir: write how long the collector took to pack each batch into `verbose_output_dir`/verbose/pack_fields.csv; see `PackLog`.
         collector_pack_request_queue, collector_pack_ready_queue: two queues that the collector has, too.
         collector_pack_shared_slots: two tensors float32 [sample_count, width] that it has, too: `SharedSlots`.
         collector_alive: says whether the collector lives; waits end with CollectorDiedError when it does not.
@@ -70,7 +71,8 @@ class CPUPinnedDoubleBufferReplayPipeline:
         self._device = torch.device(device)
         self._trace_recorder = trace_recorder
         self._verbose, self._verbose_output_dir = verbose, verbose_output_dir if verbose else None
-        self._verbose_pack_records: list[Any] | None = [] if verbose else None
+        self._verbose_pack_records: list[Any] | None = [] if verbose else None  # upstream's name; its learner packed once, and ours never does
+        self._pack_log = PackLog(verbose_output_dir) if verbose and verbose_output_dir else None
         self._collector_pack_request_queue, self._collector_pack_ready_queue = collector_pack_request_queue, collector_pack_ready_queue
         self._collector_pack_shared_slots = collector_pack_shared_slots
         self._collector_alive, self._collector_death = collector_alive, collector_death
@@ -306,6 +308,8 @@ class CPUPinnedDoubleBufferReplayPipeline:
         metadata = ReplayTickMetadata(tick, **snapshot, batch_host_slot=slot, batch_gpu_slot=slot, redrawn=int(ready.get("redrawn", 0)))
         source, started = self._sources[slot], time.perf_counter_ns()
         size = source.numel() * source.element_size()
+        if self._pack_log is not None and "pack_ns" in ready:
+            self._pack_log.add(tick, slot, source.shape[0], source.shape[1], size, int(ready["pack_ns"]))
         self.last_incremental_h2d_time_s = self._backend.submit_h2d(
             slot=slot,
             dst=self._gpu_packed[slot],

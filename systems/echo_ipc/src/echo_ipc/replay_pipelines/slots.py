@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..rows import Rows
+from ..segments.rows import Rows
 
 __all__ = ["SharedSlots"]
 

@@ -62,10 +62,7 @@ public:
         to.turn.store(odd, std::memory_order_relaxed);
         // The mark must be visible before every byte that is written there. That includes stores past the caches, which a release fence does not order on x86.
         std::atomic_thread_fence(std::memory_order_seq_cst);  // SYNC begun
-        uint64_t total = 0;
-        for (int i = 0; i < count; ++i) total += parts[i].bytes;
-        char *start = data_ + place * up(place_);
-        for (int i = 0; i < count; ++i) copy(start + parts[i].offset, parts[i].memory, parts[i].bytes, total >= kLarge);
+        copy_in(data_ + place * up(place_), parts, count);
         *version = (newest >> 8) + 1;
         to.version.store(*version, std::memory_order_relaxed);
         to.used.store(used, std::memory_order_relaxed);
@@ -111,7 +108,7 @@ private:
         for (int i = 0; i < count; ++i) {
             if (parts[i].offset >= held) continue;
             const uint64_t most = held - parts[i].offset;
-            copy(parts[i].memory, start + parts[i].offset, parts[i].bytes < most ? parts[i].bytes : most, total >= kLarge);
+            copy(parts[i].memory, start + parts[i].offset, parts[i].bytes < most ? parts[i].bytes : most, is_large(total));
         }
         *used = held;
         return still(from, turn) ? kDone : kLater;

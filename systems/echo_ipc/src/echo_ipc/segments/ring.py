@@ -9,10 +9,10 @@ import numpy as np
 
 from echo_core.base.errors import ClosedError, ConfigError, EchoError, EchoTimeoutError
 
-from . import _native, tensors
+from .. import _native
+from ..arrays.schema import Schema
 from .handle import Handle, closed
 from .memory import Memory
-from .schema import Schema
 
 __all__ = ["POLICIES", "ReadSlot", "Ring", "RingFullError", "WriteSlot"]
 
@@ -67,7 +67,10 @@ class WriteSlot(_Slot):
     def write(self, tree: Any) -> None:
         """Copy arrays or tensors with the names, shapes and dtypes of the fields into the slot. Raises SpecError that names an entry that does not fit."""
         self._check()
-        self._ring._copy_in(tree, self.index)
+        schema = self._ring.schema
+        arrays = schema.leaves(tree)
+        while (outcome := self._hold.write(self._ring._layout, arrays)) < 0:
+            arrays[-1 - outcome] = schema.fitted(arrays, -1 - outcome)
 
     def __enter__(self) -> WriteSlot:
         return self
@@ -169,6 +172,8 @@ class Ring(Handle):
         self.policy = POLICIES[policy]
         self.spin = float(state["spin"])
         self._arrays: list[dict[str, Any] | None] = [None] * self._physical
+        fields = self.schema.fields
+        self._layout = _native.Layout([f.dtype for f in fields], [f.shape for f in fields], [f.offset for f in fields])
 
     def _state(self) -> dict[str, Any]:
         return {"spin": self.spin}
@@ -194,15 +199,6 @@ class Ring(Handle):
         native = self._use()
         start, mapping = native.start(slot), native.mapping
         return [np.ndarray(field.shape, field.dtype, mapping, start + field.offset) for field in self.schema.fields]
-
-    def _copy_in(self, tree: Any, slot: int) -> None:
-        arrays = [tensors.as_array(leaf) for leaf in self.schema.leaves(tree)]
-        for index, array in enumerate(arrays):
-            error = self.schema.unfit(index, array)
-            if error is not None:
-                raise error
-        for target, array in zip(self.schema.leaves(self._views(slot)), arrays):
-            np.copyto(target, array)
 
     # ---- producers
 

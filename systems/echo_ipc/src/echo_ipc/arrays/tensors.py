@@ -1,7 +1,8 @@
 """Between tensors of torch and arrays of numpy, without importing torch.
 
 A program that has a tensor has imported torch, so `sys.modules` tells whether a value can be one. A tensor in the CPU's memory becomes an array over the
-same memory; bfloat16, which numpy does not have, becomes its bits as uint16. A tensor of another device is copied.
+same memory; bfloat16, which numpy does not have, becomes its bits as uint16. A tensor of another device is copied, and so is one that torch
+conjugates or negates only when it is read.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _array_of(tensor: Any) -> np.ndarray:
     except (TypeError, RuntimeError):
         pass
     torch = sys.modules["torch"]
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_conj().resolve_neg()  # these two copy what is conjugated or negated in name only
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
     if tensor.dtype is torch.bfloat16:
@@ -58,11 +59,11 @@ def dtype_of(value: Any) -> np.dtype:
 
 def is_in_memory_of(value: Any) -> bool:
     """Whether as_array(value) has the value's own memory, so that writing to it changes the value."""
-    return isinstance(value, np.ndarray) or (is_tensor(value) and value.device.type == "cpu")
+    return isinstance(value, np.ndarray) or (is_tensor(value) and value.device.type == "cpu" and not value.is_conj() and not value.is_neg())
 
 
 def copy_back(tensor: Any, array: np.ndarray) -> None:
-    """Copy an array into a tensor of another device; a bfloat16 tensor gets the bits of a uint16 array."""
+    """Copy an array into a tensor that is not in its memory; a bfloat16 tensor gets the bits of a uint16 array."""
     torch = sys.modules["torch"]
     found = torch.from_numpy(array)
     if tensor.dtype is torch.bfloat16:

@@ -66,6 +66,7 @@ class Schema:
         self.nbytes = max(1, -(-end // widest) * widest)
         self.packed = packed
         self.names = [field.name for field in self.fields]
+        self._is_flat = all(len(field.path) == 1 for field in self.fields)
 
     @classmethod
     def of(cls, description: Any, *, packed: bool = False) -> Schema:
@@ -121,6 +122,8 @@ class Schema:
         if not isinstance(tree, Mapping):
             raise SpecError(f"a value must be a mapping like its schema, not {type(tree).__name__}")
         try:
+            if self._is_flat and len(tree) == len(self.names):
+                return [tree[name] for name in self.names]
             found = []
             for field in self.fields:
                 value: Any = tree
@@ -157,6 +160,19 @@ class Schema:
             what = "rows of " if rows else ""
             return SpecError(f"{field.name!r} must be {what}{field.text()}, but is {what}{array.dtype.name}{list(shape)}; convert it, or change the schema")
         return None
+
+    def fitted(self, arrays: list[Any], index: int, rows: bool = False) -> np.ndarray:
+        """What a native call shall copy instead of `arrays[index]`, which does not lie in memory as its field says. Raises SpecError if it is of another
+        shape or dtype."""
+        array = tensors.as_array(arrays[index])
+        if array is not arrays[index]:
+            return array  # it may fit now
+        error = self.unfit(index, array, rows)
+        if error is None and rows and len(array) != len(arrays[0]):
+            error = SpecError(f"{self.names[index]!r} has {len(array)} rows, but {self.names[0]!r} has {len(arrays[0])}; all columns need the same")
+        if error is not None:
+            raise error
+        return np.ascontiguousarray(array, self.fields[index].dtype).reshape(array.shape)
 
     def _missing(self, tree: Any) -> str:
         there = ["/".join(path) for path in _paths(tree, ())]

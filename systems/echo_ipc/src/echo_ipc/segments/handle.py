@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from echo_core.base.errors import ClosedError
 
-from . import _native
+from .. import _native
 from .memory import Memory
 
 __all__ = ["Handle"]

@@ -15,6 +15,8 @@
 
 namespace echo_ipc {
 
+constexpr uint64_t kAhead = 8192;  // bytes; measured: with less, a batch of 4096 rows of 444 bytes takes longer
+
 struct RowsControl {
     std::atomic<uint64_t> committed;
     alignas(64) std::atomic<uint64_t> reserved;
@@ -50,6 +52,8 @@ public:
         segment_.header->turnstile.pass();
         if (!take()) return kLater;
         const uint64_t most = capacity_ / 4 ? capacity_ / 4 : 1;
+        // A table is larger than the caches, and the processor's own prefetching is late for stores to short rows. Past the end it is harmless: it is no access.
+        const uint64_t ahead = row_ < kAhead / 2 ? row_ : 0;
         *number = control_->committed.load(std::memory_order_relaxed);
         for (uint64_t done = 0; done < rows;) {
             const uint64_t some = rows - done < most ? rows - done : most, from = *number + done;
@@ -58,6 +62,7 @@ public:
             std::atomic_thread_fence(std::memory_order_seq_cst);  // SYNC reserved: before every byte
             for (uint64_t i = 0; i < some; ++i) {
                 char *to = data_ + (from + i) % capacity_ * row_;
+                for (uint64_t at = 0; at < ahead; at += 64) __builtin_prefetch(to + kAhead + at, 1);
                 for (int c = 0; c < count; ++c) copy_piece(to + columns[c].offset, columns[c].memory + (done + i) * columns[c].bytes, columns[c].bytes);
             }
             done += some;

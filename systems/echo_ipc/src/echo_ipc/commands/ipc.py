@@ -9,8 +9,8 @@ import time
 
 import click
 
+from ..memory_budget import estimate_appo_bytes, estimate_offpolicy_bytes, get_available_memory_bytes, get_shared_memory_available_bytes
 from .listing import Segment, segments
-from .memory_budget import estimate_appo_bytes, estimate_offpolicy_bytes, get_available_memory_bytes, get_shared_memory_available_bytes
 
 __all__ = ["command"]
 

@@ -8,10 +8,11 @@ import numpy as np
 
 from echo_core.base.errors import ConfigError, EchoTimeoutError, SpecError
 
-from . import _native, tensors
+from .. import _native
+from ..arrays import tensors
+from ..arrays.schema import Schema
 from .handle import Handle, closed
 from .memory import Memory
-from .schema import Schema
 
 __all__ = ["Bytes", "Cell"]
 
@@ -44,12 +45,18 @@ class _Latest(Handle):
         that writers overtook so often that they took the lock; `repairs`, how often a writer was killed with the lock."""
         return self._use().figures()
 
-    def _check_never_written(self) -> None:
-        if self.version:
+    def _found(self, version: int, newer_than: int | None, timeout: float | None) -> int:
+        """The version that was read; 0 if nothing was written yet and the caller did not wait for a version."""
+        if version == 0 and newer_than is not None:
+            raise EchoTimeoutError(f"{self.name} had no version above {newer_than} within {timeout} s; is the process that writes it alive?")
+        if version == 0 and self.version:
             raise EchoTimeoutError(f"writers overtook every try to read {self.name} for a second; attach with mode='rw', which can hold them up")
+        return version
 
-    def _late(self, newer_than: int, timeout: float | None) -> EchoTimeoutError:
-        return EchoTimeoutError(f"{self.name} had no version above {newer_than} within {timeout} s; is the process that writes it alive?")
+
+def _when(newer_than: int | None, timeout: float | None) -> tuple[int, float | None]:
+    """What a native read waits for: without `newer_than`, for nothing."""
+    return (-1, 0.0) if newer_than is None else (newer_than, timeout)
 
 
 class Cell(_Latest):
@@ -107,13 +114,9 @@ class Cell(_Latest):
             ClosedError: the cell was closed.
         """
         native = self._use()
-        arrays = [tensors.as_array(leaf) for leaf in self.schema.leaves(tree)]
+        arrays = self.schema.leaves(tree)
         while (version := native.write(self._layout, arrays, timeout)) < 0:
-            index = -1 - version
-            error = self.schema.unfit(index, arrays[index])
-            if error is not None:
-                raise error
-            arrays[index] = np.ascontiguousarray(arrays[index], self.schema.fields[index].dtype).reshape(arrays[index].shape)
+            arrays[-1 - version] = self.schema.fitted(arrays, -1 - version)
         if version == 0:
             raise EchoTimeoutError(f"{self.name} was being written by another process for {timeout} s; is that process stopped?")
         return version
@@ -134,6 +137,9 @@ class Cell(_Latest):
         After EchoTimeoutError and KeyboardInterrupt the contents of `tree` are undefined: parts of several versions may be in it.
         """
         leaves = self.schema.leaves(tree)
+        version = self._use().read(self._layout, leaves, *_when(newer_than, timeout))
+        if version >= 0:
+            return self._found(version, newer_than, timeout)
         arrays = [tensors.as_array(leaf) for leaf in leaves]
         indirect = [i for i, leaf in enumerate(leaves) if type(leaf) is not np.ndarray and not tensors.is_in_memory_of(leaf)]
         for i in indirect:
@@ -144,7 +150,7 @@ class Cell(_Latest):
     def _read(self, arrays: list[np.ndarray], newer_than: int | None, timeout: float | None, indirect: list[int], leaves: list[Any]) -> int:
         native = self._use()
         targets = {i: arrays[i] for i in indirect}
-        while (version := native.read(self._layout, arrays, -1 if newer_than is None else newer_than, 0 if newer_than is None else timeout)) < 0:
+        while (version := native.read(self._layout, arrays, *_when(newer_than, timeout))) < 0:
             index = -1 - version
             error = self.schema.unfit(index, arrays[index])
             if error is not None:
@@ -153,10 +159,7 @@ class Cell(_Latest):
                 raise SpecError(f"{self.schema.names[index]!r} is read-only; give an array that can be written to")
             targets[index] = arrays[index]
             arrays[index] = np.empty(arrays[index].shape, self.schema.fields[index].dtype)
-        if version == 0:
-            if newer_than is not None:
-                raise self._late(newer_than, timeout)
-            self._check_never_written()
+        if self._found(version, newer_than, timeout) == 0:
             return 0
         for index, target in targets.items():
             if index in indirect:
@@ -213,9 +216,5 @@ class Bytes(_Latest):
 
     def read(self, newer_than: int | None = None, timeout: float | None = None) -> tuple[bytes, int]:
         """The newest value and its version; (b"", 0) if nothing was written yet. `newer_than` and `timeout` as with `Cell.read_into`."""
-        found = self._use().read_bytes(-1 if newer_than is None else newer_than, 0 if newer_than is None else timeout)
-        if found[1] == 0 and newer_than is not None:
-            raise self._late(newer_than, timeout)
-        if found[1] == 0:
-            self._check_never_written()
-        return found
+        data, version = self._use().read_bytes(*_when(newer_than, timeout))
+        return data, self._found(version, newer_than, timeout)

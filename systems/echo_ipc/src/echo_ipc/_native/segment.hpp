@@ -19,9 +19,8 @@
 #include <cstring>
 #include <ctime>
 #include <new>
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
+
+#include "echo_copy.h"
 
 namespace echo_ipc {
 
@@ -178,34 +177,21 @@ inline const char *wrong(const char *base, uint64_t size, Kind kind) {
     return nullptr;
 }
 
-// Copies memory that another process may write at the same time; the caller finds out afterwards whether it did. Large copies go past the caches: a
-// normal copy would first read the old contents of the target. `streaming` is decided by the size of all parts together.
-inline void copy(char *to, const char *from, uint64_t count, bool streaming) {
+// Whether copies of so many bytes in total go past the caches: if a cell that is three times as large does not fit there, with what it is copied from.
+inline bool is_large(uint64_t total) { return total >= echo::shared_cache() / 2; }
+
+// Copies memory that another process may write at the same time; the caller finds out afterwards whether it did. `past_caches` is decided by the size of
+// all parts together.
+inline void copy(char *to, const char *from, uint64_t count, bool past_caches) {
 #if defined(__SANITIZE_THREAD__)
     // ThreadSanitizer must see that torn copies are meant: every access is atomic.
     const uint64_t words = (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 8 == 0 ? count / 8 : 0;
     for (uint64_t i = 0; i < words; ++i)
         __atomic_store_n(reinterpret_cast<uint64_t *>(to) + i, __atomic_load_n(reinterpret_cast<const uint64_t *>(from) + i, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
     for (uint64_t i = words * 8; i < count; ++i) __atomic_store_n(to + i, __atomic_load_n(from + i, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
-    return;
-#elif defined(__SSE2__)
-    constexpr ptrdiff_t kSoon = 512, kAhead = 4096;  // a prefetch past the end is harmless, because it is not an access
-    if (streaming && count >= 1024) {
-        const uint64_t odd = -reinterpret_cast<uintptr_t>(to) % 64;
-        std::memcpy(to, from, odd);
-        to += odd, from += odd, count -= odd;
-        const uint64_t whole = count / 64 * 64;
-        for (const char *end = from + whole; from != end; from += 64, to += 64) {
-            _mm_prefetch(from + kAhead, _MM_HINT_T1);
-            _mm_prefetch(from + kSoon, _MM_HINT_T0);
-            for (int i = 0; i < 64; i += 16)
-                _mm_stream_si128(reinterpret_cast<__m128i *>(to + i), _mm_loadu_si128(reinterpret_cast<const __m128i *>(from + i)));
-        }
-        _mm_sfence();
-        count -= whole;
-    }
+#else
+    past_caches ? echo::copy_past_caches(to, from, count) : void(std::memcpy(to, from, count));
 #endif
-    std::memcpy(to, from, count);
 }
 
 // One array of the caller's, and where it is in a value, or one column of a batch of rows, and where it is in a row.
@@ -214,18 +200,42 @@ struct Part {
     uint64_t offset, bytes;  // the bytes of a column are those of one row
 };
 
-// A few bytes of a row. Most columns of a table are a number or two, and a call of memcpy takes longer than that copy.
+// Copies arrays to their places in a value.
+inline void copy_in(char *value, const Part *parts, int count) {
+    uint64_t total = 0;
+    for (int i = 0; i < count; ++i) total += parts[i].bytes;
+    for (int i = 0; i < count; ++i) copy(value + parts[i].offset, parts[i].memory, parts[i].bytes, is_large(total));
+}
+
+// A few bytes of a row. Columns are short, and a call of memcpy takes longer than the copy itself. The last pieces overlap the ones before.
 inline void copy_piece(char *to, const char *from, uint64_t count) {
 #if defined(__SANITIZE_THREAD__)
     copy(to, from, count, false);
 #else
-    if (count == 4) std::memcpy(to, from, 4);
-    else if (count == 8) std::memcpy(to, from, 8);
-    else std::memcpy(to, from, count);
+    struct Sixteen {
+        char bytes[16];
+    };
+    const auto piece = [&](auto like, uint64_t at) {
+        std::memcpy(&like, from + at, sizeof like);
+        std::memcpy(to + at, &like, sizeof like);
+    };
+    if (count > 256) {
+        std::memcpy(to, from, count);
+    } else if (count >= 16) {
+        for (uint64_t at = 0; at + 16 <= count; at += 16) piece(Sixteen{}, at);
+        if (count % 16) piece(Sixteen{}, count - 16);
+    } else if (count >= 8) {
+        piece(uint64_t(), 0);
+        piece(uint64_t(), count - 8);
+    } else if (count >= 4) {
+        piece(uint32_t(), 0);
+        piece(uint32_t(), count - 4);
+    } else {
+        for (uint64_t at = 0; at < count; ++at) to[at] = from[at];
+    }
 #endif
 }
 
 constexpr uint64_t kPopulated = 512 << 20;  // bytes; memory up to this size is entered into the page table when it is mapped
-constexpr uint64_t kLarge = 1 << 20;  // bytes; copies of at least this size in total go past the caches
 
 }  // namespace echo_ipc

@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import _native
-from .memory import _KINDS, _is_sealed
-from .schema import Schema
+from .. import _native
+from ..arrays.schema import Schema
+from ..segments.memory import _KINDS, _is_sealed
 
 __all__ = ["Segment", "segments"]
 

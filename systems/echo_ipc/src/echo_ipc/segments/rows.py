@@ -12,10 +12,11 @@ import numpy as np
 
 from echo_core.base.errors import CheckpointError, ConfigError, EchoTimeoutError, SpecError
 
-from . import _native, tensors
+from .. import _native
+from ..arrays import tensors
+from ..arrays.schema import Schema
 from .handle import Handle, closed
 from .memory import Memory
-from .schema import Schema
 
 __all__ = ["Rows"]
 
@@ -138,29 +139,25 @@ class Rows(Handle):
             EchoTimeoutError: another process was adding for so long.
             ClosedError: the table was closed.
         """
-        native = self._use()
-        arrays = [tensors.as_array(leaf) for leaf in self.schema.leaves(columns)]
-        count = len(arrays[0]) if arrays[0].ndim else 0
-        if count > self.capacity:
-            raise ValueError(f"{count:,} rows do not fit in a table that keeps {self.capacity:,}; add fewer at once, or make it larger")
+        return self._add(self.schema.leaves(columns), timeout)
+
+    def _add(self, columns: list[Any], timeout: float | None = None) -> int:
+        """As add(), with the columns in the order of the schema."""
+        native, arrays = self._use(), list(columns)
         while (number := native.add(self._layout, arrays, timeout)) < 0:
             index = -1 - number
             if index == len(arrays):
                 raise EchoTimeoutError(f"another process was adding rows to {self.name} for {timeout} s; is it stopped?")
-            error = self.schema.unfit(index, arrays[index], rows=True)
-            if error is None and len(arrays[index]) != count:
-                name, first = self.schema.names[index], self.schema.names[0]
-                error = SpecError(f"{name!r} has {len(arrays[index])} rows, but {first!r} has {count}; all columns need the same")
-            if error is not None:
-                raise error
-            arrays[index] = np.ascontiguousarray(arrays[index], self.schema.fields[index].dtype)
+            arrays[index] = self.schema.fitted(arrays, index, rows=True)
         return number
+
+    def _add_as_they_are(self, columns: list[Any]) -> bool:
+        """Add columns if all of them have the dtypes and shapes of the schema and are not too many; otherwise nothing was added."""
+        return len(columns[0]) <= self.capacity and self._use().add(self._layout, columns) >= 0
 
     # ---- sampling
 
-    def sample(
-        self, n: int, *, seed: int | None = None, generator: np.random.Generator | None = None, out: Any = None
-    ) -> tuple[dict[str, Any], np.ndarray]:
+    def sample(self, n: int, *, seed: int | None = None, generator: np.random.Generator | None = None, out: Any = None) -> tuple[dict[str, Any], np.ndarray]:
         """`n` rows that are drawn uniformly, with replacement, of those that the table has.
 
         Args:

@@ -20,8 +20,8 @@ from typing import Any
 
 from echo_core.base.errors import EchoError, SecurityError, SpecError
 
-from . import _native
-from .memory_budget import get_reservable_memory_bytes
+from .. import _native
+from ..memory_budget import get_reservable_memory_bytes
 
 __all__ = ["Memory", "SegmentGoneError"]
 

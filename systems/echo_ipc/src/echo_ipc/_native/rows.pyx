@@ -1,0 +1,152 @@
+# cython: language_level=3
+"""A table of the newest rows: rows.hpp for Python."""
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from .segment cimport Header, Layout, Mapping, Part, Segment, _Closing, deadline_of, kDone, sleep, slice_until
+
+
+cdef extern from "rows.hpp" namespace "echo_ipc" nogil:
+    cdef cppclass CRows "echo_ipc::Rows":
+        CRows(const Segment&)
+        uint64_t capacity()
+        uint64_t row()
+        uint64_t data()
+        uint64_t broken()
+        uint64_t committed()
+        uint64_t reserved()
+        uint64_t first()
+        Header* header()
+        int add(const Part*, int, uint64_t, uint64_t*)
+        uint64_t gather(const uint64_t*, uint64_t, const Part*, int, uint64_t*)
+        cbool lock()
+        void unlock()
+        @staticmethod
+        uint64_t size_of "bytes"(uint64_t, uint64_t, uint64_t)
+
+
+cdef class Rows(_Closing):
+    """rows.hpp over a mapping that was checked."""
+
+    cdef CRows* rows
+
+    def __cinit__(self, Mapping mapping not None):
+        cdef Header* header = <Header*>mapping.memory
+        if header.words[0] == 0 or header.words[1] == 0 or header.words[0] > mapping.size // header.words[1] or (
+            CRows.size_of(header.schema_bytes, header.words[0], header.words[1]) != mapping.size
+        ):
+            raise ValueError("the sizes of this shared memory do not fit together")
+        self.mapping = mapping
+        self.rows = new CRows(Segment(mapping.memory, mapping.writable))
+
+    def __dealloc__(self):
+        del self.rows
+
+    @staticmethod
+    def size(uint64_t schema_bytes, uint64_t capacity, uint64_t row) -> int:
+        """The size of a segment for this many rows."""
+        return CRows.size_of(schema_bytes, capacity, row)
+
+    @property
+    def capacity(self) -> int:
+        return self.rows.capacity()
+
+    @property
+    def data(self) -> int:
+        """Where the first row begins, in bytes from the beginning of the mapping."""
+        return self.rows.data()
+
+    @property
+    def committed(self) -> int:
+        self.check()
+        return self.rows.committed()
+
+    def window(self) -> tuple:
+        """The numbers of the rows that can be read: first, and one past the last."""
+        cdef uint64_t committed, first
+        self.check()
+        committed = self.rows.committed()
+        first = self.rows.first()
+        return min(first, committed), committed
+
+    def figures(self) -> dict:
+        first, committed = self.window()
+        return {
+            "committed": committed, "readable": committed - first, "reserved": self.rows.reserved(),
+            "broken": self.rows.broken(), "repairs": self.rows.header().lock.repairs(),
+        }
+
+    def add(self, Layout layout not None, list arrays, timeout=None) -> int:
+        """Add rows. Returns the number of the first; -1 - i if array i does not fit, and -1 - the number of columns if the timeout passed."""
+        cdef vector[Part] parts = vector[Part](layout.count)
+        cdef int64_t count = -1, deadline = deadline_of(timeout)
+        cdef uint64_t number = 0
+        cdef int outcome, bad = layout.fill(arrays, parts.data(), False, &count)
+        if bad:
+            return -bad
+        if not self.mapping.writable:
+            raise PermissionError("this was opened with mode='r'; open it with mode='rw' to add rows")
+        if <uint64_t>count > self.rows.capacity():
+            raise ValueError(
+                f"{count:,} rows do not fit in a table that keeps {self.rows.capacity():,}; add fewer at once, or make it larger"
+            )
+        while True:
+            self.check()
+            with nogil:
+                outcome = self.rows.add(parts.data(), layout.count, <uint64_t>count, &number)
+            if outcome == kDone:
+                return number
+            PyErr_CheckSignals()
+            if slice_until(deadline) == 0:
+                return -1 - layout.count
+
+    def gather(self, const uint64_t[::1] numbers, Layout layout not None, list arrays, uint64_t[::1] stale) -> int:
+        """Copy the rows with these numbers into arrays. Returns how many were written over; `stale` begins with their indices, and these rows are
+        undefined. -1 - i if array i does not fit."""
+        cdef vector[Part] parts = vector[Part](layout.count)
+        cdef int64_t count = numbers.shape[0]
+        cdef uint64_t bad
+        cdef int unfit = layout.fill(arrays, parts.data(), True, &count)
+        self.check()
+        if unfit:
+            return -unfit
+        if stale.shape[0] < count:
+            raise ValueError("stale is too small")
+        if count == 0:
+            return 0
+        with nogil:
+            bad = self.rows.gather(&numbers[0], count, parts.data(), layout.count, &stale[0])
+        return bad
+
+    def lock(self) -> bool:
+        """Stop all additions until `unlock`; False if that failed for a while, then call it again. Only the same thread may unlock."""
+        cdef cbool done
+        self.check()
+        if not self.mapping.writable:
+            raise PermissionError("this was opened with mode='r'")
+        with nogil:
+            done = self.rows.lock()
+        PyErr_CheckSignals() if not done else None
+        return done
+
+    def unlock(self) -> None:
+        self.rows.unlock()
+
+    def wait(self, uint64_t more_than, timeout=None) -> bool:
+        """Sleep until more than this many rows were committed; False if the timeout passed first."""
+        cdef int64_t deadline = deadline_of(timeout), most
+        cdef uint32_t seen
+        while True:
+            self.check()
+            with nogil:
+                seen = self.rows.header().changed.look()
+                most = 0 if self.rows.committed() > more_than else slice_until(deadline)
+                if most > 0:
+                    sleep(self.mapping, &self.rows.header().changed, seen, most)
+            if self.rows.committed() > more_than:
+                return True
+            PyErr_CheckSignals()
+            if slice_until(deadline) == 0:
+                return False

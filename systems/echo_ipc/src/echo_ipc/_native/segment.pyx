@@ -1,0 +1,234 @@
+# cython: language_level=3
+"""Shared memory that is mapped, the arrays that are copied into it and out of it, and how waits end. Nothing in this package opens files.
+
+The classes in this package are what cell.py, ring.py and rows.py are made of: they check arrays, wait without the interpreter's lock, and let Ctrl-C
+end every wait.
+"""
+cimport numpy as np
+from cpython.buffer cimport PyBuffer_FillInfo
+from libc.errno cimport errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+
+import sys
+from os import strerror
+
+import numpy as np
+
+from echo_core.base.errors import ClosedError
+
+np.import_array()
+
+cdef extern from "<sys/mman.h>" nogil:
+    void* mmap(void*, size_t, int, int, int, int64_t)
+    int munmap(void*, size_t)
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_POPULATE
+    void* MAP_FAILED
+
+cdef extern from *:
+    """
+    #include "segment.hpp"
+    static inline void new_segment(char *base, uint64_t size, uint32_t kind, uint64_t nonce, const char *schema, uint64_t bytes, const uint64_t *words) {
+        uint64_t eight[8];
+        for (int i = 0; i < 8; ++i) eight[i] = words[i];
+        echo_ipc::make(base, size, echo_ipc::Kind(kind), nonce, schema, bytes, eight);
+    }
+    static inline const char *is_wrong(const char *base, uint64_t size, uint32_t kind) { return echo_ipc::wrong(base, size, echo_ipc::Kind(kind)); }
+    """
+    void new_segment(char*, uint64_t, uint32_t, uint64_t, const char*, uint64_t, const uint64_t*) nogil
+    const char* is_wrong(const char*, uint64_t, uint32_t) nogil
+
+cdef extern from "segment.hpp" namespace "echo_ipc" nogil:
+    uint64_t kPage
+    uint64_t kPopulated
+
+CELL, RING, ROWS = 1, 2, 3
+PAGE = kPage
+DONE, LATER, NOTHING, FULL, HELD = kDone, kLater, kNothing, kFull, kHeld
+
+
+cdef class Mapping:
+    """The memory of a descriptor, mapped as long as this object or an array over it lives.
+
+    Raises OSError if it cannot be mapped.
+    """
+
+    def __cinit__(self, int fd, uint64_t size, bint writable):
+        # All pages are there already. Entering them now saves a fault at the first use of each; for very large memory, that would take long.
+        cdef int how = MAP_SHARED | (MAP_POPULATE if size <= kPopulated else 0)
+        cdef void* memory = mmap(NULL, size, PROT_READ | (PROT_WRITE if writable else 0), how, fd, 0)
+        if memory == MAP_FAILED:
+            raise OSError(errno, f"cannot map {size:,} bytes of shared memory: {strerror(errno)}")
+        self.memory, self.size, self.writable = <char*>memory, size, writable
+
+    def __dealloc__(self):
+        if self.memory != NULL:
+            munmap(self.memory, self.size)
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.memory, self.size, not self.writable, flags)
+
+    def make(self, uint32_t kind, uint64_t nonce, bytes schema, words) -> None:
+        """Write the first page and the description. `words`: up to eight sizes."""
+        cdef uint64_t[8] sizes
+        cdef int i
+        for i in range(8):
+            sizes[i] = words[i] if i < len(words) else 0
+        new_segment(self.memory, self.size, kind, nonce, schema, len(schema), sizes)
+
+    def wrong(self, uint32_t kind):
+        """What is wrong with this memory, in words; None if it is a segment of this kind."""
+        cdef const char* found = is_wrong(self.memory, self.size, kind)
+        return None if found == NULL else found.decode()
+
+    @property
+    def nonce(self) -> int:
+        return (<Header*>self.memory).nonce
+
+    @property
+    def words(self) -> tuple:
+        return tuple((<Header*>self.memory).words[i] for i in range(8))
+
+    @property
+    def schema(self) -> bytes:
+        """The description. Ask only after `wrong()` has found nothing."""
+        return self.memory[kPage:kPage + (<Header*>self.memory).schema_bytes]
+
+
+cdef object _tensor = None  # torch.Tensor and what goes with it, once a program has imported torch
+cdef object _parameter = None
+cdef object _strided = None
+cdef dict _of_numpy = {}  # the dtype of an array with the same bits, for each dtype of a tensor that was seen
+
+
+cdef bint is_tensor(item) except -1:
+    """Whether this is an ordinary tensor of torch, and not of a subclass. Whoever has a tensor has imported torch."""
+    global _tensor, _parameter, _strided
+    if _tensor is None:
+        torch = sys.modules.get("torch")
+        if not hasattr(torch, "nn") or not hasattr(torch.nn, "Parameter"):  # it may be in the middle of being imported
+            return False
+        _tensor, _parameter, _strided = torch.Tensor, torch.nn.Parameter, torch.strided
+    return type(item) is _tensor or type(item) is _parameter
+
+
+cdef object dtype_with_the_bits_of(of_torch):
+    """None if numpy has no such dtype."""
+    if of_torch not in _of_numpy:
+        from echo_ipc.arrays import tensors
+        try:
+            _of_numpy[of_torch] = tensors.dtype_of(sys.modules["torch"].empty(0, dtype=of_torch))
+        except (TypeError, RuntimeError):
+            _of_numpy[of_torch] = None
+    return _of_numpy[of_torch]
+
+
+cdef class Layout:
+    """Where the arrays of a value lie: for each its dtype, shape and offset in bytes.
+
+    `rows`: the arrays have one more dimension in front, the rows of a batch.
+    """
+
+    def __init__(self, dtypes, shapes, offsets, bint rows=False):
+        self.dtypes = list(dtypes)
+        self.of_torch = [None] * len(self.dtypes)
+        self.shapes = tuple(tuple(shape) for shape in shapes)
+        self.offsets = list(offsets)
+        self.rows = rows
+        self.count = len(self.dtypes)
+        self.sizes = [int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64)) for dtype, shape in zip(self.dtypes, self.shapes)]
+
+    cdef int fill(self, list arrays, Part* parts, bint write, int64_t* rows) except -1:
+        """Pointers to the memory of arrays, and of tensors of the CPU. Returns 0, or 1 + the index of the first one that does not fit.
+
+        A tensor that does not fit may do so as an array: only what is usual and quickly found out is looked at here.
+        """
+        cdef int i, d, extra = 1 if self.rows else 0
+        cdef np.ndarray array
+        cdef object item
+        cdef tuple shape
+        if len(arrays) != self.count:
+            raise ValueError(f"{len(arrays)} arrays instead of {self.count}")
+        for i in range(self.count):
+            item = arrays[i]
+            parts[i].offset = self.offsets[i]
+            parts[i].bytes = self.sizes[i]
+            if not isinstance(item, np.ndarray):
+                if not is_tensor(item) or not self.fits(i, item, &parts[i], rows):
+                    return i + 1
+                continue
+            array = <np.ndarray>item
+            shape = <tuple>self.shapes[i]
+            if np.PyArray_NDIM(array) != len(shape) + extra or not np.PyArray_IS_C_CONTIGUOUS(array):
+                return i + 1
+            if <object>np.PyArray_DESCR(array) is not self.dtypes[i] and <object>np.PyArray_DESCR(array) != self.dtypes[i]:
+                return i + 1
+            if write and not np.PyArray_ISWRITEABLE(array):
+                return i + 1
+            for d in range(len(shape)):
+                if np.PyArray_DIM(array, d + extra) != <Py_ssize_t>shape[d]:
+                    return i + 1
+            if extra:
+                if rows[0] < 0:
+                    rows[0] = np.PyArray_DIM(array, 0)
+                elif rows[0] != np.PyArray_DIM(array, 0):
+                    return i + 1
+            parts[i].memory = <char*>np.PyArray_DATA(array)
+        return 0
+
+    cdef bint fits(self, int index, object tensor, Part* part, int64_t* rows) except -1:
+        """Point the part to the memory of a tensor, if an array over the tensor would lie there. To make such an array takes longer than to copy a row."""
+        cdef int d, extra = 1 if self.rows else 0
+        cdef object there, dtype = tensor.dtype
+        cdef tuple shape = <tuple>self.shapes[index]
+        if dtype is not self.of_torch[index]:
+            same = dtype_with_the_bits_of(dtype)
+            if same is None or same != self.dtypes[index] or dtype.is_complex:  # complex tensors may be conjugated in name only
+                return False
+            self.of_torch[index] = dtype
+        if not tensor.is_cpu or tensor.layout is not _strided or not tensor.is_contiguous() or tensor.is_neg():
+            return False
+        there = tensor.shape  # of a subclass of tuple
+        if len(there) != len(shape) + extra:
+            return False
+        for d in range(len(shape)):
+            if <Py_ssize_t>(<tuple>there)[d + extra] != <Py_ssize_t>shape[d]:
+                return False
+        if extra:
+            if rows[0] < 0:
+                rows[0] = <Py_ssize_t>(<tuple>there)[0]
+            elif rows[0] != <Py_ssize_t>(<tuple>there)[0]:
+                return False
+        try:
+            part.memory = <char*><uintptr_t>tensor.data_ptr()
+        except RuntimeError:  # a transformation of torch.func traces it, and it has no memory
+            return False
+        return part.memory != NULL
+
+
+cdef class _Closing:
+    """What has a `close()` that makes every later call, and every wait that is going on, raise ClosedError."""
+
+    def close(self) -> None:
+        """Make every call raise ClosedError, those too that wait in another thread."""
+        self.closed = True
+
+    cdef int check(self) except -1:
+        if self.closed:
+            raise ClosedError("this was closed; open it again with its name, or keep it open as long as it is used")
+        return 0
+
+
+cdef int64_t deadline_of(timeout) except? -2:
+    """A time of now_ns(); -1 for none."""
+    if timeout is None:
+        return -1
+    cdef double seconds = timeout
+    if seconds != seconds:
+        raise ValueError("a timeout must be a number of seconds, not nan")
+    if seconds > 1e9:
+        return -1
+    return now_ns() + <int64_t>(max(seconds, 0.0) * 1e9)
+
+
+cdef int damaged() except -1:
+    raise RuntimeError("the shared memory is damaged: a process has written over words that only echo-ipc may write")

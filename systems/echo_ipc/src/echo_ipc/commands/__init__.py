@@ -1,0 +1,1 @@
+"""`echoctl ipc` and the list of shared memory that it shows."""
