@@ -1,0 +1,1 @@
+"""The state machine of a search, without input and output."""

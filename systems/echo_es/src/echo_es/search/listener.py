@@ -1,0 +1,31 @@
+"""The calls that a coordinator makes to the one who runs the search."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from .tasks import Member, Rewards, Task
+
+__all__ = ["Listener"]
+
+
+class Listener(Protocol):
+    """Is told about the search. Calls are made one after the other."""
+
+    def evaluated(self, epoch: int, slices: tuple[slice, ...], rewards: Rewards) -> None:
+        """These rewards have counted; their order is that of the slices."""
+
+    def epoch_complete(self, epoch: int, rewards: Rewards) -> None:
+        """Each individual has its reward. Nobody was told yet."""
+
+    def state_shared(self, version: int, state: Any) -> None:
+        """A worker has shared the state of this version. Nobody was given it yet."""
+
+    def tested(self, epoch: int, rewards: Rewards) -> None:
+        """The rewards that `test` asked for."""
+
+    def cancelled(self, member: Member, task: Task) -> None:
+        """The worker does this in vain: others were faster."""
+
+    def over(self) -> None:
+        """Nothing will be evaluated any more."""

@@ -1,0 +1,16 @@
+"""evosax is optional."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from echo_core import ConfigError
+from echo_es.strategies import Evosax
+
+
+def test_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "evosax", None)
+    with pytest.raises(ConfigError, match="pip install 'echo-es\\[evosax\\]'"):
+        Evosax("SNES", 3, 10)
