@@ -1,0 +1,5 @@
+"""Reinforcement learning of language-model agents on Echo."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

@@ -1,0 +1,143 @@
+"""What every backbone offers: continuations of prompts by some language model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from echo_rl.backbones.prices import Prices
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""A text, tokens, or a conversation of ``{"role": ..., "content": ...}``."""
+
+
+class BackboneUnavailable(RuntimeError):
+    """A backbone lacks what it needs, such as a key or a library; the message names it."""
+
+
+class BackboneError(RuntimeError):
+    """A backbone's server refused a call, or did not answer.
+
+    Attributes:
+        status: The HTTP status, or None if there was no answer.
+        retry_after: When the server wants to be asked again, in seconds, or None.
+        partial: What a stream had given before it broke.
+    """
+
+    def __init__(self, message: str, status: int | None = None, retry_after: float | None = None, partial: str = "") -> None:
+        super().__init__(message)
+        self.status, self.retry_after, self.partial = status, retry_after, partial
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens that were paid for. ``cached`` is the part of ``prompt`` that came from the server's cache."""
+
+    prompt: int = 0
+    made: int = 0
+    cached: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.prompt + other.prompt, self.made + other.made, self.cached + other.cached)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One continuation.
+
+    Attributes:
+        text: Its text, without the stop string that ended it.
+        finish: ``"stop"``, ``"length"``, or the server's own word for another end.
+        usage: Its share of its call: the first completion of a call carries the call's usage, and its others carry none, so that a sum counts each token once.
+        tokens: All tokens that were made, if the backbone tells them.
+        logprobs: Log-probabilities, one for each token, if asked for.
+        versions: The version of the weights that made each token, if known.
+        cost: What the usage costs by the user's prices, in their currency, or None if no price is known.
+    """
+
+    text: str
+    finish: str
+    usage: Usage = Usage()
+    tokens: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
+    versions: tuple[int | str, ...] | None = None
+    cost: float | None = None
+
+
+class Backbone(ABC):
+    """A language model that continues prompts. Use it as a context manager, or call ``close``. Methods may be called by several threads.
+
+    Attributes:
+        name: What the user called it.
+        model: The model's id for its server, or its path.
+    """
+
+    name: str
+    model: str
+    prices: Prices = Prices({})
+
+    def __enter__(self) -> Backbone:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        n: int = 1,
+        max_tokens: int = 256,
+        temperature: float | None = 1.0,
+        stop: Sequence[str] = (),
+        logprobs: bool = False,
+    ) -> list[Completion]:
+        """Continue each prompt ``n`` times.
+
+        Args:
+            prompts: Texts, token sequences or conversations, as far as the backbone takes them.
+            n: Continuations of each prompt.
+            max_tokens: At most so many tokens are made for each.
+            temperature: Of the draw; None leaves it to the server, since some models refuse any.
+            stop: A continuation ends before the first of these strings.
+            logprobs: Whether to ask for log-probabilities.
+
+        Returns:
+            ``len(prompts) * n`` completions; those of one prompt come side by side.
+
+        Raises:
+            ValueError: For a prompt or an option that this backbone does not take.
+            BackboneError: If the server refuses, or does not answer in time.
+        """
+
+    @abstractmethod
+    def stream(self, prompt: Prompt, max_tokens: int = 256, temperature: float | None = 1.0, stop: Sequence[str] = ()) -> Iterator[str]:
+        """Yield one continuation in pieces as they are made; arguments and errors are those of ``generate``. To close the iterator ends the call."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the backbone holds."""
+
+    def priced(self, found: Completion) -> Completion:
+        """Return the completion with its cost."""
+        cost = self.prices.cost(self.model, found.usage.prompt, found.usage.made, found.usage.cached)
+        return found if cost is None else Completion(**{**vars(found), "cost": cost})
+
+
+def tokens_of(prompt: Prompt) -> list[int] | None:
+    """Return the tokens of a prompt that is a sequence of them, and None for a text or a conversation."""
+    if isinstance(prompt, str) or not prompt:
+        return None
+    numbers = [int(t) for t in prompt if not isinstance(t, Mapping)]
+    return numbers if len(numbers) == len(prompt) else None
+
+
+def conversation(prompt: Prompt, who: str) -> list[dict[str, Any]]:
+    """Return a prompt as messages. Raise ValueError for tokens, which a chat interface does not take."""
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if not prompt or tokens_of(prompt) is not None:
+        raise ValueError(f"{who} takes texts and conversations; tokens need a local model, vLLM or SGLang")
+    return [dict(m) for m in prompt if isinstance(m, Mapping)]

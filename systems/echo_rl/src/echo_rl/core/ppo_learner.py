@@ -1,0 +1,289 @@
+"""Proximal policy optimisation (Schulman et al. 2017) of any policy with discrete actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from echo_rl.core import corrections
+from echo_rl.core.gae import gae
+from echo_rl.core.grpo import k3
+from echo_rl.device import resolve
+
+Correction = Literal["none", "ppo", "tis", "decoupled"]
+
+_NEEDED = ("states", "actions", "log_probs", "rewards", "next_states", "terminated", "truncated")
+_OPTIONAL = ("reference_log_probs", "weights", "mask")
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Rules of an update.
+
+    Attributes:
+        learning_rate: that of Adam, for all parameters whose group names no other.
+        clip_epsilon: ratios are clipped to 1 - clip_epsilon .. 1 + clip_epsilon, where the correction is "ppo" or "decoupled".
+        value_loss_coef: weight of half the squared error of the values.
+        entropy_coef: weight of the policy's entropy, which is maximised.
+        kl_coef: weight of the estimated divergence from the reference policy, or from the behaviour policy where a rollout has no reference.
+        gae_lambda: decay of the advantages' sums; gamma: discount of rewards.
+        correction: how the loss corrects for rollouts of an older policy; `echo_rl.core.corrections` has the formulas.
+        correction_cap: the greatest weight of "tis" and "decoupled".
+        epochs: how often an update goes through its rollout.
+        minibatch_size: steps of one gradient step.
+        value_clip: the most that values move away from those at the update's start before their loss is clipped; None does not clip.
+        target_kl: the update ends before the gradient step at which the estimated divergence from its start is greater; None never ends it.
+        max_grad_norm: the greatest norm of the gradient; it is scaled down to it.
+        normalize_advantages: whether advantages get mean 0 and deviation 1 in each rollout.
+        seed: decides the order of the steps; None takes a random one.
+    """
+
+    learning_rate: float = 3e-4
+    clip_epsilon: float = 0.2
+    value_loss_coef: float = 0.5
+    entropy_coef: float = 0.01
+    kl_coef: float = 0.1
+    gae_lambda: float = 0.95
+    gamma: float = 0.99
+    correction: Correction = "ppo"
+    correction_cap: float = 2.0
+    epochs: int = 4
+    minibatch_size: int = 256
+    value_clip: float | None = None
+    target_kl: float | None = None
+    max_grad_norm: float = 0.5
+    normalize_advantages: bool = True
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "correction_cap", "max_grad_norm", "epochs", "minibatch_size", "value_clip", "target_kl"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be greater than 0, got {value}")
+        for name in ("value_loss_coef", "entropy_coef", "kl_coef"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("gae_lambda", "gamma"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+        if not 0 < self.clip_epsilon < 1:
+            raise ValueError(f"clip_epsilon must be between 0 and 1, got {self.clip_epsilon}")
+        if self.correction not in ("none", "ppo", "tis", "decoupled"):
+            raise ValueError(f"correction must be 'none', 'ppo', 'tis' or 'decoupled', got {self.correction!r}")
+
+
+@dataclass(frozen=True)
+class PPOMetrics:
+    """Means over the gradient steps of one update.
+
+    Attributes:
+        policy_loss, value_loss, entropy: the parts of the loss, without their weights.
+        auxiliary_loss: what `auxiliary` returned, or 0.
+        kl: estimated divergence of the policy from that at the update's start.
+        reference_kl: estimated divergence from the reference or the behaviour policy; `kl_coef` is its weight.
+        weighted_policy_loss: mean of weight times |policy loss|, for `BandwidthEfficiencyTracker.record_learner_update`.
+        clip_share, mean_correction, capped_share: see `corrections.CorrectionMetrics`.
+        gradient_norm: before it is scaled down.
+        explained_variance: of the returns by the values at the update's start; 1 is perfect, and 0 no better than their mean.
+        steps: how many gradient steps were taken; fewer than planned if `target_kl` ended the update.
+    """
+
+    policy_loss: float = 0.0
+    value_loss: float = 0.0
+    entropy: float = 0.0
+    auxiliary_loss: float = 0.0
+    kl: float = 0.0
+    reference_kl: float = 0.0
+    weighted_policy_loss: float = 0.0
+    clip_share: float = 0.0
+    mean_correction: float = 1.0
+    capped_share: float = 0.0
+    gradient_norm: float = 0.0
+    explained_variance: float = 0.0
+    steps: int = 0
+
+
+class PPOLearner:
+    """Improves a policy on rollouts.
+
+    Args:
+        policy: a module from states (n, ...) to logits (n, actions) and values (n,).
+        config: the rules.
+        device: where the policy goes. Without CUDA, `cuda` warns and uses the CPU.
+        auxiliary: a function from a minibatch's states to a loss that is added, for instance `LatentPlanningOptimizer.auxiliary_loss`.
+        groups: parameter groups for Adam, for instance `LatentPlanningOptimizer.groups()`; by default all of the policy's parameters.
+    """
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        config: PPOConfig | None = None,
+        device: str = "cpu",
+        *,
+        auxiliary: Callable[[Tensor], Tensor] | None = None,
+        groups: Iterable[Any] | None = None,
+    ) -> None:
+        self.config, self.device, self.auxiliary = config or PPOConfig(), resolve(device), auxiliary
+        self.policy = policy.to(self.device)
+        self.optimizer = torch.optim.Adam(self.policy.parameters() if groups is None else groups, lr=self.config.learning_rate, eps=1e-5)
+        self._shuffle = torch.Generator()
+        self._shuffle.seed() if self.config.seed is None else self._shuffle.manual_seed(self.config.seed)
+
+    def act(self, states: ArrayLike | Tensor, *, greedy: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Draws actions for states (n, ...); `greedy` takes the likeliest. Returns actions, their log-probabilities and values, each (n,)."""
+        self.policy.eval()
+        with torch.no_grad():
+            logits, values = self.policy(torch.as_tensor(states, dtype=torch.float32, device=self.device))
+            choices = torch.distributions.Categorical(logits=logits)
+            actions = logits.argmax(-1) if greedy else choices.sample()
+            return actions, choices.log_prob(actions), values
+
+    def update(self, rollout: Mapping[str, ArrayLike | Tensor]) -> PPOMetrics:
+        """Takes the gradient steps of one rollout.
+
+        Args:
+            rollout: arrays whose first axes are steps and, if several environments ran side by side, environments: (T, ...) or (T, N, ...).
+                `states`, `next_states` (the state a step led to, also the last one of an episode, and never the first of the next episode),
+                `actions`, `log_probs` (of the policy that acted), `rewards`, `terminated`, `truncated`; and optionally
+                `reference_log_probs`, `weights` (of replay; they multiply the loss outside of its clip) and `mask` (0: the step doesn't count).
+
+        Raises:
+            KeyError: a needed name is missing.
+            ValueError: a name is unknown, shapes differ, or a number is not finite.
+        """
+        config, data = self.config, self._checked(rollout)
+        batch = self._prepared(data)
+        count, planned = len(batch["actions"]), 0
+        sums: dict[str, float] = {}
+        self.policy.train()
+        for _ in range(config.epochs):
+            for chosen in torch.randperm(count, generator=self._shuffle).to(self.device).split(config.minibatch_size):
+                loss, figures = self._loss({name: leaf[chosen] for name, leaf in batch.items()})
+                if config.target_kl is not None and figures["kl"] > config.target_kl:
+                    return self._metrics(sums, planned, batch)
+                if not torch.isfinite(loss):
+                    raise ValueError(f"the loss is not finite: {figures}; the policy was not changed by this step")
+                self.optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+                figures["gradient_norm"] = float(nn.utils.clip_grad_norm_(parameters, config.max_grad_norm))
+                self.optimizer.step()
+                planned += 1
+                for name, value in figures.items():
+                    sums[name] = sums.get(name, 0.0) + value
+        return self._metrics(sums, planned, batch)
+
+    def _checked(self, rollout: Mapping[str, ArrayLike | Tensor]) -> dict[str, Tensor]:
+        for name in _NEEDED:
+            if name not in rollout:
+                raise KeyError(f"the rollout lacks {name!r}; it has {', '.join(map(repr, rollout)) or 'nothing'}")
+        for name in rollout:
+            if name not in _NEEDED + _OPTIONAL:
+                raise ValueError(f"the rollout has {name!r}, which is unknown; use {', '.join(_NEEDED + _OPTIONAL)}")
+        data = {name: torch.as_tensor(leaf, device=self.device) for name, leaf in rollout.items()}
+        steps = data["rewards"].shape
+        for name, leaf in data.items():
+            begins = leaf.shape[: len(steps)] if name in ("states", "next_states") else leaf.shape
+            if begins != steps or not steps or not steps[0]:
+                raise ValueError(
+                    f"{name!r} has the shape {tuple(leaf.shape)}; it must begin with the shape {tuple(steps)} of 'rewards', which must not be empty"
+                )
+            if leaf.is_floating_point():
+                data[name] = leaf = leaf.float()
+                if not torch.isfinite(leaf).all():
+                    raise ValueError(f"{name!r} holds a number that is not finite")
+        if data["states"].shape != data["next_states"].shape:
+            raise ValueError(f"'states' has the shape {tuple(data['states'].shape)} and 'next_states' {tuple(data['next_states'].shape)}; they must be equal")
+        return data
+
+    def _prepared(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The rollout as (steps, ...), with advantages, returns, values and the log-probabilities of the policy as it is now."""
+        steps = data["rewards"].shape
+        flat = {name: leaf.reshape(-1, *leaf.shape[len(steps) :]) for name, leaf in data.items()}
+        self.policy.eval()
+        with torch.no_grad():
+            found = [self._evaluate(*parts) for parts in zip(flat["states"].split(4096), flat["actions"].split(4096), strict=True)]
+            proximal, _, values = (torch.cat(parts) for parts in zip(*found, strict=True))
+            following = torch.cat([self.policy(part)[1] for part in flat["next_states"].float().split(4096)])
+        rewards, before, after, terminated, truncated = (
+            leaf.cpu().numpy() for leaf in (data["rewards"], values.view(steps), following.view(steps), data["terminated"], data["truncated"])
+        )
+        advantages, returns = gae(rewards, before, after, terminated, truncated, self.config.gamma, self.config.gae_lambda)
+        flat["mask"] = flat["mask"].float() if "mask" in flat else torch.ones_like(values)
+        if not flat["mask"].any():
+            raise ValueError("'mask' is 0 everywhere; no step counts")
+        chosen = advantages.reshape(-1)[flat["mask"].cpu().numpy() > 0]
+        if self.config.normalize_advantages:
+            advantages = (advantages - chosen.mean()) / (chosen.std() + 1e-8)
+        # A masked step may hold any log-probability, also one whose ratio overflows and would make the gradient NaN.
+        flat |= {name: torch.where(flat["mask"] > 0, flat[name], proximal) for name in ("log_probs", "reference_log_probs") if name in flat}
+        flat |= {"proximal": proximal, "values": values}
+        for name, array in (("advantages", advantages), ("returns", returns)):
+            flat[name] = torch.as_tensor(np.ascontiguousarray(array.reshape(-1)), dtype=torch.float32, device=self.device)
+        del flat["next_states"], flat["rewards"], flat["terminated"], flat["truncated"]
+        return flat
+
+    def _evaluate(self, states: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits, values = self.policy(states.float())
+        if logits.ndim != 2 or values.shape != logits.shape[:1]:
+            raise ValueError(f"the policy must answer logits (n, actions) and values (n,), got {tuple(logits.shape)} and {tuple(values.shape)}")
+        choices = torch.distributions.Categorical(logits=logits)
+        return choices.log_prob(actions), choices.entropy(), values
+
+    def _loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
+        config, mask = self.config, batch["mask"]
+        current, entropy, values = self._evaluate(batch["states"], batch["actions"])
+        losses, metrics = self._corrected(current, batch)
+        weights = batch.get("weights", torch.ones_like(mask))
+        policy_loss = _mean(weights * losses, mask)
+        errors = (values - batch["returns"]) ** 2
+        if config.value_clip is not None:
+            moved = batch["values"] + (values - batch["values"]).clamp(-config.value_clip, config.value_clip)
+            errors = torch.maximum(errors, (moved - batch["returns"]) ** 2)
+        value_loss = 0.5 * _mean(weights * errors, mask)
+        # Each estimate is never negative. The behaviour policy drew the actions, and the reference did not: hence the two directions.
+        reference = batch.get("reference_log_probs")
+        divergence = _mean(k3(batch["log_probs"], current) if reference is None else k3(current, reference), mask)
+        loss = policy_loss + config.value_loss_coef * value_loss - config.entropy_coef * _mean(entropy, mask) + config.kl_coef * divergence
+        auxiliary = self.auxiliary(batch["states"].float()) if self.auxiliary is not None else torch.zeros(())
+        figures = {
+            "policy_loss": float(policy_loss.detach()),
+            "value_loss": float(value_loss.detach()),
+            "entropy": float(_mean(entropy, mask).detach()),
+            "auxiliary_loss": float(auxiliary.detach()),
+            "kl": float(_mean(k3(batch["proximal"], current), mask).detach()),
+            "reference_kl": float(divergence.detach()),
+            "weighted_policy_loss": float(_mean(weights * losses.abs(), mask).detach()),
+            "clip_share": metrics.clip_share,
+            "mean_correction": metrics.mean_correction,
+            "capped_share": metrics.capped_share,
+        }
+        return loss + auxiliary.to(loss.device), figures
+
+    def _corrected(self, current: Tensor, batch: dict[str, Tensor]) -> tuple[Tensor, corrections.CorrectionMetrics]:
+        config, behaviour, advantages, mask = self.config, batch["log_probs"], batch["advantages"], batch["mask"]
+        if config.correction == "none":
+            return corrections.none(current, advantages, mask)
+        if config.correction == "ppo":
+            return corrections.ppo(current, behaviour, advantages, mask, config.clip_epsilon)
+        if config.correction == "tis":
+            return corrections.tis(current, behaviour, advantages, mask, config.correction_cap)
+        return corrections.decoupled(current, batch["proximal"], behaviour, advantages, mask, config.clip_epsilon, config.correction_cap)
+
+    def _metrics(self, sums: dict[str, float], steps: int, batch: dict[str, Tensor]) -> PPOMetrics:
+        chosen = batch["mask"] > 0
+        returns, errors = batch["returns"][chosen], (batch["returns"] - batch["values"])[chosen]
+        spread = float(returns.var(correction=0))
+        explained = 1 - float(errors.var(correction=0)) / spread if spread > 0 else 0.0
+        means = {name: value / steps for name, value in sums.items()}
+        return PPOMetrics(**means, explained_variance=explained, steps=steps)
+
+
+def _mean(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask > 0, values, 0.0).sum() / (mask > 0).sum().clamp(min=1)

@@ -1,0 +1,242 @@
+"""OpenAI's completions and chat completions: what is asked, and the objects of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from echo_rl.engine import Request
+from echo_rl.serving.chat import ChatTemplate
+from echo_rl.serving.text import TextStream, Tokenizer
+
+MOST_LIKELIEST = 20
+"""Likeliest tokens of each draw that may be asked for, as in OpenAI's interface."""
+
+LEAST = -9999.0
+"""Written for the log-probability of a token that could not be drawn, since JSON has no infinity; OpenAI does the same."""
+
+# Fields without an effect on the answer, and fields that are accepted with the one value that asks for nothing.
+_IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "response_format": ({"type": "text"},),
+}
+_COMMON = {"model", "n", "max_tokens", "temperature", "top_p", "stop", "stream", "stream_options", "seed", "logprobs", "return_token_ids"}
+
+
+class ApiError(Exception):
+    """An answer that is an error, in OpenAI's form."""
+
+    def __init__(
+        self, status: int, message: str, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None, **headers: str
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, {name.replace("_", "-"): value for name, value in headers.items()}
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one call asks for. ``top`` is None if no log-probabilities are wanted, else how many of the likeliest tokens come with them."""
+
+    chat: bool
+    prompts: tuple[tuple[int, ...], ...]
+    n: int
+    max_new: int
+    temperature: float
+    top_p: float
+    stop: tuple[str, ...]
+    stream: bool
+    usage: bool
+    seed: int | None
+    top: int | None
+    token_ids: bool
+
+    def all_prompts(self) -> list[tuple[int, ...]]:
+        """Return each prompt ``n`` times, in the order of the answer's choices."""
+        return [prompt for prompt in self.prompts for _ in range(self.n)]
+
+
+def parse(body: object, chat: bool, model: str, tokenizer: Tokenizer, template: ChatTemplate, room: int, context: int, most: int) -> Job:
+    """Check the body of a call. Raise ApiError, which names the field, for whatever this endpoint does not do: nothing is ignored silently.
+
+    ``room`` bounds new tokens, ``context`` prompt and new tokens together, and ``most`` the choices.
+    """
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object")
+    known = _COMMON | ({"messages", "top_logprobs", "max_completion_tokens"} if chat else {"prompt"})
+    for name, value in body.items():
+        if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name] and not (name == "best_of" and value == body.get("n")):
+            raise ApiError(400, f"{name}={value!r} is not supported here", param=name, code="unsupported_value")
+        if name not in known and name not in _IGNORED and name not in _NEUTRAL:
+            raise ApiError(400, f"unrecognized request argument supplied: {name}", param=name, code="unknown_parameter")
+    if _field(body, "model", str) != model:
+        raise ApiError(404, f"the model {body['model'][:200]!r} does not exist; this endpoint serves {model!r}", param="model", code="model_not_found")
+    n = _field(body, "n", int, 1, 1, most)
+    prompts = (_conversation(body, tokenizer, template),) if chat else _prompts(body, tokenizer)
+    if len(prompts) * n > most:
+        raise ApiError(400, f"{len(prompts)} prompts with n={n} ask for {len(prompts) * n} choices; at most {most} are served at once", param="n")
+    left = context - max(len(p) for p in prompts)
+    if left < 1:
+        raise ApiError(400, f"the prompt has {context - left} tokens; the context is {context}", param="prompt", code="context_length_exceeded")
+    limit = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    max_new = _field(body, limit, int, min(left, room) if chat else min(left, room, 16), 1)
+    if max_new > min(left, room):
+        raise ApiError(400, f"{limit}={max_new} exceeds the {min(left, room)} new tokens that fit", param=limit, code="context_length_exceeded")
+    stop = body.get("stop") or ()
+    stop = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stop, (list, tuple)) or len(stop) > 16 or not all(isinstance(s, str) and s for s in stop):
+        raise ApiError(400, "stop must be a text, or a list of at most 16 texts, none of them empty", param="stop")
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise ApiError(400, "stream_options must be an object", param="stream_options")
+    return Job(
+        chat,
+        prompts,
+        n,
+        max_new,
+        _field(body, "temperature", float, 1.0, 0, 2),
+        _field(body, "top_p", float, 1.0, 1e-6, 1),
+        tuple(stop),
+        _field(body, "stream", bool, False),
+        bool(options.get("include_usage")),
+        _field(body, "seed", int, None, -(2**63), 2**63 - 1),
+        _likeliest(body, chat),
+        _field(body, "return_token_ids", bool, False),
+    )
+
+
+def _field(body: Mapping[str, Any], name: str, kind: type, default: Any = ..., low: float | None = None, high: float | None = None) -> Any:
+    value = body.get(name)
+    if value is None:
+        if default is ...:
+            raise ApiError(400, f"you must provide {name}", param=name, code="missing_required_parameter")
+        return default
+    # True and False are ints to Python, but not to JSON.
+    fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+    if not fits or (low is not None and not value >= low) or (high is not None and not value <= high):
+        bounds = "" if low is None else f" of at least {low}" if high is None else f" between {low} and {high}"
+        raise ApiError(400, f"{name}={value!r} must be of type {kind.__name__}{bounds}"[:500], param=name, code="invalid_value")
+    return value
+
+
+def _likeliest(body: Mapping[str, Any], chat: bool) -> int | None:
+    if not chat:
+        found: int | None = _field(body, "logprobs", int, None, 0, MOST_LIKELIEST)
+        return found
+    wanted, top = _field(body, "logprobs", bool, False), _field(body, "top_logprobs", int, None, 0, MOST_LIKELIEST)
+    if top is not None and not wanted:
+        raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    return (top or 0) if wanted else None
+
+
+def _prompts(body: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    given = body.get("prompt")
+    many = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+    found = []
+    for prompt in many:
+        if isinstance(prompt, str):
+            prompt = _encode(tokenizer, prompt, "prompt")
+        if not isinstance(prompt, list) or not prompt or not all(isinstance(t, int) and not isinstance(t, bool) for t in prompt):
+            raise ApiError(400, "prompt must be a text, a list of tokens, or a list of these, none of them empty", param="prompt")
+        found.append(tuple(prompt))
+    return tuple(found)
+
+
+def _conversation(body: Mapping[str, Any], tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, ...]:
+    given = body.get("messages")
+    if not isinstance(given, list) or not given or not all(isinstance(m, dict) for m in given):
+        raise ApiError(400, "messages must be a list of at least one object", param="messages")
+    messages = []
+    for i, message in enumerate(given):
+        role, content = message.get("role"), message.get("content")
+        if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content):
+            content = "".join(part["text"] for part in content)
+        if role not in ("system", "developer", "user", "assistant") or not isinstance(content, str):
+            raise ApiError(400, f"messages[{i}] must have a role of system, developer, user or assistant, and a content of text", param=f"messages[{i}]")
+        messages.append({"role": role, "content": content})
+    try:
+        text = template(messages)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="messages") from error
+    return tuple(_encode(tokenizer, text, "messages"))
+
+
+def _encode(tokenizer: Tokenizer, text: str, param: str) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # JSON can write half of a surrogate pair, which no tokenizer takes.
+        raise ApiError(400, f"{param} is no Unicode text: {error}"[:500], param=param) from error
+    return tokenizer.encode(text)
+
+
+class Choice:
+    """One answer, which grows; ``take`` returns what is new of it as a piece of a stream, and all of it as one piece if it is called once at the end."""
+
+    def __init__(self, job: Job, index: int, request: Request, text: TextStream, tokenizer: Tokenizer) -> None:
+        self._job, self._tokenizer, self.index, self.request, self.text = job, tokenizer, index, request, text
+        self._tokens = self._chars = 0
+
+    def take(self, whole: bool = False) -> dict[str, Any] | None:
+        """Return a choice object with what came since the last call, or None if that is nothing. ``whole`` writes it as an answer that is no stream."""
+        job, request = self._job, self.request
+        finish = request.finish
+        text = self.text.finish() if finish is not None else self.text.text
+        # The engine may be adding a token in its thread; it appends to this list last.
+        count = len(request.likeliest if job.top else request.versions)
+        new, tokens = text[self._chars :], range(self._tokens, count)
+        if not (new or finish or (tokens and (job.top is not None or job.token_ids))):
+            return None
+        first = self._tokens == 0
+        choice: dict[str, Any] = {"index": self.index, "finish_reason": finish, "logprobs": None}
+        if not job.chat:
+            choice["text"] = new
+        else:
+            role = {"role": "assistant"} if first or whole else {}
+            choice["message" if whole else "delta"] = {**role, "content": new}
+        if job.top is not None:
+            choice["logprobs"] = {"content": [self._entry(i) for i in tokens]} if job.chat else self._table(tokens)
+        if job.token_ids:
+            choice["token_ids"] = request.output[tokens.start : tokens.stop]
+            choice["versions"] = request.versions[tokens.start : tokens.stop]
+            if first:
+                choice["prompt_token_ids"] = list(request.prompt)
+        self._tokens, self._chars = count, len(text)
+        return choice
+
+    def _one(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._tokenizer.decode([token])
+        return {"token": text, "logprob": max(logprob, LEAST), "bytes": list(text.encode())}
+
+    def _entry(self, i: int) -> dict[str, Any]:
+        likeliest = self.request.likeliest[i] if self._job.top else []
+        return {**self._one(self.request.output[i], self.request.logprobs[i]), "top_logprobs": [self._one(*pair) for pair in likeliest]}
+
+    def _table(self, tokens: range) -> dict[str, Any]:
+        request, decode = self.request, self._tokenizer.decode
+        texts, at, offsets = [decode([request.output[i]]) for i in tokens], len(decode(request.output[: tokens.start])), []
+        for text in texts:
+            offsets.append(at)
+            at += len(text)
+        likeliest = [{decode([t]): max(logprob, LEAST) for t, logprob in request.likeliest[i]} for i in tokens] if self._job.top else None
+        return {"tokens": texts, "token_logprobs": [request.logprobs[i] for i in tokens], "top_logprobs": likeliest, "text_offset": offsets}
+
+
+def usage(job: Job, requests: Sequence[Request]) -> dict[str, Any]:
+    """Count tokens: each prompt once, and as cached what the first of its choices found in the cache."""
+    prompt, made = sum(len(p) for p in job.prompts), sum(len(r.output) for r in requests)
+    cached = sum(r.cached for r in requests[:: job.n])
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
