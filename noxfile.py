@@ -103,10 +103,15 @@ def lowest(session: nox.Session) -> None:
 
 @nox.session
 def adapters(session: nox.Session) -> None:
-    """Run the tests with PyTorch, JAX, Gymnasium and Stable-Baselines3, which no environment of tox.ini has. Arguments go to pytest."""
-    session.install("torch", "--index-url", "https://download.pytorch.org/whl/cpu")  # other indexes bring gigabytes of CUDA's libraries
-    install(session, ["test", "environments"], "echo-core[tcp,shm,ipc,testing]", "echo-adapters[jax,gymnasium,sb3]")
-    session.run("python", "-m", "pytest", *(session.posargs or ["adapters/tests", "systems/echo_ipc/tests", "tests/docs/test_snippets.py"]))
+    """Run the tests with PyTorch, JAX, evosax, transformers, OpenAI's client, Gymnasium and Stable-Baselines3, which no environment of tox.ini has.
+
+    Arguments go to pytest.
+    """
+    session.run("python", "tools/torch_cpu.py")  # before anything that would bring gigabytes of CUDA's libraries
+    install(session, ["test", "environments"], "echo-core[all,ipc,es,rl,testing]", "echo-es[evosax]", "echo-adapters[jax,gymnasium,sb3]")
+    session.install("transformers", "safetensors", "openai")
+    systems = ["systems/echo_ipc/tests", "systems/echo_es/tests/strategies", "systems/echo_rl/tests"]
+    session.run("python", "-m", "pytest", *(session.posargs or ["adapters/tests", *systems, "tests/docs/test_snippets.py"]), env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session
@@ -198,8 +203,10 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check formatting and types: ruff, mypy --strict over the packages and the examples, and the stubs of compiled modules."""
+    """Check formatting and types: ruff, whitespace, mypy --strict over the packages and the examples, and the stubs of compiled modules."""
     install(session, ["lint", "demo"], "echo-core[all,testing]", "echo-adapters")
     session.run("ruff", "check", ".")
+    # As in .pre-commit-config.yaml: trailing whitespace and conflict markers. git grep exits with 1 if it finds nothing.
+    session.run("git", "grep", "-nIE", "[[:blank:]]$|^(<<<<<<<|>>>>>>>) ", "--", ":!*.svg", external=True, success_codes=[1])
     session.run("mypy")
     session.run("python", "tools/stubs.py")

@@ -9,14 +9,9 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 from echo_core.testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind, skip_what_is_missing  # noqa: F401
-
-# How long one example takes is the machine's business: a busy one is no failure.
-hypothesis.settings.register_profile("echo", deadline=None)
-hypothesis.settings.load_profile("echo")
 
 
 @pytest.fixture(scope="session")

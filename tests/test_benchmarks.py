@@ -38,6 +38,20 @@ PROGRAMS = {"ucx-perftest", "ucx-perftest-eager", "ucx-copies", "relay", "relay-
 REPLAY_CASES = replay_cases.CASES
 
 
+def test_the_strategies_are_measured_beside_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("echo_es")
+    from benchmarks import es_strategies
+
+    for mode in ("time", "table", "curves"):
+        assert es_strategies.main(["--quick", "--modes", mode, "--out", str(tmp_path / mode), "--plot", str(tmp_path / "curves.png")]) == 0
+        assert mode in json.loads((tmp_path / mode).read_text())
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    for search in (("SepCMAES", "cmaes.SepCMA"), ("CMAES", "cmaes.CMA", "pycma")):
+        runs = [es_strategies.converge(system, es_strategies.PROBLEMS["sphere"], 1, to_target=True) for system in search]
+        assert max(runs) < 2 * min(runs)
+    assert "cmaes.SepCMA" in capsys.readouterr().out
+
+
 def need(system: str) -> None:
     try:
         adapters.version(system)

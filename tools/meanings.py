@@ -1,4 +1,4 @@
-"""Write echo_core/server/meanings.py, the texts of Prometheus' # HELP lines, from the tables of docs/stats.md.
+"""Write echo_core/server/statistics/meanings.py, the texts of Prometheus' # HELP lines, from the tables of docs/stats.md.
 
     python tools/meanings.py            # writes the module
     python tools/meanings.py --check    # writes nothing; the exit code is 1 if the module does not agree with the page
@@ -13,16 +13,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "stats.md"
-MODULE = ROOT / "echo_core" / "src" / "echo_core" / "server" / "meanings.py"
+MODULE = ROOT / "echo_core" / "src" / "echo_core" / "server" / "statistics" / "meanings.py"
 HEAD = '"""What each figure of `Server.stats()` means, for Prometheus. Made by tools/meanings.py from docs/stats.md: change neither here."""\n'
 
 
 def meanings(page: str) -> dict[str, str]:
     """`{"table/size": meaning}` of every row of the page. Names of workers, tables and transports are left out of the keys."""
     found: dict[str, str] = {}
-    for names, meaning in re.findall(r"^\| (`(?:clients|store|latency|weights|worker|table|transport)/[^|]*)\| ([^|]*?) *\|$", page, re.M):
+    for names, meaning in re.findall(r"^\| (`(?:clients|store|latency|weights|worker|relay|table|transport)/[^|]*)\| ([^|]*?) *\|$", page, re.M):
         for name in re.findall(r"`([^`]+)`", names):
-            key = re.sub(r"^(worker|table|transport)/[^/]+/", r"\1/", name)
+            key = re.sub(r"^(worker|relay|table|transport)/[^/]+/", r"\1/", name)
             found.setdefault(key.removesuffix("_*"), plain(meaning))  # what every transport has comes first on the page
     return found
 

@@ -1,10 +1,10 @@
-"""Run tox's environments, two at a time, and print the outcome of all tests in the last line.
+"""Run tox's environments, three at a time, and print the outcome of all tests in the last line.
 
     python tools/suites.py                    # every environment of tox.ini whose Python is installed
     python tools/suites.py py311-tcp ...      # these
 
-The wheels are built once for each Python: first those that several environments use, the others meanwhile. A test that no environment has
-run is an error, unless tests/may_skip.toml names it. What each environment printed is in build/outcomes/ENVIRONMENT.log; it is shown if the
+The wheels are built once for each Python: first those that most environments use, the others meanwhile. A test that no environment has
+run is an error, unless tests/may_skip.toml names it. The output of each environment is in build/outcomes/ENVIRONMENT.log, and is shown if the
 environment failed.
 """
 
@@ -190,7 +190,7 @@ def left_out(outcomes: list[Outcome]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("environments", nargs="*", metavar="ENVIRONMENT")
-    parser.add_argument("--jobs", type=int, default=2, help="how many environments run at the same time")
+    parser.add_argument("--jobs", type=int, default=3, help="how many environments run at the same time")
     arguments = parser.parse_args()
     begun = time.monotonic()
     listed = environments()
@@ -203,11 +203,10 @@ def main() -> int:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     here = sorted(pythons.keys() - missing, key=lambda python: -pythons[python])
-    shared = [python for python in here if pythons[python] > 1]
-    if any(build(python) for python in shared):
+    if any(build(python) for python in here[:1]):
         return 1
     # Tests wait a lot, and these wheels are needed last. An environment that comes before its wheels are built waits for them.
-    rest = here[len(shared) :]
+    rest = here[1:]
     threading.Thread(target=lambda: [build(python, "nice", "-n", "15") for python in rest], daemon=True).start()
     outcomes = Runner().all(wanted, arguments.jobs)
     total = sum((outcome.counts for outcome in outcomes), Counter[str]())

@@ -183,7 +183,7 @@ def test_options_out_of_range_are_refused(options: dict, said: str) -> None:
         ({"entered": np.array([3.0, 2.0])}, "'entered' is out of order"),
         ({"entered": np.array([3.0, np.nan])}, "'entered' is out of order"),
         ({"numbers": np.ones(3)}, "'numbers' has a wrong length"),
-        ({"numbers": np.full(8, np.inf)}, "'numbers' holds a number that is negative or not finite"),
+        ({"numbers": np.full(11, np.inf)}, "'numbers' holds a number that is negative or not finite"),
         ({"priorities": np.array([1.0, 2.0])}, "'priorities'"),
         ({"priorities": np.array([1.0, 2.0, -3.0])}, "'priorities': priority -3.0 of key 2"),
     ],

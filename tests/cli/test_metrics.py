@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, Queue, Server, Table
-from echo_core.server.prometheus import Exporter, exposition
+from echo_core.server.statistics.prometheus import Exporter, exposition
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers")

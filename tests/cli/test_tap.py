@@ -11,8 +11,8 @@ pytest.importorskip("click")
 
 from echo_core import Spec
 from echo_core.client.observer import Look
+from echoctl.commands.tap import plain, render, values
 from echoctl.output import console, table
-from echoctl.tap import plain, render, values
 
 
 def test_what_json_has_no_number_for_is_text() -> None:

@@ -11,7 +11,7 @@ pytest.importorskip("click")
 
 from echo_core import Client, Queue, Sequences, Server, Steps, Table
 from echo_core.base.errors import EchoTimeoutError
-from echoctl.top import render, short
+from echoctl.commands.top import render, short
 from echoctl.view import Watcher
 
 pytestmark = pytest.mark.needs("echo-samplers", "echo-tcp")

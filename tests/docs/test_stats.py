@@ -13,7 +13,8 @@ import pytest
 
 from echo_core import Client, Queue, Sequences, Server, Steps, Table, __version__
 from echo_core.base.errors import ConfigError
-from echo_core.server.prometheus import exposition
+from echo_core.server.statistics.prometheus import exposition
+from echo_core.testing.processes import until
 
 pytestmark = pytest.mark.needs("echo-core", "echo-samplers", "echo-shm", "echo-tcp", "echo-grpc", "echo-rdma")
 
@@ -28,7 +29,7 @@ ELSEWHERE = {"transport/rdma/lane_<name>", "table/<name>/refused_last"}
 def told() -> set[str]:
     """Names of the page; a histogram's `*` stands for its figures."""
     names = set()
-    for row in re.findall(r"^\| (`(?:store|latency|weights|worker|table|transport|clients)/[^|]*)\|", PAGE.read_text(), re.M):
+    for row in re.findall(r"^\| (`(?:store|latency|weights|worker|relay|table|transport|clients)/[^|]*)\|", PAGE.read_text(), re.M):
         names |= set(re.findall(r"`([^`]+)`", row))
     figures = ("count", "p50_ns", "p90_ns", "p99_ns", "max_ns")
     return {each for name in names for each in ([name[:-1] + figure for figure in figures] if name.endswith("*") else [name])}
@@ -36,7 +37,7 @@ def told() -> set[str]:
 
 def plain(name: str) -> str:
     """A server's name as the page writes it."""
-    name = re.sub(r"^(worker|table)/[^/]+/", r"\1/<name>/", name)
+    name = re.sub(r"^(worker|relay|table)/[^/]+/", r"\1/<name>/", name)
     name = re.sub(r"(?<=/)lag_\d+_\d+$", "lag_<n>_<m>", re.sub(r"(?<=/)lag_\d+$", "lag_<n>", name))
     return re.sub(r"^transport/rdma/lane_.*", "transport/rdma/lane_<name>", name)
 
@@ -67,9 +68,16 @@ def of_tables() -> dict[str, Any]:
             return server.stats()
 
 
+def of_relays() -> dict[str, Any]:
+    """The figures of a learner and of a relay, in one."""
+    with Server(EXAMPLE, 2, "tcp://127.0.0.1:0") as learner, Server(EXAMPLE, 2, "tcp://127.0.0.1:0", weights_from=learner.address) as relay:
+        until(lambda: any(peer.relayed is not None for peer in learner.peers()), "the relay has reported")
+        return relay.stats() | learner.stats()
+
+
 def test_the_page_has_every_figure_and_no_other() -> None:
     page = told()
-    there: set[str] = {plain(name) for name in of_tables()}
+    there: set[str] = {plain(name) for name in of_tables() | of_relays()}
     for scheme in SCHEMES:
         stats = over(scheme)
         there |= {name if (name := plain(key)) in page else name.replace(f"transport/{scheme}/", "transport/<scheme>/") for key in stats}
@@ -94,7 +102,7 @@ def test_what_only_grows_is_a_counter() -> None:
 def test_every_family_has_a_help_line_with_the_text_of_the_page() -> None:
     done = subprocess.run([sys.executable, str(PAGE.parents[1] / "tools" / "meanings.py"), "--check"], check=False)
     assert done.returncode == 0, "run: python tools/meanings.py"
-    text = exposition({**over("tcp"), **over("rdma"), **of_tables()})
+    text = exposition({**over("tcp"), **over("rdma"), **of_tables(), **of_relays()})
     kinds, helps = (dict(re.findall(rf"^# {word} (\w+) (.+)$", text, re.M)) for word in ("TYPE", "HELP"))
     assert kinds.keys() == helps.keys() and not [name for name, text in helps.items() if "in Server.stats()" in text]
     assert helps["echo_table_size"] == "number of items in the table, and number that fit"

@@ -22,6 +22,11 @@ from echo_core.testing.samples import example, stacked
 MB = 1_000_000
 
 
+def committed(server: Server) -> int:
+    """How many samples the learner has committed. The store's own figure may miss a batch that is just being taken."""
+    return int(server.stats()["transport/tcp/samples"])
+
+
 class Sender:
     """Sends on a thread until told to stop; `sent` counts.
 
@@ -128,7 +133,7 @@ def test_links_cut_at_random_bytes_under_load(
             sender.stop()
             sender.client.close()
             assert sender.client.stats()["acknowledged"] == sender.sent
-        assert consumer.inserted() == sum(sender.sent for sender in senders)
+        assert committed(server) == sum(sender.sent for sender in senders)
         assert sum(client.stats()["reconnects"] for client in clients) > cuts // 2
         consumer.finish().check({sender.maker: sender.sent for sender in senders})
 
@@ -147,7 +152,7 @@ def test_close_right_after_the_last_send_loses_nothing(
                 client.send(sample)
             client.close()
             sent[maker] = count
-            assert consumer.inserted() == sum(sent.values())
+            assert committed(server) == sum(sent.values())
         consumer.finish().check(sent)
 
 
@@ -164,7 +169,7 @@ def test_close_delivers_through_a_lost_link(
                 client.send(sample)
             returned: Any = returns(client.close)
             assert returned is None
-            assert consumer.inserted() == 3 * (maker + 1)
+            assert committed(server) == 3 * (maker + 1)
         consumer.finish().check(dict.fromkeys(range(5), 3))
 
 

@@ -169,6 +169,8 @@ REQUESTS: tuple[tuple[str, dict[str, Any], int], ...] = (
     ("update_priorities", {"n": 1}, 16),
     ("delete", {"n": 1}, 8),
     ("sample", {"n": 2, "beta": 0.4}, 0),
+    ("sample", {"n": 2, "number": 1, "patience": 0.01, "timeout": 0.02}, 0),
+    ("withdraw", {"number": 1}, 0),
     ("insert", {"n": 1, "priorities": True}, 8 + SPEC.sample_bytes),
     ("insert", {"n": 1}, SPEC.sample_bytes),
     ("tables", {}, 0),

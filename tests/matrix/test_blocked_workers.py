@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from echo_core import Client, EchoTimeoutError, Queue, Server, Stack, Table
 from echo_core.base import waiting
 from echo_core.plugins import discovery
-from echo_core.server import metrics, waiting_workers
+from echo_core.server.statistics import metrics, waiting_workers
 
 TRANSPORTS = [record.name for record in discovery.installed(discovery.TRANSPORTS) if not record.disabled]
 EXAMPLE = {"number": np.int64(0)}
@@ -81,10 +82,18 @@ def test_who_waits_for_whom(
 def test_a_worker_that_a_rate_limiter_holds_is_told_so(transport_table: dict[str, Any]) -> None:
     table = Table("replay", EXAMPLE, capacity=1000, sampler="uniform", rate_limiter=Queue(4))
     with Server(tables=[table], batch_size=2, transport=transport_table) as server, Client(server.address, EXAMPLE, window_bytes=4096) as client:
-        with pytest.raises(EchoTimeoutError, match=r"the learner says: table 'replay': Queue\(4\).* allows no insert after 4 inserts and 0 samples") as told:
+        with pytest.raises(EchoTimeoutError) as first:
             for _ in range(100_000):
                 client.send(EXAMPLE, timeout=1)
-        assert "the learner's store is full" not in str(told.value)
+        errors = [first]
+        deadline = time.monotonic() + 60
+        while "the learner sa" not in str(errors[-1].value):  # on a busy machine, the learner may be asked more than once
+            assert time.monotonic() < deadline, errors
+            with pytest.raises(EchoTimeoutError) as again:
+                client.wait(1)
+            errors.append(again)
+        assert re.search(r"the learner says: table 'replay': Queue\(4\).* allows no insert after 4 inserts and 0 samples", str(errors[-1].value))
+        assert not any("the learner's store is full" in str(error.value) for error in errors)
         with pytest.raises(EchoTimeoutError, match="the learner (says|said . s ago): table 'replay'"):
             client.wait(1)
         with pytest.raises(EchoTimeoutError):

@@ -65,6 +65,7 @@ def leaves_a_thread(self: Any, *arguments: Any) -> None:
         (Listener, "__init__", leaves_a_thread, "test_a_session_leaves_no_threads_and_no_descriptors"),
     ],
 )
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # a clause that fails leaves threads that still send
 def test_a_broken_transport_is_caught(
     owner: type,
     method: str,

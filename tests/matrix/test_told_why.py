@@ -15,7 +15,7 @@ from echo_core import Client, EchoTimeoutError, Queue, SampleToInsertRatio, Sequ
 from echo_core.base import waiting
 from echo_core.client import explained
 from echo_core.plugins import discovery
-from echo_core.server import metrics, waiting_workers
+from echo_core.server.statistics import metrics, waiting_workers
 
 TRANSPORTS = [record.name for record in discovery.installed(discovery.TRANSPORTS) if not record.disabled]
 EXAMPLE = {"number": np.int64(0)}

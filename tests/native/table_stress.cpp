@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include <poll.h>
 #include <sys/eventfd.h>
 
 #include "../../echo_core/src/echo_core/store/door/capi_table.hpp"
@@ -192,7 +193,7 @@ void play(const Scenario &s, double seconds) {
     replay::LagLimits lags;
     if (s.max_lag) lags.kept = true, lags.max_lag = s.max_lag;
     Table *table = new Table({8, 8, filler_bytes}, s.capacity, s.batch, s.limits, s.max_times, &sampler, !s.oldest_first, remover, nullptr, -1,
-                             lags, s.lease_ns);
+                             lags, s.lease_ns, {}, 1);  // all rows but one get their memory as they are claimed
     std::atomic<bool> stop{false};
     std::atomic<uint64_t> committed{0}, drawn{0}, batches{0};
     std::mutex seen_lock;
@@ -230,7 +231,8 @@ void play(const Scenario &s, double seconds) {
             if (fd >= 0) close(fd);
         });
     for (int l = 0; l < s.learners; ++l)
-        threads.emplace_back([&] {
+        threads.emplace_back([&, l] {
+            const int fd = l % 2 ? eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : -1;  // every second learner sleeps in poll
             while (!stop.load(std::memory_order_relaxed)) {
                 Batch *batch = table->take_batch(s.batch);
                 const uint64_t newest = table->policy_version();
@@ -256,8 +258,19 @@ void play(const Scenario &s, double seconds) {
                 }
                 table->give_back(batch);
                 if (answer == replay::kClosed) break;
-                if (answer == replay::kWait) table->wait_ready(s.batch, 20'000'000);
+                if (answer != replay::kWait) continue;
+                if (fd < 0) {
+                    table->wait_ready(s.batch, 20'000'000);
+                } else if (!table->arm_ready(fd, s.batch)) {
+                    pollfd woken{fd, POLLIN, 0};
+                    const bool silent = poll(&woken, 1, s.lease_ns ? 20 : 10'000) == 0;  // nobody signals that a lease is over
+                    if (silent && !s.lease_ns && table->can_sample(s.batch)) forbidden("an armed eventfd is written when a batch can be drawn");
+                    table->disarm_ready(fd, s.batch);
+                    uint64_t count;
+                    [[maybe_unused]] const auto got = read(fd, &count, sizeof count);
+                }
             }
+            if (fd >= 0) close(fd);
         });
     if (s.meddle)
         threads.emplace_back([&] {

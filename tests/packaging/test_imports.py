@@ -14,12 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "echo_core" / "src" / "echo_core"
 # What a person types to select one, and the packages they live in; also of those to come.
 NAMES = {"tcp", "shm", "grpc", "rdma", "fifo", "uniform", "prioritized", "lifo"}
-PACKAGES = {"echo_tcp", "echo_shm", "echo_grpc", "echo_rdma", "echo_ipc", "echo_samplers"}
+PACKAGES = {"echo_tcp", "echo_shm", "echo_grpc", "echo_rdma", "echo_ipc", "echo_es", "echo_rl", "echo_samplers"}
 
 # What may be said outside the table of discovery.py: the default sampler, which Server's signature
 # promises, and examples in error messages.
 ALLOWED = {
     "recovery.py": ("prioritized", "fifo"),  # a clause about the keys of replay tables
+    "workers.py": {"fifo"},  # a queue, at which draws wait
+    "waiting_at_tables.py": {"fifo"},  # the same
     "server.py": {"fifo"},
     "arguments.py": {"fifo"},
     "table.py": {"fifo", "uniform"},  # the remover of the same name, which is core's own; the only sampler that slices of steps leave as it is

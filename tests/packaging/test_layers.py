@@ -131,6 +131,35 @@ def test_core_imports_no_other_package() -> None:
 def test_the_map_names_every_folder_and_no_file_that_is_not_there() -> None:
     page = (ROOT / "docs" / "design" / "map.md").read_text()
     paths = re.findall(r"`([\w./]+/[\w.]*)`", page)
-    folders = {path.name for path in CORE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert {path.partition("/")[0] for path in paths if (CORE / path).exists()} == folders
+    folders = {str(path.parent.relative_to(CORE)) for path in sources(CORE)} - {"."}
+    assert not {folder for folder in folders if not any(path.startswith(f"{folder}/") for path in paths)}
     assert not [path for path in paths if not (CORE / path).exists() and not (ROOT / path).exists()]
+
+
+#: A reader takes in about so many names at a glance.
+MOST_CONCEPTS = 16
+FOLDERS = sorted({path.parent for package in PACKAGES.values() for path in sources(package)})
+
+
+def concepts(folder: Path) -> set[str]:
+    """The concepts of a folder: its subfolders, and its files by their stems.
+
+    `_worker.pyx` belongs to `worker`, and a file such as `loop_serving.hpp` to the file `loop.hpp` beside it.
+    """
+    names = {path.name.partition(".")[0].lstrip("_") for path in folder.iterdir() if path.is_dir() or path.suffix in SUFFIXES}
+    names -= {"pycache__", "init__", "main__"}
+    return {name for name in names if not any(name.startswith(f"{other}_") or name == f"{other}s" for other in names)}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_a_folder_has_few_concepts(folder: Path) -> None:
+    assert len(found := concepts(folder)) <= MOST_CONCEPTS, sorted(found)
+
+
+@pytest.mark.parametrize("package", PACKAGES.values(), ids=list(PACKAGES))
+def test_no_public_name_is_that_of_a_module_beside_it(package: Path) -> None:
+    """Importing such a module would replace the public name of its package by the module."""
+    initial = (package / "__init__.py").read_text()
+    names = set(re.findall(r"\bimport (\w+) as \1$", initial, re.M))
+    modules = {path.name.partition(".")[0] for path in package.iterdir() if path.is_dir() or path.suffix in SUFFIXES}
+    assert not names & modules

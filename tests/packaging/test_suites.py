@@ -143,6 +143,18 @@ def test_an_environment_takes_the_tests_that_need_it_and_nothing_that_is_missing
     assert names(content["elsewhere"]) == {"test_core", "test_x[a::b]", "test_both", "test_nowhere", "test_marked", "test_fails", "test_known"} - taken
 
 
+def test_the_workflow_runs_every_environment_on_its_python() -> None:
+    listed = re.search(r"^env_list =\n((?: +\S+\n)+)", (ROOT / "tox.ini").read_text(), re.M)
+    assert listed is not None
+    # py31{2,3}-every stands for two environments.
+    parts = [re.fullmatch(r"py(\w+)\{([\d,]+)\}-(\w+)|(\S+)", name) for name in listed[1].split()]
+    wanted = {name for part in parts if part for name in ([part[4]] if part[4] else [f"py{part[1]}{digit}-{part[3]}" for digit in part[2].split(",")])}
+    jobs = re.findall(r'python: "(\S+)", environments: "([^"]+)"', (ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert len(wanted) > 12 and len(jobs) == 4
+    assert wanted <= {name for _, names in jobs for name in names.split()}
+    assert not [name for python, names in jobs for name in names.split() if not name.startswith(f"py{python.replace('.', '')}-")]
+
+
 @pytest.mark.parametrize("setup", sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*/setup.py"), *ROOT.glob("*/*/setup.py")]))
 def test_setup_says_that_echo_runs_on_linux_only(setup: str, tmp_path: Path) -> None:
     """Before it imports what is not there either."""

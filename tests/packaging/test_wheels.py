@@ -79,6 +79,7 @@ def test_core_brings_what_native_plugins_compile_against(wheels: Path) -> None:
         "echo_core/wire/reservation.pxd",
         "echo_core/store/shared/shared_store.pxd",
         "echo_core/include/echo_capi.h",
+        "echo_core/include/echo_copy.h",
         "echo_core/include/echo_pages.h",
         "echo_core/include/echo_sampler.h",
     }
@@ -89,7 +90,7 @@ def test_plugins_announce_themselves(wheels: Path, name: str) -> None:
     with wheel(wheels, name) as archive:
         announced = [file for file in archive.namelist() if file.endswith("entry_points.txt")]
         text = archive.read(announced[0]).decode() if announced else ""
-    assert ("[echo." in text) == (name not in ("echo-core", "echo-adapters", "echoctl"))
+    assert ("[echo." in text) == (name not in ("echo-core", "echo-adapters", "echoctl", "echo-rl"))
 
 
 @pytest.mark.parametrize("name", PROJECTS)

@@ -24,6 +24,7 @@ _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 COMMANDS = {
     "serve": "run a server from a configuration",
+    "relay": "pass the weights of a learner on to many workers",
     "top": "watch a running server, in the terminal or in a browser",
     "tap": "look at a few samples of a running server",
     "drain": "take a server out of service: its workers go elsewhere or wait",
@@ -44,7 +45,7 @@ class _Root(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name in COMMANDS:
-            return cast(click.Command, import_module(f".{name}", __package__).command)
+            return cast(click.Command, import_module(f".commands.{name}", __package__).command)
         if name not in (record.name for record in discovery.installed(discovery.COMMANDS)):
             return None
         found = discovery.command(name)

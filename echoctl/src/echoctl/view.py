@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from echo_core.base.plural import counted
-from echo_core.server.added_stats import GROUPS
+from echo_core.server.statistics.added_stats import GROUPS
 
 __all__ = ["HOLDS", "Snapshot", "TableRow", "Watcher", "Worker"]
 

@@ -6,7 +6,7 @@ import hmac
 import json
 from importlib.resources import files
 
-from echo_core.server.http_endpoint import HttpEndpoint, Request
+from echo_core.server.statistics.http_endpoint import HttpEndpoint, Request
 
 from .view import Snapshot
 

@@ -397,3 +397,37 @@ def test_a_forked_child_does_not_hold_the_address(kind: str, tmp_path: Path) -> 
     finally:
         os.close(write)
         os.waitpid(child, 0)
+
+
+def test_large_weights_use_one_place_and_a_second_only_while_the_older_version_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_shm.board.LARGE", 1 << 20)
+    reading = False
+    board, size = Board(lambda: reading), 2 << 20
+
+    def publish(version: int) -> PackedWeights:
+        board.newest = None  # as the listener withdraws the version before
+        packed = pack({"w": np.full(size // 4, version, np.float32)}, version, memory=board.memory)  # type: ignore[arg-type]
+        board.put(packed)
+        whole = Reader(board.fd).copy(version)
+        assert whole is not None and (unpack(*whole[1:3]).params["w"] == version).all()
+        return packed
+
+    def copies() -> int:
+        return os.fstat(board.fd).st_blocks * 512 // size
+
+    for version in (1, 2, 3):
+        publish(version)
+        assert copies() == 1
+    reading = True
+    for version in (4, 5, 6):
+        publish(version)
+        assert copies() == 2
+    reading = False
+    held = publish(7)
+    assert copies() == 1, "the second place went back"
+    publish(8)
+    assert copies() == 2 and (unpack(held.meta, held.payload).params["w"] == 7).all(), "a sender still had it"
+    del held
+    publish(9)
+    assert copies() == 1
+    board.close()

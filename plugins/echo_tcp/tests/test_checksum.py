@@ -13,8 +13,8 @@ import pytest
 from echo_core import Client, ConfigError, EchoTimeoutError, Server
 from echo_core.testing.processes import until
 from echo_core.testing.relay import Relay
-from echo_tcp import checksum
-from echo_tcp.checksum import CheckedChannel
+from echo_tcp.channels import checksum
+from echo_tcp.channels.checksum import CheckedChannel
 from echo_tcp.transport import TcpTransport
 
 EXAMPLE = {"x": np.zeros(500, np.int64)}

@@ -24,7 +24,7 @@ from echo_core.security.tokens import find_token
 from echo_core.spec.spec import Spec
 from echo_core.wire.handshake import ClientHandshake
 from echo_core.wire.protocol import PROTOCOL_VERSION, Kind, frame, pack_header
-from echo_tcp import control
+from echo_tcp.listener import control
 from echo_tcp.transport import TcpTransport
 
 EXAMPLE = {"x": np.zeros(4, np.float32), "y": np.zeros((), np.int64)}  # 24 bytes

@@ -105,10 +105,15 @@ def test_a_digest_that_differs_is_told(server, dial, eventually, caplog):
     eventually(lambda: "digest" in caplog.text)
 
 
-def test_an_older_version_published_late_is_dropped(server, dial):
+@pytest.mark.parametrize("number", [6, 7])
+def test_what_was_published_last_is_the_newest_also_if_another_learner_counted(server, dial, number):
     listener = server._listeners[0]
     listener.publish(pack({"w": np.zeros(3)}, 7))
-    listener.publish(pack({"w": np.ones(3)}, 6))
+    before = dial(server)
+    before.subscribe()
+    confirm(before, before.version()[0])
+    listener.publish(pack({"w": np.ones(3)}, number))
+    assert before.version()[0] == number
     worker = dial(server)
-    worker.subscribe()
-    assert worker.version()[0] == 7
+    worker.subscribe(held=7)
+    assert worker.version()[0] == number

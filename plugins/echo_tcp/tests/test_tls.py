@@ -13,7 +13,7 @@ import pytest
 from echo_core import Server
 from echo_core.testing import TlsContract
 from echo_core.testing.tls import EXAMPLE, TOKEN, Certificates, given
-from echo_tcp.secure import LOOKS, TRICKLE_SECONDS
+from echo_tcp.channels.secure import LOOKS, TRICKLE_SECONDS
 from echo_tcp.transport import TcpsTransport
 
 

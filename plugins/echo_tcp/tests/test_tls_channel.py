@@ -19,9 +19,9 @@ import pytest
 
 from echo_core.base.address import Address
 from echo_core.security.tls import Authority, TlsConnectOptions, TlsListenOptions, client_context, server_context
-from echo_tcp import secure
 from echo_tcp._tls import Records
-from echo_tcp.secure import TlsChannel, dial_tls
+from echo_tcp.channels import secure
+from echo_tcp.channels.secure import TlsChannel, dial_tls
 
 PATIENCE = 20.0  # seconds until a test that waits for something gives up
 

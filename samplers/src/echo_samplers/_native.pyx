@@ -4,7 +4,7 @@ interface."""
 cimport cython
 from cpython.pycapsule cimport PyCapsule_GetContext, PyCapsule_GetPointer, PyCapsule_New, PyCapsule_SetContext
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
-from libc.math cimport isfinite
+from libc.math cimport isfinite, isnan
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as boolean
 from libcpp.string cimport string
@@ -45,6 +45,8 @@ cdef extern from "rows.hpp" namespace "echo_samplers" nogil:
         size_t count()
         bint held(uint32_t)
         double priority(uint32_t)
+        double mass()
+        void published(uint64_t) except +
         string members() except +
         void save(State&) except +
         string check(const State&) except +
@@ -77,11 +79,14 @@ cdef extern from "hot_cold.hpp" namespace "echo_samplers" nogil:
         double alpha
         double eps
         double temperature
+        bint by_versions
         double promote_above
         double demote_below
     cdef cppclass HotCold(RowSampler):
         HotCold(const HotColdOptions&) except +
         bint hot(uint32_t)
+        double temperature()
+        void set_temperature(double)
 
 
 @cython.final
@@ -168,6 +173,24 @@ cdef class Rows:
             why = "" if wanted > self.core.count() else "; none of them has a priority above 0: give one, or eps"
             raise ValueError(f"{n} keys were requested, but {self.core.count()} are held{why}")
         return keys, probabilities
+
+    def mass(self):
+        cdef double sum = self.core.mass()
+        return None if isnan(sum) else sum
+
+    def published(self, uint64_t version):
+        with nogil:
+            self.core.published(version)
+
+    @property
+    def temperature(self):
+        """The temperature of `hot_cold`, which may be set at any time, from any thread. The next call of the sampler applies it."""
+        return self.strata.temperature() if self.strata != NULL else None
+
+    @temperature.setter
+    def temperature(self, double value):
+        if self.strata != NULL:
+            self.strata.set_temperature(value)
 
     def victims(self, n):
         if not 1 <= n <= self.core.count():
@@ -362,7 +385,7 @@ def prioritized(capacity, double alpha, double eps, bint stratified):
 
 
 def hot_cold(capacity, hot_capacity, double hot_ratio, age_threshold, int weighting, double alpha, double eps, double temperature,
-             double promote_above, double demote_below):
+             bint by_versions, double promote_above, double demote_below):
     cdef HotColdOptions options
     options.capacity = check_capacity(capacity)
     options.hot_capacity = hot_capacity
@@ -372,6 +395,7 @@ def hot_cold(capacity, hot_capacity, double hot_ratio, age_threshold, int weight
     options.alpha = alpha
     options.eps = eps
     options.temperature = temperature
+    options.by_versions = by_versions
     options.promote_above = promote_above
     options.demote_below = demote_below
     cdef HotCold* core = new HotCold(options)

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 
 #include "heap.hpp"
@@ -21,11 +22,12 @@ struct HotColdOptions {
     uint64_t capacity;
     uint64_t hot_capacity;
     double hot_ratio;
-    uint64_t age_threshold;  // in inserts; 0: age does not matter
+    uint64_t age_threshold;  // 0: age does not matter
     int weighting;           // a Weighting
     double alpha;
     double eps;
     double temperature;
+    bool by_versions;  // the age of a sample is counted in versions of the policy, not in inserts
     double promote_above;  // quantiles of all scores
     double demote_below;
 };
@@ -113,9 +115,10 @@ class HotCold final : public RowSampler {
 public:
     explicit HotCold(const HotColdOptions &options)
         : RowSampler(options.capacity), options_(options), hot_(options.capacity), cold_(options.capacity), entry_(options.capacity),
-          entered_(options.capacity), seen_((options.capacity + 63) / 64) {}
+          entered_(options.capacity), seen_((options.capacity + 63) / 64), wanted_(options.temperature) {}
 
     void insert(const Row *keys, const double *priorities, size_t n) override {
+        apply_temperature();
         double largest = 0;
         for (size_t i = 0; i < n; ++i) {
             const double score = priorities ? priorities[i] : maximum_;
@@ -140,6 +143,7 @@ public:
     }
 
     void update(const Row *keys, const double *priorities, size_t n) override {
+        apply_temperature();
         const double largest = n ? *std::max_element(priorities, priorities + n) : 0.0;
         maximum_ = std::max(maximum_, largest);
         const double promote = scale_.quantile(options_.promote_above), demote = scale_.quantile(options_.demote_below);
@@ -164,7 +168,19 @@ public:
         finish(n, largest);
     }
 
+    void published(uint64_t version) override {
+        version_ = std::max(version_, version);
+        cool_old();
+        finish(0, 0);
+    }
+
+    // Any thread may set the temperature. All weights are computed anew at the next insert, update or draw, so that a batch is drawn with one
+    // temperature and its probabilities are exact.
+    double temperature() const { return wanted_.load(std::memory_order_relaxed); }
+    void set_temperature(double temperature) { wanted_.store(temperature, std::memory_order_relaxed); }
+
     size_t sample(bitgen_t *random, size_t n, Row *keys, double *probabilities) override {
+        apply_temperature();
         const bool hot = hot_.tree.total() > 0, cold = cold_.tree.total() > 0;
         if (!hot && !cold) return 0;
         size_t from_hot = hot ? n : 0;
@@ -209,7 +225,8 @@ public:
         state.hot.resize(entry_.count());
         entry_.walk(false, entry_.count(), state.hot.data());
         for (Row key : state.hot) state.entered.push_back(static_cast<double>(entered_[key]));
-        state.numbers = {maximum_, static_cast<double>(inserts_), static_cast<double>(changes_), static_cast<double>(extent_)};
+        state.numbers = {maximum_, static_cast<double>(inserts_), static_cast<double>(changes_), static_cast<double>(extent_),
+                         static_cast<double>(version_), options_.by_versions ? 1.0 : 0.0, temperature() == first_temperature_ ? 0.0 : temperature()};
         scale_.append(state.numbers);
     }
 
@@ -217,10 +234,12 @@ public:
         if (state.numbers.size() < kNumbers || state.numbers.size() > kNumbers + Scale::kSize) return "'numbers' has a wrong length";
         for (double number : state.numbers)
             if (!(number >= 0) || !std::isfinite(number)) return "'numbers' holds a number that is negative or not finite";
-        for (size_t i = 1; i < kCounters; ++i)
+        for (size_t i = 1; i < kCounters - 1; ++i)  // the last one is a temperature
             if (state.numbers[i] > kExact || state.numbers[i] != std::floor(state.numbers[i])) return "'numbers' holds a fraction as a count";
         if (state.numbers[3] > static_cast<double>(capacity_)) return "'numbers' counts more rows than the capacity";
         if (state.numbers[1] < static_cast<double>(state.keys.size())) return "'numbers' counts fewer inserts than there are keys";
+        if (state.numbers[5] != (options_.by_versions ? 1 : 0))
+            return std::string("'numbers' counts ages in ") + (options_.by_versions ? "inserts, but age_unit is 'versions'" : "versions, but age_unit is 'inserts'");
         if (!std::is_sorted(state.numbers.begin() + kNumbers, state.numbers.end())) return "'numbers' holds quantiles out of order";
         for (Row key : state.keys)
             if (key >= state.numbers[3]) return "'keys' has a row above the largest one of 'numbers'";
@@ -229,7 +248,7 @@ public:
             return "'hot' has " + std::to_string(state.hot.size()) + " keys, but hot_capacity is " + std::to_string(options_.hot_capacity);
         for (size_t i = 0; i < state.entered.size(); ++i) {
             const double now = state.entered[i];
-            if (!(now >= (i ? state.entered[i - 1] : 0)) || now > state.numbers[1]) return "'entered' is out of order";
+            if (!(now >= (i ? state.entered[i - 1] : 0)) || now > state.numbers[options_.by_versions ? 4 : 1]) return "'entered' is out of order";
         }
         std::vector<Row> keys = state.keys, hot = state.hot;
         std::sort(keys.begin(), keys.end());
@@ -246,6 +265,9 @@ public:
         inserts_ = static_cast<uint64_t>(state.numbers[1]);
         changes_ = static_cast<uint64_t>(state.numbers[2]);
         extent_ = static_cast<uint64_t>(state.numbers[3]);
+        version_ = static_cast<uint64_t>(state.numbers[4]);
+        options_.temperature = state.numbers[6] > 0 ? state.numbers[6] : first_temperature_;
+        set_temperature(options_.temperature);
         scale_.restore(state.numbers.data() + kCounters, state.numbers.size() - kCounters);
         for (size_t i = 0; i < state.hot.size(); ++i) {
             entry_.append(state.hot[i]);
@@ -259,7 +281,7 @@ public:
     }
 
 private:
-    static constexpr size_t kCounters = 4;
+    static constexpr size_t kCounters = 7;
     static constexpr size_t kNumbers = kCounters + 2;      // the counters, and the numbers of a Scale other than its quantiles
     static constexpr double kExact = 9007199254740992.0;  // whole numbers up to here are exact as float64
 
@@ -296,7 +318,7 @@ private:
     void heat(const RowHeap::Entry &entry) {
         hot_.heap.push(entry);
         entry_.append(entry.key);
-        entered_[entry.key] = inserts_;
+        entered_[entry.key] = clock();
         hot_.note(entry.key, weight(entry.rank));
         if (hot_.heap.count() > options_.hot_capacity) cool(hot_.heap.first().key);
     }
@@ -310,9 +332,18 @@ private:
         cold_.note(key, weight(entry.rank));
     }
 
+    uint64_t clock() const { return options_.by_versions ? version_ : inserts_; }
+
+    void apply_temperature() {
+        const double wanted = temperature();
+        if (wanted == options_.temperature) return;
+        options_.temperature = wanted;
+        weigh();
+    }
+
     void cool_old() {
         if (!options_.age_threshold) return;
-        while (!entry_.empty() && inserts_ - entered_[entry_.oldest()] > options_.age_threshold) cool(entry_.oldest());
+        while (!entry_.empty() && clock() - entered_[entry_.oldest()] > options_.age_threshold) cool(entry_.oldest());
     }
 
     // The places of the valid entries. Of several entries of one key only the last is valid; an earlier one could move it between the strata.
@@ -381,18 +412,21 @@ private:
         }
     }
 
-    const HotColdOptions options_;
+    HotColdOptions options_;  // only the temperature changes
+    const double first_temperature_ = options_.temperature;
     Stratum hot_;
     Stratum cold_;
     RowList entry_;            // the hot keys, in the order in which they became hot
-    PageArray<uint64_t> entered_;  // the value of `inserts_` when each hot key became hot
+    PageArray<uint64_t> entered_;  // the value of clock() when each hot key became hot
     PageArray<uint64_t> seen_;     // one bit per row, all clear between calls
     std::vector<size_t> places_;
     Scale scale_;
     uint64_t inserts_ = 0;
     uint64_t changes_ = 0;  // changes since the last rescale
     uint64_t extent_ = 0;   // all rows that were ever used are below this
+    uint64_t version_ = 0;  // the newest version of the policy
     double maximum_ = 1.0;
+    std::atomic<double> wanted_;
 };
 
 }  // namespace echo_samplers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ class HotCold(NativeSampler):
     * New samples are hot. Without a score they get the largest score given so far, initially 1.
     * A hot sample becomes cold in three cases: when the hot stratum is over its capacity and the sample
       has the lowest score (among equal scores, the oldest); when it has been hot for more than
-      `age_threshold` inserts; and when an update lowers its score below the `demote_below` quantile of
+      `age_threshold` inserts or versions of the policy; and when an update lowers its score below the `demote_below` quantile of
       all scores.
     * A cold sample becomes hot when an update raises its score to the `promote_above` quantile of all
       scores, if there is room or its score is above that of the lowest hot sample, which then becomes
@@ -67,12 +67,14 @@ class HotCold(NativeSampler):
             hot_capacity: how many of them can be hot; by default a fifth. The cold stratum has the
                 others, and can use the places that hot samples leave free.
             hot_ratio: the share of a batch that is hot, between 0 and 1.
-            age_threshold: for how many inserts a sample stays hot; None means no limit.
+            age_threshold: for how long a sample stays hot, in units of `age_unit`; None means no limit.
+            age_unit: `"inserts"`, or `"versions"` of the policy: every `Server.publish` makes the samples older by the
+                versions that have passed since the last one.
             weighting: how a score becomes a weight; see `HotCold`.
             alpha: exponent of `"proportional"` and `"rank"`.
             eps: number that `"proportional"` adds to the scores.
             temperature: temperature of `"softmax"` (in units of the score) and of `"robust"` (in
-                units of the scores' deviation).
+                units of the scores' deviation). It can be changed while the sampler is used: see `HotCold.temperature`.
             promote_above: quantile of all scores, from 0 to 1.
             demote_below: quantile of all scores, at most `promote_above`.
         """
@@ -81,6 +83,7 @@ class HotCold(NativeSampler):
         hot_capacity: int | None = None
         hot_ratio: float = 0.7
         age_threshold: int | None = None
+        age_unit: Literal["inserts", "versions"] = "inserts"
         weighting: Literal["proportional", "softmax", "rank", "robust"] = "proportional"
         alpha: float = 0.6
         eps: float = 1e-6
@@ -122,9 +125,30 @@ class HotCold(NativeSampler):
             options.alpha,
             options.eps,
             options.temperature,
+            options.age_unit == "versions",
             options.promote_above,
             options.demote_below,
         )
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of the weighting. It may be set at any time, from any thread, also while a table uses the sampler.
+
+        The next insert, update or draw computes all weights anew, in O(N). Batches that were drawn before keep the probabilities with
+        which they were drawn. A checkpoint contains a temperature that was set; a restored sampler goes on with it.
+
+        Raises:
+            ValueError: it is not positive and finite, or the weighting has no temperature.
+        """
+        return cast(float, self._rows.temperature)
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        if self.options.weighting not in ("softmax", "robust"):
+            raise ValueError(f"the weighting {self.options.weighting!r} has no temperature; use 'softmax' or 'robust'")
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"temperature must be positive, not {value}")
+        self._rows.temperature = value
 
     def victims(self, n: int) -> Keys:
         return self._rows.victims(n)

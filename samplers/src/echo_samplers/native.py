@@ -57,6 +57,12 @@ class NativeSampler(Sampler):
     def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
         return self._rows.sample(n, rng)
 
+    def mass(self) -> float | None:
+        return self._rows.mass()
+
+    def published(self, version: int) -> None:
+        self._rows.published(version)
+
     def priorities(self, keys: Keys) -> Priorities:
         """The priorities of n held keys in the kept precision, as float64 of shape (n,); 1 if the
         sampler keeps no priorities. Raises UnknownKeyError."""

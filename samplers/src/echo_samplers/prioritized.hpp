@@ -76,6 +76,7 @@ public:
         return n;
     }
     size_t count() const override { return count_; }
+    double mass() const override { return tree_.total(); }
     bool held(Row key) const override { return held_[key / 64] >> (key % 64) & 1; }
     // Only the weight is kept, so this is the priority that has that weight, to about seven digits. With an alpha of 0 it is 1 for all.
     double priority(Row key) const override { return unweigh(tree_.weight(key), alpha_, eps_); }

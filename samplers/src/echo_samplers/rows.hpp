@@ -63,6 +63,10 @@ public:
     virtual size_t count() const = 0;
     virtual bool held(Row key) const = 0;
     virtual double priority(Row) const { return 1.0; }
+    // The sum that the probabilities of a draw divide by; NaN if there is none.
+    virtual double mass() const { return std::numeric_limits<double>::quiet_NaN(); }
+
+    virtual void published(uint64_t) {}  // a version of the policy
 
     virtual std::string members() const = 0;  // the names of the members of State, separated by spaces
     virtual void save(State &state) const = 0;
@@ -88,6 +92,8 @@ public:
         out.priorities = [](const void *self, const uint32_t *keys, double *priorities, size_t n) {
             for (size_t i = 0; i < n; ++i) priorities[i] = of(self)->priority(keys[i]);
         };
+        out.published = [](void *self, uint64_t version) { of(self)->published(version); };
+        out.mass = [](const void *self) { return of(self)->mass(); };
         if (evicts) out.victims = [](const void *self, size_t n, uint32_t *keys) { return of(self)->victims(n, keys); };
         return out;
     }

@@ -43,6 +43,7 @@ public:
     }
 
     size_t count() const override { return count_; }
+    double mass() const override { return static_cast<double>(count_); }
     bool held(Row key) const override { return place_[key] != 0; }
 
     std::string members() const override { return "keys"; }

@@ -64,6 +64,6 @@ int main(int argc, char **argv) {
         measure<Heap>("max_heap", rows, rows, true);
         const char *names[] = {"hot_cold", "hot_cold, softmax", "hot_cold, rank", "hot_cold, robust"};
         for (int weighting = 0; weighting < 4; ++weighting)
-            measure<HotCold>(names[weighting], rows, HotColdOptions{rows, rows / 5, 0.7, 0, weighting, 0.6, 1e-6, 1.0, 0.8, 0.5});
+            measure<HotCold>(names[weighting], rows, HotColdOptions{rows, rows / 5, 0.7, 0, weighting, 0.6, 1e-6, 1.0, false, 0.8, 0.5});
     }
 }

@@ -124,7 +124,7 @@ int main(int argc, char **argv) {
     };
     for (int weighting = 0; weighting < 4; ++weighting)
         subjects.push_back({"hot_cold", true, false, [weighting](uint64_t rows) {
-            return std::make_unique<HotCold>(HotColdOptions{rows, rows / 4 + 1, 0.7, 100, weighting, 0.6, 1e-6, 1.0, 0.8, 0.5});
+            return std::make_unique<HotCold>(HotColdOptions{rows, rows / 4 + 1, 0.7, 100, weighting, 0.6, 1e-6, 1.0, false, 0.8, 0.5});
         }});
     const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
     do {

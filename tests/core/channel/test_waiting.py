@@ -16,7 +16,7 @@ from local_net import SPEC, Consumer, connect, raw, serve
 
 from echo_core.base import waiting as base_waiting
 from echo_core.base.errors import ClosedError, ConfigError, EchoTimeoutError, ForkError
-from echo_core.server import metrics, waiting_workers
+from echo_core.server.statistics import metrics, waiting_workers
 from echo_core.testing.processes import forked, returns, until
 from echo_core.testing.samples import Tally, sample, stacked
 from echo_core.wire.channel.connection import ChannelConnection

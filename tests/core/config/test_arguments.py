@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from echo_core.base.address import Address
+from echo_core.base.errors import ConfigError
 from echo_core.config import config as configuration
 from echo_core.config.config import Config, load
 from echo_core.plugins.discovery import OBSERVERS
@@ -44,6 +45,7 @@ def echo_configure(config):
         "client_memory": None,
         "max_parked": 16_384,
         "max_parked_per_client": 128,
+        "weights_from": None,
         "token": [b"correct-horse-battery"],
         "extra": object,
     }
@@ -82,3 +84,12 @@ def test_a_configuration_can_be_sent_to_a_worker(fakes: None) -> None:
     assert again.server == config.server
     assert again.replace({"server.batch_size": 8}).server.batch_size == 8
     assert again.server.batch_size == 4
+
+
+def test_where_weights_come_from() -> None:
+    source = {"server": {"batch_size": 1, "weights_from": "tcp://learner:7000"}, "client": {"address": "way://h:1", "weights": "shm://relay"}}
+    assert str(configuration.load(source, env={}).server.weights_from) == "tcp://learner:7000"
+    assert str(configuration.load(source, env={}).client.weights) == "shm://relay"
+    for section, key in (("server", "weights_from"), ("client", "weights")):
+        with pytest.raises(ConfigError, match=f"{section}.{key}: .*address"):
+            configuration.load({section: {key: "no address"}}, env={})

@@ -10,8 +10,8 @@ import pytest
 
 from echo_core import Server, hookimpl
 from echo_core.base.errors import ConfigError, PluginError
-from echo_core.server.prometheus import exposition
 from echo_core.server.sink import ServerSink
+from echo_core.server.statistics.prometheus import exposition
 from echo_core.wire.peer import Peer
 
 pytestmark = pytest.mark.needs("echo-samplers")

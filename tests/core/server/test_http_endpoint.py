@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from echo_core import Server
-from echo_core.server.http_endpoint import HttpEndpoint, Request
-from echo_core.server.prometheus import Exporter
+from echo_core.server.statistics.http_endpoint import HttpEndpoint, Request
+from echo_core.server.statistics.prometheus import Exporter
 
 pytestmark = pytest.mark.needs("echo-samplers")
 

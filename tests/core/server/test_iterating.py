@@ -123,3 +123,18 @@ def test_publishing_counts_versions_and_names_contents() -> None:
     with pytest.raises(SpecError, match="bad"):
         server.publish({"bad": object()})
     assert server.publish(weights).version > 3
+
+
+def test_a_publisher_may_number_its_versions() -> None:
+    server, weights = filled(0), {"w": np.zeros(3)}
+    assert [server.publish(weights, version=5).version, server.publish(weights).version] == [5, 6]
+    for version in (6, 0, -1, 1 << 63):
+        with pytest.raises(ValueError, match="version must be above the newest, 6,.* becomes 7"):
+            server.publish(weights, version=version)
+    for version in (7.0, True, "7"):
+        with pytest.raises(TypeError, match="whole number"):
+            server.publish(weights, version=version)  # type: ignore[arg-type]
+    assert server.publish(weights, version=(1 << 63) - 1).version == (1 << 63) - 1
+    with pytest.raises(ValueError, match="no version above"):
+        server.publish(weights)
+    assert ServerSink(server).weights.version == (1 << 63) - 1

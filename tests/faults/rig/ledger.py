@@ -112,16 +112,27 @@ class Consumer:
 
     def finish(self, within: float = 60.0) -> Ledger:
         """Take all that was committed, also what does not fill a batch. No more may be coming."""
-        inserted = self.inserted()
+        inserted = self._settled(within)
         missing = -inserted % self.server.batch_size
         filler = self.server.spec.leaves[0].shape[0]
         self.server.submit_batch(stacked(TOP_UP, 0, missing, filler), timeout=within)
-        self._finish_at = self.inserted()
+        self._finish_at = inserted + missing
         self._thread.join(within)
         self.check()
         assert not self._thread.is_alive(), f"{self.ledger.total} of {self._finish_at} samples came"
-        assert self.ledger.total == self._finish_at
+        assert self.ledger.total == self._finish_at == self.inserted()
         return self.ledger
+
+    def _settled(self, within: float) -> int:
+        """How many samples were committed, once every whole batch has been taken: one that is just being taken may be missing from the count."""
+        end = time.monotonic() + within
+        while True:
+            seen = inserted, total = self.inserted(), self.ledger.total
+            time.sleep(0.05)
+            if 0 <= inserted - total < self.server.batch_size and seen == (self.inserted(), self.ledger.total):
+                return inserted
+            self.check()
+            assert time.monotonic() < end, f"{total} of {inserted} samples were taken within {within:g} s"
 
     def inserted(self) -> int:
         return int(self.server.stats()["store/samples_inserted_total"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 from .foreign_text import escaped
 
@@ -159,9 +160,11 @@ class EchoTimeoutError(EchoError, TimeoutError):
     learner raises it too.
 
     `inserted`: how many samples, from the front, a call that inserts several had inserted by then.
+    `keys`: the keys of those, if `ReplayTable.submit_batch` raised it.
     """
 
     inserted: int = 0
+    keys: Any = ()
 
 
 class LeaseError(EchoTimeoutError):
@@ -174,11 +177,12 @@ class LeaseError(EchoTimeoutError):
 class ClosedError(ConnectionClosedError, RuntimeError):
     """The object was used after its `close()`.
 
-    It is also a ConnectionClosedError, because code that sends does not care which end closed. `inserted` means the same as in
+    It is also a ConnectionClosedError, because code that sends does not care which end closed. `inserted` and `keys` mean the same as in
     EchoTimeoutError.
     """
 
     inserted: int = 0
+    keys: Any = ()
 
 
 class ForkError(EchoError, RuntimeError):

@@ -16,7 +16,9 @@ __all__ = ["OWN", "PUBLISHED", "editable_folder", "how_to_install", "how_to_mend
 PUBLISHED: Final[bool] = False
 """Whether Echo's distributions are on a package index."""
 
-OWN: Final = frozenset({"echo-core", "echo-samplers", "echo-tcp", "echo-shm", "echo-grpc", "echo-rdma", "echo-ipc", "echoctl", "echo-adapters"})
+OWN: Final = frozenset(
+    {"echo-core", "echo-samplers", "echo-tcp", "echo-shm", "echo-grpc", "echo-rdma", "echo-ipc", "echo-es", "echo-rl", "echoctl", "echo-adapters"}
+)
 
 
 def how_to_install(requirement: str) -> str:

@@ -16,14 +16,23 @@ SILENCE = 30.0  # seconds. Each end sends something at least every third of it
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Options every listener understands; a transport's own `Options` derive from this."""
+    """Options that every listener understands. A transport's own `Options` derive from this.
 
-    timeout: float = 30.0  # seconds: the default timeout of every wait
-    auth: bool = True  # False: serve every client that can connect, whatever `sink.tokens` says
-    max_connections: int = 4096  # further clients are refused with code "busy"
-    max_pending: int = 256  # clients that may be in their handshake at the same time
-    handshake_timeout: float = 10.0  # seconds in which a client has to finish its handshake
-    silence: float = SILENCE  # seconds without a byte after which the other end counts as lost
+    Args:
+        timeout: the default timeout of every wait, in seconds.
+        auth: False serves every client that can connect, whatever `sink.tokens` has.
+        max_connections: how many clients are served at the same time. Further clients are refused with the code "busy".
+        max_pending: how many clients may be in their handshake at the same time.
+        handshake_timeout: in how many seconds a client has to finish its handshake.
+        silence: after how many seconds without a byte the other end counts as lost.
+    """
+
+    timeout: float = 30.0
+    auth: bool = True
+    max_connections: int = 4096
+    max_pending: int = 256
+    handshake_timeout: float = 10.0
+    silence: float = SILENCE
 
     def __post_init__(self) -> None:
         if not self.timeout >= 0:
@@ -38,21 +47,37 @@ class ListenOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectOptions:
-    """Options every connection understands; a transport's own `ConnectOptions` derive from this."""
+    """Options that every connection understands. A transport's own `ConnectOptions` derive from this.
 
-    timeout: float = 30.0  # seconds: the default timeout of every wait, and how long the client tries to reconnect
-    token: bytes | None = field(default=None, repr=False)  # None works only with a learner that asks for no token
-    allow_unauthenticated: bool = False  # True: a client with a token also accepts a learner that asks for none
-    client_id: str = ""  # 32 hex digits that stay the same over reconnects; "" draws a random one
-    name: str = ""  # shown to people; "" is host:pid
-    role: str = "worker"  # an "observer" sends no experience and needs no right to send any
-    table: str = ""  # the learner's replay table that gets the samples; "" is its first table, or its stream
-    window_bytes: int = 64 << 20  # samples are kept until they are acknowledged: at most this many bytes ...
-    max_inflight_msgs: int = 65536  # ... and this many samples; `send` waits when either limit is reached
-    max_coalesced_bytes: int = 256 << 10  # bytes of samples that are gathered into one frame on a busy link
-    reconnect: bool = True  # False: a lost connection is final
-    silence: float = SILENCE  # seconds without a byte after which the learner counts as lost
-    resolve: Any = None  # for code: called before every dial, it returns the Address, or raises ConnectionClosedError if there is none yet
+    Args:
+        timeout: the default timeout of every wait, and how long a client tries to reconnect, in seconds.
+        token: the client's token. None works only with a learner that asks for none.
+        allow_unauthenticated: True also accepts a learner that asks for no token although this client has one.
+        client_id: 32 hex digits, which stay the same over reconnects; "" draws a random id.
+        name: the name of this client for people; "" stands for host:pid.
+        role: "worker", or "observer", which sends no experience and needs no right to send any.
+        table: the learner's replay table that gets the samples; "" stands for its first table, or its stream.
+        window_bytes: how many bytes of samples are kept until they are acknowledged. `send` waits at this limit and at the next one.
+        max_inflight_msgs: how many samples are kept until they are acknowledged.
+        max_coalesced_bytes: how many bytes of samples are gathered into one frame on a busy link.
+        reconnect: False makes a lost connection final.
+        silence: after how many seconds without a byte the learner counts as lost.
+        resolve: a function, in code only. It is called before every dial, and returns the `Address` or raises ConnectionClosedError.
+    """
+
+    timeout: float = 30.0
+    token: bytes | None = field(default=None, repr=False)
+    allow_unauthenticated: bool = False
+    client_id: str = ""
+    name: str = ""
+    role: str = "worker"
+    table: str = ""
+    window_bytes: int = 64 << 20
+    max_inflight_msgs: int = 65536
+    max_coalesced_bytes: int = 256 << 10
+    reconnect: bool = True
+    silence: float = SILENCE
+    resolve: Any = None
 
     def __post_init__(self) -> None:
         if not self.timeout >= 0:

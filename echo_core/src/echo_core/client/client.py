@@ -12,6 +12,7 @@ from ..base.errors import ConfigError
 from ..base.green_threads import check_real_threads
 from ..base.returned import returned
 from ..base.waiting import Wait
+from ..plugins.reaching import Resolver, reach
 from ..security import tokens
 from ..server import mixture
 from ..spec.spec import Spec
@@ -23,11 +24,11 @@ from ..wire.weights import Weights
 from .explained import ExplainedConnection, Reasons
 from .other_tables import OtherTables, close_all
 from .plain_sender import PlainSender
-from .reaching import Resolver, reach
 from .remote_steps import remote_table
 from .remote_table import RemoteSample
 from .requests import Requests
 from .serving import CallHandler, Serving, abandoned
+from .weights_connection import weights_connection
 
 if TYPE_CHECKING:
     from .remote_table import RemoteTable
@@ -50,6 +51,8 @@ class Client:
         resolve: called as `resolve(address)` before every dial, it returns the address where the server is now, or None if it is not up yet. The
             transport stays the same for the life of the client. The schemes `file`, `dns` and `static`, and those of the entry-point group
             `echo.resolvers`, do this without an argument. See docs/finding-servers.md.
+        weights: the address of another server that passes on the learner's weights, such as `"shm://relay"`: `weights()` then takes them from there.
+            The token is the same. See docs/relays.md.
         **options: options of the transport, such as `window_bytes`.
 
     Raises:
@@ -77,6 +80,7 @@ class Client:
         table: str | None = None,
         tables: Mapping[str, Any] | None = None,
         resolve: Resolver | None = None,
+        weights: str | Address | None = None,
         **options: Any,
     ) -> None:
         check_real_threads()
@@ -89,6 +93,8 @@ class Client:
             self._pickled[3]["tables"] = dict(tables)
         if resolve is not None:
             self._pickled[3]["resolve"] = resolve
+        if weights is not None:
+            self._pickled[3]["weights"] = str(weights)
         reached = reach(self.address, resolve, timeout)
         transport, options = reached.transport, {**options, **reached.options}
 
@@ -109,6 +115,13 @@ class Client:
             self._connection = connect(self.spec, client_id=client_id)  # type: ignore[arg-type]
         else:
             self._connection, labelled_from_start = _connection(connect, self.spec)
+        self._weights_from = self._connection
+        if weights is not None:
+            try:
+                self._weights_from = weights_connection(Address.parse(weights), name or "", timeout, tokens.find_token(token) if auth else None)
+            except BaseException:
+                self._connection.close(0)
+                raise
         self._explained = ExplainedConnection(self._connection, reasons, table)
         if isinstance(example, Steps):
             self._streams = StepStreams(example, self._explained.send, self._explained.send_batch, client_id)
@@ -371,7 +384,7 @@ class Client:
         Raises:
             EchoTimeoutError: there was no such version in time. SpecError: `like` does not match; the message names the leaf.
         """
-        weights = self._connection.weights(timeout, newer_than, like)
+        weights = self._weights_from.weights(timeout, newer_than, like)
         self.policy_version = weights.version
         return weights
 
@@ -405,8 +418,11 @@ class Client:
         return self.request("stats", timeout=timeout)[0]
 
     def stats(self) -> dict[str, Any]:
-        """The counters of this connection, as a flat dict."""
-        return self._connection.stats()
+        """The counters of this connection, as a flat dict. Those of the weights are those of the connection that `weights()` uses."""
+        stats = self._connection.stats()
+        if self._weights_from is not self._connection:
+            stats.update((name, value) for name, value in self._weights_from.stats().items() if name.startswith("weights_"))
+        return stats
 
     @property
     def unacknowledged(self) -> int:
@@ -422,7 +438,8 @@ class Client:
         """
         self._serving.stop()
         try:
-            close_all((*self._others.open(), self._explained), self._wait(timeout).timeout)
+            others = () if self._weights_from is self._connection else (self._weights_from,)
+            close_all((*self._others.open(), *others, self._explained), self._wait(timeout).timeout)
         finally:
             self._serving.join()
             if self._unserved is not None:

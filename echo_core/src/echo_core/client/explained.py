@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["ExplainedConnection", "Reasons"]
 
 ASK_SECONDS, LEAST_ASK_SECONDS = 1.0, 0.25  # asking takes at most as long as the wait itself, within these bounds
-KEPT_SECONDS = 5.0  # how long an answer is used again; also that there was none, because then asking took long
-ROOM_SECONDS = 1.0  # the same, if the learner said that it takes samples: this changes soon
+KEPT_SECONDS = 5.0  # how long a reason is used again
+SOON_SECONDS = 1.0  # how long until the learner is asked again if it takes samples, or if it did not answer: both change soon
 
 
 class Reasons:
@@ -59,7 +59,7 @@ class Reasons:
                     return ""
                 answer = self._ask(table, seconds)
                 reason, at = answer or "", time.monotonic()
-                self._answers[table] = reason, at, at + (ROOM_SECONDS if answer == "" else KEPT_SECONDS)
+                self._answers[table] = reason, at, at + (KEPT_SECONDS if answer else SOON_SECONDS)
         finally:
             self._lock.release()
         age = time.monotonic() - at

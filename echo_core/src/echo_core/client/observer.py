@@ -11,13 +11,13 @@ from ..base.address import Address
 from ..base.errors import EchoTimeoutError, ProtocolError
 from ..base.green_threads import check_real_threads
 from ..base.returned import returned
+from ..plugins.reaching import reach
 from ..security import tokens
 from ..server.operations.looks import MAX_LOOK_BYTES, MAX_LOOK_SAMPLES
 from ..spec.spec import Spec
 from ..spec.structure import rebuilt
 from ..wire.blobs import split
 from ..wire.transport import Connection
-from .reaching import reach
 from .requests import Requests
 
 __all__ = ["Look", "Observer"]

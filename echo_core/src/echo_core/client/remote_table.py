@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,11 +15,11 @@ import numpy as np
 from ..base.errors import ClosedError, EchoError, EchoTimeoutError, SpecError
 from ..base.memory.recycled import empty
 from ..base.plural import counted
-from ..base.waiting import Wait
 from ..spec.spec import Spec
 from ..store.replay.replay_info import importance_weights
 from ..store.sampler import Keys, check_keys, check_priorities
 from ..wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, MOST_BYTES, fill, join, max_rows, split
+from .turn import Turn, patience
 
 if TYPE_CHECKING:
     from ..spec.leaf import LeafSpec
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Drawing", "RemoteInfo", "RemoteSample", "RemoteTable"]
 
-POLL = (0.001, 0.05)  # seconds between two requests while no batch can be drawn: at first, and at most
 AHEAD = 2  # messages of one batch under way; with more, data in the processor's caches would be overwritten before it is read
 
 
@@ -45,6 +43,7 @@ class RemoteInfo(NamedTuple):
     effective_sample_size: float
     policy_version: int = 0
     policy_versions: np.ndarray | None = None
+    mass: float | None = None
 
 
 class RemoteSample(NamedTuple):
@@ -265,6 +264,7 @@ class RemoteTable:
             effective_sample_size=float(w.sum() ** 2 / np.square(w).sum()),
             policy_version=int(figures.get("policy_version", 0)),
             policy_versions=made_by,
+            mass=figures.get("mass"),
         )
         return arrays, info, figures
 
@@ -273,7 +273,7 @@ class RemoteTable:
         if left == 0:
             raise EchoTimeoutError(f"sample() received only {start} of {counted(drawing.n, 'item')} in time; draw fewer, or wait longer (timeout=)")
         self._ask_ahead((drawing,), 1)
-        answer = drawing.asked.popleft()(_patience(left))
+        answer = drawing.asked.popleft()(patience(left))
         if answer[0].get("gone"):  # this part was requested before the batch was drawn
             answer = self._ask("sample", drawing.n, b"", left, **drawing.body(start))
         if answer[0].get("gone"):
@@ -298,7 +298,7 @@ class RemoteTable:
                 # A batch that could not be drawn when it was requested comes after the next drawn one, and is requested again with it.
                 for _ in range(len(drawings)):
                     if (drawing := drawings[0]).asked:
-                        drawing.first = drawing.asked.popleft()(_patience(timeout))
+                        drawing.first = drawing.asked.popleft()(patience(timeout))
                     if drawing.first is None or "wait" not in drawing.first[0]:
                         break
                     drawing.first, drawing.to_ask = None, 0
@@ -320,27 +320,17 @@ class RemoteTable:
                 under_way += 1
 
     def _until_there(self, op: str, n: int, blob: bytes, timeout: float | None, more: dict[str, Any]) -> tuple[dict[str, Any], Buffer]:
-        """Repeat the request until the answer is not "wait"."""
-        wait, pause = Wait(self._timeout if timeout is None else timeout), POLL[0]
-        if len(blob) > MAX_BYTES:  # sent once, however often the request is repeated
-            more, blob = more | self._requests.upload(blob, _patience(timeout)), b""
-        while True:
-            answer = self._ask(op, n, blob, timeout, **more)
-            reason = answer[0].get("wait")
-            if reason is None:
-                return answer
-            expired = partial("{}() waited {:g} s: {}".format, op, wait.timeout, reason)
-            left = wait.look(expired, partial("{0}() has waited {2:.0f} s: {1}".format, op, reason))
-            time.sleep(min(pause, left))
-            pause = min(pause * 2, POLL[1])
+        """The answer to a request that may wait at its table."""
+        return Turn(self._requests, op, {"n": n, **self._named(), **more}, blob, self._timeout if timeout is None else timeout).wait()
 
     def _ask(self, op: str, n: int, blob: bytes, timeout: float | None, **body: Any) -> tuple[dict[str, Any], Buffer]:
-        return self._send(op, n, blob, **body)(_patience(timeout))
+        return self._send(op, n, blob, **body)(patience(timeout))
 
     def _send(self, op: str, n: int, blob: bytes, **body: Any) -> Pending:
-        if self._name is not None:
-            body["table"] = self._name
-        return self._requests.ask(op, {"n": n, **body}, blob)
+        return self._requests.ask(op, {"n": n, **self._named(), **body}, blob)
+
+    def _named(self) -> dict[str, str]:
+        return {} if self._name is None else {"table": self._name}
 
 
 def messages_of(item_bytes: int) -> int:
@@ -348,11 +338,6 @@ def messages_of(item_bytes: int) -> int:
     travels in pieces."""
     row = item_bytes + DRAWN
     return MAX_BYTES // row or max(1, MOST_BYTES // row)
-
-
-def _patience(timeout: float | None) -> float | None:
-    """Seconds to wait for an answer: a request with timeout 0 still needs time for its answer. None is the connection's default."""
-    return None if timeout is None or timeout == math.inf else max(1.0, timeout)
 
 
 def _parts(keys: Keys, most: int) -> Iterator[Keys]:

@@ -1,4 +1,4 @@
-"""A client's requests. One that is larger than a message, or whose answer is, travels in pieces (server/large_messages.py is the other end)."""
+"""A client's requests. One that is larger than a message, or whose answer is, travels in pieces (server/requests/large_messages.py is the other end)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import ProtocolError
+from ..base.errors import ConnectionClosedError, ProtocolError
 from ..base.memory.recycled import empty
 from ..wire.blobs import MAX_BYTES, PARTS, PIECES
 from ..wire.protocol import parse_reply
@@ -32,6 +32,7 @@ class Requests:
     def __init__(self, connection: Connection) -> None:
         self._ask = connection.ask
         self._request = connection.request
+        self._stats = connection.stats
 
     def ask(self, op: str, body: dict[str, Any], blob: Buffer = b"") -> Pending:
         """Like `Connection.ask`, for a request and an answer of any size."""
@@ -64,7 +65,7 @@ class Requests:
         return self._whole(self._ask(op, body | self.upload(blob, left()), b""), left())
 
     def _whole(self, pending: Pending, timeout: float | None = None) -> tuple[dict[str, Any], Buffer]:
-        """The answer, put together if it travels in pieces."""
+        """The answer, put together if it travels in pieces. The server keeps them only for the connection over which the first one came."""
         left = _Left(timeout)
         body, blob = pending(left())
         if PIECES not in body:
@@ -76,9 +77,13 @@ class Requests:
         view = memoryview(data)
         view[: len(blob)] = memoryview(blob)
         done = asked = len(blob)
+        reconnects = self._stats()["reconnects"]
         under_way: deque[Pending] = deque()
         while done < size:
             while asked < size and len(under_way) < AHEAD:
+                stats = self._stats()
+                if not stats["connected"] or stats["reconnects"] != reconnects:  # a request would wait for a server that has no such answer
+                    raise ConnectionClosedError(f"the connection was lost after {done:,} of {size:,} bytes of an answer had come; ask again")
                 under_way.append(self._ask("piece", {"number": number, "start": asked}))
                 asked += MAX_BYTES
             piece = under_way.popleft()(left())[1]

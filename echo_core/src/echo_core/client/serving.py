@@ -1,4 +1,4 @@
-"""The threads of a client that carry out calls of its server (`Client.serve`). The other end is server/calls.py."""
+"""The threads of a client that carry out calls of its server (`Client.serve`). The other end is server/requests/calls.py."""
 
 from __future__ import annotations
 

@@ -223,6 +223,7 @@ class Config:
         else:
             transports = [self._choice("transport", transport, "server.transport")]
         table["transports"] = transports
+        self._parse_address(table, "server", "weights_from")
         tables = table.pop("tables", None)
         if tables is not None:
             if "server.sampler" in self._origins:
@@ -256,14 +257,18 @@ class Config:
     def _client(self, table: dict[str, Any]) -> ClientConfig:
         core = {key: value for key, value in table.items() if key in KEYS["client"]}
         free = {key: value for key, value in table.items() if key not in core}
-        if core.get("address") is not None:
-            try:
-                core["address"] = Address.parse(core["address"])
-            except AddressError as error:
-                origin = self.origin("client.address")
-                raise ConfigError(f"{origin}: client.address: {error}") from error
+        self._parse_address(core, "client", "address")
+        self._parse_address(core, "client", "weights")
         config: ClientConfig = self._build(ClientConfig, core, "client")
         return dataclasses.replace(config, options=free)
+
+    def _parse_address(self, table: dict[str, Any], section: str, key: str) -> None:
+        if table.get(key) is not None:
+            try:
+                table[key] = Address.parse(table[key])
+            except AddressError as error:
+                name = f"{section}.{key}"
+                raise ConfigError(f"{self.origin(name)}: {name}: {error}") from error
 
     def _check_keys(self) -> None:
         for path, origin in self._given.origins.items():
@@ -341,6 +346,7 @@ def server_arguments(
         "client_memory": config.server.client_memory,
         "max_parked": config.server.max_parked,
         "max_parked_per_client": config.server.max_parked_per_client,
+        "weights_from": config.server.weights_from,
         "host": config.host,
     }
     if config.server.tables and "tables" not in passed:
@@ -374,6 +380,8 @@ def client_arguments(
     if not config.host.resolves(address.scheme):
         address = dataclasses.replace(address, options={})
     arguments = {"address": address, "auth": security.auth, **options}
+    if config.client.weights is not None:
+        arguments["weights"] = config.client.weights
     if "token" not in passed and security.names_token:
         arguments["token"] = security.find_token()
     config.host.observers().hook.echo_configure(config=config)

@@ -44,6 +44,7 @@ def configuration_schema(host: PluginHost | None = None) -> dict[str, Any]:
     address = {"type": "string", "description": "an address such as scheme://host:port?option=value"}
     one = {"anyOf": [address, *transports]}
     server["properties"]["transport"] = {"anyOf": [one, {"type": "array", "items": one}]}
+    server["properties"]["weights_from"] = address
     server["properties"]["sampler"] = {"anyOf": [{"type": "string"}, *samplers]}
     table = options_schema(Table)
     del table["properties"]["example"]
@@ -76,7 +77,7 @@ def _client(host: PluginHost) -> dict[str, Any]:
 
     Only the address says which transport will be used, so an editor is offered the options of all of them.
     """
-    own = {"address": {"type": "string"}, "timeout": {"type": "number", "default": 30.0}, "name": {"type": "string"}}
+    own = {"address": {"type": "string"}, "timeout": {"type": "number", "default": 30.0}, "name": {"type": "string"}, "weights": {"type": "string"}}
     forms: dict[str, list[dict[str, Any]]] = {}
     users: dict[str, list[str]] = {}
     for record in host.examine(discovery.TRANSPORTS):

@@ -29,8 +29,9 @@ KEYS: dict[str, tuple[str, ...]] = {
     "shared": ("address", "listen_host"),
     "server": (
         "batch_size", "sampler", "transport", "tables", "num_buffers", "lease_timeout", "pinned", "client_memory", "max_parked", "max_parked_per_client",
+        "weights_from",
     ),
-    "client": ("address", "timeout", "name"),
+    "client": ("address", "timeout", "name", "weights"),
     "security": ("token_file", "token", "auth", "allow_insecure"),
     "plugins": ("disable", "require"),
 }
@@ -109,6 +110,7 @@ class ServerConfig:
     client_memory: int | None = None
     max_parked: int = 16_384
     max_parked_per_client: int = 128
+    weights_from: Address | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -139,6 +141,7 @@ class ClientConfig:
     address: Address | None = None
     timeout: float = 30.0
     name: str | None = None
+    weights: Address | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -51,6 +51,9 @@ class Table:
         rate_limiter: decides when inserts and samples wait; None means `MinSize(1)`.
         max_times_sampled: an item is removed after this many samples; 0 keeps it. None means 1 with `Queue` and `Stack`, otherwise 0.
         max_bytes: the most bytes of all items. It holds in addition to `capacity`; the limit that is reached first counts.
+        initial: so many items (steps, with `items`) get their memory when the table is made; the others get it as they are first used, in
+            parts of 4 MiB, for which only the writer waits. None provides all of it at once: nothing is slower while the table fills,
+            and a lack of memory shows at the start. The memory of a full table has to be available in any case.
         beta: exponent of importance weights, from 0 to 1; None takes the sampler's `beta` option, or 0.4.
         seed: seed of the table's random number generator; None draws one.
         storage: path of a new file that holds the items, for tables larger than memory. The file is unlinked as soon as it is made, and
@@ -79,6 +82,7 @@ class Table:
     rate_limiter: RateLimiter | None = None
     max_times_sampled: int | None = None
     max_bytes: int | None = None
+    initial: int | None = None
     beta: float | None = None
     seed: int | None = None
     storage: Path | str | None = None
@@ -106,6 +110,10 @@ class Table:
             if rows < 1:
                 raise ConfigError(f"table {name!r}: max_bytes={self.max_bytes} is too small for one item of {self.spec.sample_bytes} bytes; raise it")
             self.rows = min(self.rows, rows)
+        if self.initial is not None:
+            self.initial = min(_whole(name, "initial", self.initial, 1, self.capacity), self.rows)
+            if self.storage is not None:
+                raise ConfigError(f"table {name!r}: initial is for tables in memory, and storage reserves a whole file; leave out one of them")
         self.layout: Layout | None = None
         self.steps = 0
         if items is not None:
@@ -242,6 +250,7 @@ class Table:
                 descriptor,
                 self.lags,
                 self.lease_timeout,
+                self.initial,
             )
         finally:
             if descriptor >= 0:

@@ -44,6 +44,10 @@ typedef struct echo_sampler {
     /* Fills in the n keys to give up first when the table is full; see Sampler.victims(). Returns n, or 0 if fewer are held. The pointer is NULL
      * in a sampler that leaves this to a remover. */
     size_t (*victims)(const void *state, size_t n, uint32_t *keys);
+    /* The sum that the probabilities of the next draw divide by; see Sampler.mass(). NaN, or a NULL pointer, says that there is no such sum. */
+    double (*mass)(const void *state);
+    /* A version of the policy was published; see Sampler.published(). A NULL pointer says that the sampler does not care. */
+    void (*published)(void *state, uint64_t version);
 } echo_sampler;
 
 #ifdef __cplusplus

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import logging
 import math
 import os
@@ -13,8 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import optree
@@ -32,17 +30,19 @@ from ..store.replay.rate_limiters import RateLimiter
 from ..store.sample import Sample
 from ..store.sampler import Sampler
 from ..wire.peer import Peer
-from ..wire.transport import Listener, Transport
-from ..wire.weights import PackedWeights, aligned_bytes, pack
-from . import metrics, mixture
+from ..wire.transport import Transport
+from . import mixture
 from .arguments import make_tables, make_transports, short_form, stream_sampler
-from .open_listeners import OpenListeners, logged, on_each, open_listener
+from .open_listeners import OpenListeners, logged, open_listener
 from .operations import OPERATIONS, Operation
 from .operations.others import served
-from .parked import MOST_PARKED, MOST_PARKED_PER_CLIENT
+from .requests.parked import MOST_PARKED, MOST_PARKED_PER_CLIENT
 from .returning import ReturnWatch
 from .sink import ServerSink
 from .state import ServerState
+from .statistics import metrics
+from .weights.publishing import Published
+from .weights.weights_source import WeightsSource
 
 __all__ = ["Published", "Server"]
 
@@ -50,13 +50,6 @@ THREADS = 3  # of one listener, at least; each client of most transports takes t
 
 _log = logging.getLogger("echo")
 _running: weakref.WeakSet[Server] = weakref.WeakSet()
-
-
-class Published(NamedTuple):
-    """The result of `Server.publish`: the version and the digest of its bytes. Workers send both back as receipts."""
-
-    version: int
-    digest: int
 
 
 class Server(ServerState):
@@ -86,6 +79,8 @@ class Server(ServerState):
             container.
         max_parked, max_parked_per_client: how many requests of all clients, and of one connection, may wait for an answer that is given later
             (`serve`, `Later`). The bytes of these requests count in `client_memory`.
+        weights_from: the address of another server, whose weights this one passes on: see docs/relays.md. It proves itself there with the first
+            of its own tokens, which needs the role `read`.
         observers: objects whose methods with `@hookimpl` are called beside those of installed observer plugins: when a client connects or
             leaves, and with the figures about once a second. See docs/plugins/hooks.md.
         host: where plugins are looked up; None uses every installed plugin that ECHO_DISABLE_PLUGINS does not name.
@@ -127,6 +122,7 @@ class Server(ServerState):
         client_memory: int | None = None,
         max_parked: int = MOST_PARKED,
         max_parked_per_client: int = MOST_PARKED_PER_CLIENT,
+        weights_from: str | Address | None = None,
     ) -> None:
         if isinstance(num_buffers, (str, Mapping, Sampler)):
             raise ConfigError(f"num_buffers must be a whole number, not {num_buffers!r}; give a sampler by name: Server(..., sampler={num_buffers!r})")
@@ -151,6 +147,8 @@ class Server(ServerState):
         if isinstance(observers, (str, bytes)) or not isinstance(observers, Iterable):
             raise ConfigError(f"observers must be a list of objects, not {observers!r}; write observers=[...]")
         super().__init__(token, host.observers(*observers), client_memory, max_parked, max_parked_per_client)
+        if weights_from is not None:
+            self._source = WeightsSource(weights_from, token)
         self._transports = list(make_transports(transport, host))
         if tables:
             made = make_tables(tables, batch_size, host)
@@ -164,8 +162,6 @@ class Server(ServerState):
             self._lock_pages()
         self._life = threading.Lock()  # it is held while transports open, so their callbacks must not acquire it
         self._checkpointing = threading.Lock()
-        self._publishing = threading.Lock()  # it makes versions reach the listeners in order
-        self._versions = itertools.count(1)
         self._opened = OpenListeners()
         self._ticker: metrics.StatsTicker | None = None
         self._returns: ReturnWatch | None = None
@@ -209,20 +205,22 @@ class Server(ServerState):
                 raise ClosedError("this server was drained; make a new one")
             if self._listeners:
                 return self
-            sink, weights = ServerSink(self), self._weights
+            sink, publishing = ServerSink(self), self._publishing
             try:
                 for transport in self._transports:
                     check_spare_threads(THREADS, f"a listener of {transport.scheme}")
                     self._opened.append(open_listener(transport, sink))
-                with self._publishing:
+                with publishing.lock:
                     self._listeners = list(self._opened)
                     _running.add(self)
-                    if self._weights is not None and self._weights is not weights:  # published meanwhile
-                        on_each(self._listeners, partial(_publish, self._weights))
+                    publishing.listening(self._listeners)
                 self._ticker = metrics.StatsTicker.maybe(self, self._observers)
                 self._returns = ReturnWatch.maybe(self)
+                if self._source is not None:
+                    self._source.start(self)
             except BaseException:
                 self._listeners = []
+                self._publishing.listeners = ()
                 with logged("while start() gave up"):
                     self._opened.close(0.0)
                 raise
@@ -243,15 +241,17 @@ class Server(ServerState):
         try:
             with self._life:
                 self._listeners = []
+                self._publishing.listeners = ()
                 ticker, self._ticker = self._ticker, None
                 returns, self._returns = self._returns, None
-            for timer in (ticker, returns):
+            for timer in (self._source, ticker, returns):
                 if timer is not None:
                     timer.stop()
         finally:
             try:
                 self._calls.close()
                 self._parked.close()
+                self._lines.close()
                 self._opened.close(timeout)
             finally:
                 self._close_store()
@@ -276,6 +276,7 @@ class Server(ServerState):
                 raise ClosedError("this server was closed")
             self._draining = True
             self._listeners = []
+            self._publishing.listeners = ()
         self._parked.close("the server is draining")
         self._opened.drain(timeout)
 
@@ -378,38 +379,37 @@ class Server(ServerState):
         with self._checkpointing:
             checkpoint.load(self.tables, path)
         # Restored items carry old policy versions, so new versions must have higher numbers.
-        newest = max(table.policy_version for table in self.tables.values())
-        self._versions = itertools.count(max(next(self._versions), newest + 1))
+        self._publishing.at_least(max(table.policy_version for table in self.tables.values()))
         return self
 
     # ---- weights ----------------------------------------------------------------------------------------------------------
 
-    def publish(self, weights: Any) -> Published:
+    def publish(self, weights: Any, version: int | None = None) -> Published:
         """Offer a pytree of arrays to the workers, and return at once. The latest version wins, and no worker ever sees a torn one.
 
         Leaves may be arrays and tensors, and Python numbers, bools, strings and bytes, which arrive exactly as they were given. All are copied, so
-        they may be changed right after. Workers confirm the version and digest that they hold: see `stats()`.
+        they may be changed right after. Workers confirm the version and digest that they hold: see `stats()` and `receipts()`.
+
+        This server keeps one copy. While a version of 64 MiB or more is being packed, the one before is no longer offered, so that its memory
+        can be freed first. If Ctrl-C or a lack of memory ends this call then, new subscribers get nothing until the next one.
+
+        Args:
+            version: its number; it must be above all earlier ones. None is the next number, beginning with 1.
 
         Raises:
             SpecError: a leaf cannot travel unchanged; the text names it.
+            ValueError, TypeError: the number is not above the newest, or is no whole number. ConfigError: this server has `weights_from`.
             The first error of a transport that could not take the version. The others have it.
         """
         self._check_process()
-        with self._publishing:
-            packed = pack(weights, next(self._versions), memory=self._weights_memory)
-            self._weights = packed
-            self._published_at = time.monotonic()
-            for table in self.tables.values():
-                table.policy_version = packed.version
-            on_each(self._listeners, partial(_publish, packed))
-        return Published(packed.version, packed.digest)
+        if self._source is not None:
+            raise ConfigError(f"this server passes on the weights of {self._source.address}; publish there, or leave weights_from out")
+        return self._publishing.publish(weights, version, self.tables.values())
 
-    def _weights_memory(self, count: int) -> np.ndarray:
-        """Memory into which the next version is packed. If a transport has memory that workers of this machine read, it is used."""
-        for listener in self._listeners:
-            if (memory := listener.weights_memory(count)) is not None:
-                return memory
-        return aligned_bytes(count)
+    @property
+    def weights_source(self) -> WeightsSource | None:
+        """Where the weights come from, and whether they do; None without `weights_from`."""
+        return self._source
 
     # ---- requests of clients ----------------------------------------------------------------------------------------------
 
@@ -519,10 +519,6 @@ class Server(ServerState):
         state = "drained" if self._draining else "not started" if self._transports else "in-process"
         where = ", ".join(map(str, self.addresses)) or ("closed" if self.closed else state)
         return f"<Server {where} batch_size={self.batch_size} pid={os.getpid()}>"
-
-
-def _publish(weights: PackedWeights, listener: Listener) -> None:
-    listener.publish(weights)
 
 
 def _at_exit() -> None:

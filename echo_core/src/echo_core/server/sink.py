@@ -20,8 +20,8 @@ from ..wire.labels import SUFFIX, TableSpecs, labelled
 from ..wire.later import Later
 from ..wire.protocol import pack_error, parse_reply, reply_pieces
 from ..wire.sink import Sink
-from .large_messages import fitting, taken, whole
 from .operations.others import check_answer
+from .requests.large_messages import fitting, taken, whole
 
 if TYPE_CHECKING:
     from ..base.memory.client_memory import ClientMemory
@@ -66,7 +66,7 @@ class ServerSink(Sink):
     @property
     def weights(self) -> PackedWeights | None:
         server = self._server()
-        return None if server is None else server._weights
+        return None if server is None else server._publishing.newest
 
     @property
     def client_memory(self) -> ClientMemory:
@@ -125,13 +125,10 @@ class ServerSink(Sink):
         if (wanted := may(peer.permissions, operation)) is not None:
             raise SecurityError(f"operation {op!r} needs a token for {wanted}; yours is for {', '.join(sorted(peer.permissions))}")
         blob = whole(server, peer, body, blob)
-        waits = False
         try:
             answer = operation(server, peer, body, blob)
-            # The operation of a table that has to wait says so; then the client repeats the request, without sending its parts again.
-            waits = op not in server._served and not isinstance(answer, Later) and "wait" in answer[0]
         finally:
-            if PARTS in body and not waits:
+            if PARTS in body:
                 taken(server, peer, body)
         if isinstance(answer, Later):
             server._parked.park(peer, answer, body, blob, partial(self._packed, peer))

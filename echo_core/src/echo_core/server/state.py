@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,16 +19,21 @@ from ..store.store import Store
 from ..wire.identity import Identities
 from ..wire.peer import Peer
 from ..wire.transport import Listener
-from ..wire.weights import PackedWeights
-from .added_stats import AddedStats
-from .calls import Calls
 from .held import Held
-from .parked import MOST_PARKED, MOST_PARKED_PER_CLIENT, ParkedRequests
+from .requests.calls import Calls
+from .requests.carried_out import CarriedOut
+from .requests.parked import MOST_PARKED, MOST_PARKED_PER_CLIENT, ParkedRequests
+from .requests.waiting_line import Lines
+from .statistics.added_stats import AddedStats
 from .tap import Taps
+from .weights.publishing import Publishing
+from .weights.receipts import Receipts, receipts_of
 
 if TYPE_CHECKING:
     import pluggy
 
+    from ..wire.weights import PackedWeights
+    from .weights.weights_source import WeightsSource
 
 __all__ = ["ServerState"]
 
@@ -59,11 +65,14 @@ class ServerState(Store):
         connected = partial(_has, self._peers)  # not `self.has`: what refers to the server keeps a dropped one alive
         self._parked = ParkedRequests(connected, max_parked, max_parked_per_client)
         self._calls = Calls(connected)
+        self._lines = Lines()
+        self._carried_out = CarriedOut()
         self._added_stats = AddedStats()
-        self._answer_numbers = itertools.count(1)  # of large answers
+        # Of large answers. They begin anywhere, so that a client never takes a piece of this server for one of the server that was here before.
+        self._answer_numbers = itertools.count(secrets.randbits(48))
         self._lock = threading.Lock()  # it guards _peers and is held only briefly
-        self._weights: PackedWeights | None = None
-        self._published_at = 0.0
+        self._publishing = Publishing()
+        self._source: WeightsSource | None = None
         self._draining = False
         self._observers = observers
 
@@ -73,6 +82,26 @@ class ServerState(Store):
             listener.peers()  # native transports update their Peer objects here
         with self._lock:
             return sorted(self._peers.values(), key=lambda peer: peer.connected_at)
+
+    def receipts(self) -> Receipts:
+        """How many clients hold which weights: `{(version, digest): clients}`. It includes those that servers with `weights_from` reported, which
+        may be a second old for each server on the way. Clients that have no weights are not counted."""
+        return receipts_of(self.peers())
+
+    @property
+    def learner_id(self) -> str:
+        """What `Weights.learner` is in weights that this server publishes: 16 hex digits, new for every server."""
+        return self._publishing.learner
+
+    def pass_on(self, packed: PackedWeights) -> None:
+        """Offer the weights of another learner, with their number, unless these or newer ones of it were offered. `weights_from` does this."""
+        self._publishing.pass_on(packed, self.tables.values())
+
+    def _path(self) -> list[list[str]]:
+        """The id and the address of this server, then those of the servers from which its weights come."""
+        listener = next(iter(self._listeners), None)
+        where = "a server that does not listen" if listener is None else str(listener.address)
+        return [[self._publishing.learner, where], *(() if self._source is None else self._source.path)]
 
     def has(self, peer: Peer) -> bool:
         """Whether this client is connected."""

@@ -192,6 +192,20 @@ class Sampler(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} leaves it to a remover which sample goes")
 
+    def mass(self) -> float | None:
+        """Return the sum of the weights that a draw chooses from: a key of weight w is drawn with probability w / mass. Cost: O(1).
+
+        Several samplers then draw like one: take each with the probability mass / (sum of all masses), and multiply the probabilities
+        that it reports by this one. A sampler of equal weights returns its number of keys, and 0.0 says that nothing can be drawn.
+        None says that there is no such sum, and is what a sampler answers that does not override this method. It is right for a
+        sampler that draws nothing at random, and for one whose probabilities are not the shares of a single sum.
+        """
+        return None
+
+    def published(self, version: int) -> None:
+        """Take note that this version of the policy was published; for samplers whose samples age in versions. The table calls it."""
+        return
+
     def native(self) -> object | None:
         """Return a PyCapsule of include/echo_sampler.h, through which a table calls a compiled replay sampler
         without Python; None for a sampler written in Python. Both interfaces work on the same contents."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, POINTER, c_double, c_size_t, c_uint32, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_double, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ class _Table(ctypes.Structure):
         ("count", CFUNCTYPE(c_size_t, c_void_p)),
         ("priorities", CFUNCTYPE(None, c_void_p, _Rows, _Numbers, c_size_t)),
         ("victims", CFUNCTYPE(c_size_t, c_void_p, c_size_t, _Rows)),
+        ("mass", CFUNCTYPE(c_double, c_void_p)),
+        ("published", CFUNCTYPE(None, c_void_p, c_uint64)),
     )
 
 
@@ -48,7 +50,7 @@ class NativeDoor:
         get.restype, get.argtypes = c_void_p, (ctypes.py_object, ctypes.c_char_p)
         self._table = _Table.from_address(get(capsule, b"echo_core.sampler"))
         assert self._table.version == 1, f"version {self._table.version} of the native interface"
-        assert self._table.size >= ctypes.sizeof(_Table), f"{self._table.size} bytes are too few for an echo_sampler"
+        assert self._table.size >= _Table.mass.offset, f"{self._table.size} bytes are too few for an echo_sampler"
         self.victims: Callable[[int], Keys] | None = self._victims if self._table.victims else None
 
     def insert(self, keys: Keys, priorities: Priorities | None = None) -> None:
@@ -74,6 +76,16 @@ class NativeDoor:
         rows, out = keys.astype(np.uint32), np.empty(len(keys))
         self._table.priorities(self._table.state, _at(rows, _Rows), _at(out, _Numbers), len(rows))
         return out
+
+    def mass(self) -> float | None:
+        if self._table.size < _Table.published.offset or not self._table.mass:
+            return None
+        mass = float(self._table.mass(self._table.state))
+        return None if np.isnan(mass) else mass
+
+    def published(self, version: int) -> None:
+        if self._table.size >= ctypes.sizeof(_Table) and self._table.published:
+            self._table.published(self._table.state, version)
 
     def _victims(self, n: int) -> Keys:
         rows = np.empty(n, np.uint32)

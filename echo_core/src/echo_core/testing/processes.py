@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["LONG", "SLOWER", "descriptors", "forked", "interrupted", "pressing_ctrl_c", "returns", "settled", "tasks", "until"]
+__all__ = ["LONG", "SLOWER", "descriptors", "forked", "has_stopped", "interrupted", "pressing_ctrl_c", "returns", "settled", "tasks", "until"]
 
 _T = TypeVar("_T")
 
@@ -127,6 +127,11 @@ else:
     finally:
         child.kill()
         child.communicate()
+
+
+def has_stopped(pid: int) -> bool:
+    """Whether SIGSTOP has stopped the process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def pressing_ctrl_c(call: Callable[[], object], ready: Callable[[], object] = lambda: time.sleep(0.2)) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -13,6 +14,7 @@ __all__ = ["Link", "Relay"]
 CRUMB_BYTES = 7  # of a link that is cut into crumbs
 NARROW_BYTES = 4096  # of each buffer in the kernel of a narrow link
 NARROW_SEGMENT_BYTES = 536  # the sizes of the buffers that the kernel gives the other ends follow from it
+NARROW_PAUSE = 0.0005  # seconds before each read of a narrow link: both ends write faster than it reads, so that their buffers are full again and again
 
 Way = Literal["up", "down"]  # "up": to the learner
 
@@ -105,7 +107,7 @@ class Relay:
         self._reading.set()
 
     def narrow(self) -> None:
-        """Give new links tiny buffers, also in the kernels of both ends: a write of more than a few kB is cut short."""
+        """Give new links tiny buffers, also in the kernels of both ends, and read slowly: a write of more than a few kB is cut short."""
         self._narrow = True
         _make_narrow(self._listener)
 
@@ -178,7 +180,10 @@ class Relay:
 
     def _read(self, source: socket.socket) -> bytes:
         self._reading.wait()
-        return source.recv(NARROW_BYTES if self._narrow else 1 << 16)
+        if not self._narrow:
+            return source.recv(1 << 16)
+        time.sleep(NARROW_PAUSE)
+        return source.recv(NARROW_BYTES)
 
     def _count(self, data: bytes) -> bytes:
         """The bytes of `data` that are still forwarded before the links stall."""

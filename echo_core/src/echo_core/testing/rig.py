@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -79,6 +80,12 @@ class Rig:
         client = Client(address, tree, **self.contract.connect_options, **options)
         self._clients.append(client)
         return client
+
+    def source(self, of: Server | Address) -> Address:
+        """The address by which another server takes the weights of this one, with the options that a connection needs."""
+        address = of.address if isinstance(of, Server) else of
+        options = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in self.contract.connect_options.items()}
+        return replace(address, options=address.options | options)
 
     def hasty(self, to: Server, timeout: float, **options: Any) -> Client:
         """A client with a short default timeout. On a busy machine, connecting may take longer than that timeout."""

@@ -17,19 +17,22 @@ from ..client.client import Client
 from ..server.server import Server
 from ..wire.transport import Transport
 from .capabilities import Capabilities
-from .clauses.calls import CallClauses
-from .clauses.client_ids import ClientIdClauses
+from .clauses.clients.client_ids import ClientIdClauses
+from .clauses.clients.identity import IdentityClauses
 from .clauses.ending import EndingClauses
 from .clauses.experience import ExperienceClauses
 from .clauses.exposure import ExposureClauses
 from .clauses.finding import FindingClauses
 from .clauses.hygiene import HygieneClauses
-from .clauses.identity import IdentityClauses
 from .clauses.memory import MemoryClauses
-from .clauses.parked import ParkedClauses
 from .clauses.processes import ProcessClauses
 from .clauses.recovery import RecoveryClauses
 from .clauses.refusal import RefusalClauses
+from .clauses.relays import RelayClauses
+from .clauses.requests.calls import CallClauses
+from .clauses.requests.deaths import DeathClauses
+from .clauses.requests.parked import ParkedClauses
+from .clauses.requests.waiting_at_tables import LineClauses
 from .clauses.silence import SilenceClauses
 from .clauses.stream import StreamClauses
 from .clauses.waiting import WaitingClauses
@@ -51,11 +54,14 @@ class TransportContract(
     EndingClauses,
     RecoveryClauses,
     WeightsClauses,
+    RelayClauses,
     IdentityClauses,
     MemoryClauses,
     ClientIdClauses,
     ParkedClauses,
+    LineClauses,
     CallClauses,
+    DeathClauses,
     FindingClauses,
     SilenceClauses,
     StreamClauses,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from ..base.address import Address
 from ..client.client import Client
+from ..config.table import Table
 from ..plugins.discovery import transport_class
 from ..server.server import Server
+from ..store.replay.rate_limiters import Queue
 from ..store.steps.steps import Steps
 from ..wire.later import Later
 from ..wire.peer import Peer
@@ -18,7 +21,9 @@ from ..wire.transport import Transport
 from .processes import LONG
 from .samples import example, sample, stacked
 
-__all__ = ["flood", "learn", "neglect", "park", "pour", "serve", "shelve", "use", "wander"]
+__all__ = ["LARGE", "answer", "draw", "flood", "learn", "neglect", "park", "pour", "serve", "shelve", "store", "use", "wander"]
+
+LARGE = bytes(range(256)) * (8 << 12)  # 8 MiB
 
 
 def flood(address: str, maker: int, count: int, batch: int, options: dict[str, Any]) -> None:
@@ -70,8 +75,21 @@ def park(address: str, op: str, count: int, ready: Pipe, options: dict[str, Any]
     del asked
 
 
+def draw(address: str, n: int, timeout: float, ready: Pipe, options: dict[str, Any]) -> None:
+    """Report "ready", draw n items of the first table within `timeout` seconds, report their numbers or the class of the error, and stay
+    connected until killed."""
+    client = Client(address, example(), name="drawing", **options)
+    ready.send("ready")
+    try:
+        ready.send(client.sample(n, timeout).batch["number"].tolist())
+    except Exception as error:
+        ready.send(type(error).__name__)
+    time.sleep(LONG)
+
+
 def serve(address: str, ready: Pipe, options: dict[str, Any]) -> None:
-    """Serve "kit/pid", and "kit/sleep", which reports "asleep" and does not return; until killed."""
+    """Serve "kit/pid", "kit/large", which reports "answering" and returns 8 MiB, and "kit/sleep", which reports "asleep" and does not return; until
+    killed."""
     client = Client(address, example(), name="serving", **options)
 
     def sleep(body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
@@ -79,6 +97,11 @@ def serve(address: str, ready: Pipe, options: dict[str, Any]) -> None:
         time.sleep(LONG)
         return {}, b""
 
+    def large(body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+        ready.send("answering")
+        return body, LARGE
+
+    client.serve("kit/large", large)
     client.serve("kit/pid", lambda body, blob: ({"pid": os.getpid()}, blob))
     client.serve("kit/sleep", sleep)
     ready.send("ready")
@@ -97,6 +120,50 @@ def shelve(address: str, op: str, ready: Pipe, options: dict[str, Any] | None = 
         server.serve(op, keep)
         ready.send(str(server.address))
         time.sleep(LONG)
+
+
+def store(address: str, ready: Pipe, options: dict[str, Any] | None = None) -> None:
+    """A learner with an empty queue, until killed; reports its address, and then how many draws wait, whenever that changes."""
+    table = Table("queue", example(), capacity=64, sampler="fifo", rate_limiter=Queue(64))
+    with Server(tables=[table], batch_size=1, transport=_at(address, options)) as server:
+        ready.send(str(server.address))
+        told = 0
+        for _ in range(int(LONG / 0.01)):
+            if (now := int(server.stats()["table/queue/draws_waiting"])) != told:
+                ready.send(told := now)
+            time.sleep(0.01)
+
+
+def answer(address: str, told: Pipe, ready: Pipe, options: dict[str, Any] | None = None) -> None:
+    """A learner that reports its address and serves two operations until killed: "kit/when-told" reports "answering" and waits for "go"; "kit/large"
+    reports "answering" and answers with 8 MiB from another thread. When it is told "ask", it calls "kit/task" of its only client and reports the result.
+    `options` are those of its transport."""
+    go = threading.Event()
+
+    def when_told(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:
+        ready.send("answering")
+        go.wait(LONG)
+        return body, blob
+
+    def large(server: Server, peer: Peer, body: dict[str, Any], blob: bytes) -> Later:
+        later = Later(peer)
+        ready.send("answering")
+        threading.Thread(target=later, args=(body, LARGE), daemon=True).start()
+        return later
+
+    def ask(server: Server) -> None:
+        body, blob = server.ask(server.peers()[0], "kit/task", {"n": 1}, timeout=LONG)
+        ready.send({**body, "whole": blob == LARGE})
+
+    with Server(example(), 10, transport=_at(address, options)) as server:
+        server.serve("kit/when-told", when_told)
+        server.serve("kit/large", large)
+        ready.send(str(server.address))
+        while told.poll(2 * LONG):
+            if told.recv() == "go":
+                go.set()
+            else:
+                ask(server)
 
 
 def wander(address: str, maker: int, environments: int, length: int, ready: Pipe, options: Any) -> None:

@@ -2,7 +2,7 @@
 
 A request and its answer carry JSON and a blob, at most 1 MiB together, over every transport. The blob of an operation on a table holds
 first `n` keys (u64), then the arrays that belong to them. A larger request or answer travels in pieces, each of which is a request of its
-own: see server/large_messages.py.
+own: see server/requests/large_messages.py.
 """
 
 from __future__ import annotations

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from .peer import Peer
     from .protocol import Blob, Buffer
 
-__all__ = ["Later", "ParkedRequest", "Parking"]
+__all__ = ["Answer", "Later", "ParkedRequest", "Parking"]
 
 _log = logging.getLogger("echo")
 
+Answer = tuple[dict[str, Any], "Blob"]  # of an operation: a body and a blob
 Pack = Callable[[dict[str, Any], "Blob"], "list[Buffer]"]
 
 

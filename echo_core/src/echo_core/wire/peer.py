@@ -27,6 +27,7 @@ class Peer:
     bytes: int = 0  # bytes received on this connection
     weights_version: int = 0  # the newest complete version that it holds; 0: none
     weights_digest: int = 0
+    relayed: dict[tuple[int, int], int] | None = None  # of a server that passes the weights on: clients behind it by (version, digest) that they hold
     state: str = "idle"  # "streaming" | "idle" | "waiting for space" | "half a message"
     state_since: float = 0.0  # time.monotonic()
     memory: Account | None = field(default=None, compare=False, repr=False)  # what it makes the server hold; a transport may set it before `connected`

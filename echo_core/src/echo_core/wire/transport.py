@@ -66,6 +66,7 @@ from ..base.option_reader import Text, build_options, fault_of_options
 from ..base.transport_options import ConnectOptions, ListenOptions
 from ..store.store_memory import StoreMemory
 from .peer import Peer
+from .weights import PACKED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -199,8 +200,15 @@ class Listener(ABC):
         """Offer `weights` to all present and future subscribers; returns at once.
 
         A subscriber gets the newest version when it has confirmed the previous one; versions in between
-        are never sent. `sink.receipt` reports its receipts.
+        are never sent. `sink.receipt` reports its receipts. The server calls this in order, so the last call always has the newest weights,
+        also if their number is not above the one before: a server that takes its weights from a learner passes on what a restarted one
+        counts anew.
         """
+
+    def withdraw(self) -> None:  # noqa: B027
+        """The server is about to pack other weights: offer nothing until the next `publish`, and drop every reference to the present weights
+        that no subscriber needs whom they are being sent to. Then their memory is free before the next ones take as much. This default
+        implementation does nothing, so that both are in memory for a moment."""
 
     def weights_memory(self, count: int) -> np.ndarray | None:
         """A uint8 array of `count` bytes that begins at a page, with undefined contents. The next weights should be packed into it, because
@@ -265,7 +273,13 @@ class Connection(ABC):
         self, timeout: float | None = None, newer_than: int | None = None, like: Any = None
     ) -> Weights:
         """The newest complete version; waits for one with version > `newer_than` (None: any version).
-        `like` is an example tree for structures that JSON cannot carry."""
+        `like` is an example tree for structures that JSON cannot carry; pass it on to `unpack`."""
+
+    def packed_weights(self, timeout: float | None = None, newer_than: int | None = None) -> PackedWeights:
+        """As `weights`, but as they were published, to be passed on. This default implementation works with every transport whose
+        `weights` passes `like` on to `unpack`."""
+        packed: PackedWeights = self.weights(timeout, newer_than, PACKED).params
+        return packed
 
     @abstractmethod
     def request(

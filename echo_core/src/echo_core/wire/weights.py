@@ -4,7 +4,7 @@
     weights = unpack(packed.meta, packed.payload)      # zero-copy, read-only arrays
     weights.params["policy"]["w"], weights.version, weights.digest
 
-The digest covers the payload and the description but not the version, so equal weights published
+The digest covers the payload and the description but neither the version nor the learner, so equal weights published
 twice have equal digests. The learner computes it. The worker checks it on arrival (except with shared
 memory, where the bytes cannot have changed on the way) and sends it back in its receipt.
 """
@@ -12,6 +12,7 @@ memory, where the bytes cannot have changed on the way) and sends it back in its
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -28,12 +29,17 @@ from ..spec.dtypes import dtype_from_json, dtype_to_json, native, refusal
 from ..spec.structure import leaf_name
 from .digest import Digester, digest
 
-__all__ = ["ALIGNMENT", "PackedWeights", "Weights", "aligned_bytes", "digest", "pack", "unpack", "verify"]
+__all__ = ["ALIGNMENT", "PACKED", "PackedWeights", "Weights", "aligned_bytes", "digest", "learner_of", "pack", "unpack", "verify"]
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
 LARGE = 1 << 20  # bytes; memory of at least this size is used again
 MAX_LEAVES = 1 << 16
 MAX_META_BYTES = 16 << 20
+
+PACKED: Any = object()  # given to `unpack` as `like`, it asks for the `PackedWeights` in place of the tree
+
+# `pack` writes who numbers the versions at the beginning, so that a reader need not parse the whole description.
+_LEARNER = re.compile(rb'\{"version":\d+,"digest":"[0-9a-f]{16}","learner":"([0-9a-f]{1,64})"')
 
 # The exceptions that reading an invalid description can raise.
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
@@ -48,12 +54,14 @@ class PackedWeights:
         digest: the 64-bit digest of payload and description.
         meta: the description, UTF-8 JSON.
         payload: read-only uint8 array; every leaf begins at a multiple of 64 bytes.
+        learner: the identity of the learner that numbers the versions; see `Weights`.
     """
 
     version: int
     digest: int
     meta: bytes
     payload: np.ndarray
+    learner: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -63,11 +71,13 @@ class PackedWeights:
 @dataclass(frozen=True, eq=False)
 class Weights:
     """One version in a worker. `params` is the published tree, with read-only arrays over the received
-    bytes. The bytes stay alive as long as any of these arrays."""
+    bytes. The bytes stay alive as long as any of these arrays. `learner` is the id of the server that published it, also if
+    others passed it on: a restarted learner has another id, and counts versions anew."""
 
     params: Any
     version: int
     digest: int
+    learner: str = ""
 
 
 def aligned_bytes(count: int) -> np.ndarray:
@@ -81,12 +91,13 @@ def aligned_bytes(count: int) -> np.ndarray:
 
 
 def pack(
-    tree: Any, version: int, *, namespace: str = "", memory: Callable[[int], np.ndarray] = aligned_bytes
+    tree: Any, version: int, *, namespace: str = "", memory: Callable[[int], np.ndarray] = aligned_bytes, learner: str = ""
 ) -> PackedWeights:
     """Copy `tree` (arrays, array-likes, tensors of torch, and Python numbers, bools, strings and bytes) into one payload.
 
     `memory` is called with a number of bytes and returns the array that becomes the payload. The tree
-    may be changed as soon as this returns. Raises SpecError with the name of a leaf that cannot be sent.
+    may be changed as soon as this returns. `learner` is hex digits. Raises SpecError with the name of a leaf that cannot be sent, before it
+    calls `memory`.
     """
     values, treedef = optree.tree_flatten(tree, namespace=namespace)
     if len(values) > MAX_LEAVES:
@@ -113,8 +124,9 @@ def pack(
         digester.update(payload[offset + even : upto])
     payload.flags.writeable = False
     value = digester.value
-    meta = f'{{"version":{version},"digest":"{value:016x}",{layout.text}'
-    return PackedWeights(version, value, meta.encode(), payload)
+    who = f'"learner":"{learner}",' if learner else ""
+    meta = f'{{"version":{version},"digest":"{value:016x}",{who}{layout.text}'
+    return PackedWeights(version, value, meta.encode(), payload, learner)
 
 
 class _Layout(NamedTuple):
@@ -185,6 +197,8 @@ def unpack(
     published order of keys). Other classes need `like`, an example tree. Its containers must be the
     published ones, and so must the shapes and dtypes of its numpy arrays.
 
+    If `like` is `PACKED`, `params` is the `PackedWeights`, to be passed on as they are.
+
     `proven` is the digest of these bytes, if `verify` computed it or the transport guarantees it. The bytes are then not read again, which
     would take as long as copying them.
 
@@ -195,6 +209,9 @@ def unpack(
         content, buffer, version, found = _opened(meta, payload, proven)
         buffer = buffer.view()
         buffer.flags.writeable = False
+        learner = learner_of(meta)
+        if like is PACKED:
+            return Weights(PackedWeights(version, found, meta, buffer, learner), version, found, learner)
         leaves = [_leaf_from_json(leaf, buffer) for leaf in content["leaves"]]
         paths = [str(leaf["path"]) for leaf in content["leaves"]]
         containers = content["structure"]
@@ -206,7 +223,13 @@ def unpack(
         raise
     except _MALFORMED as error:
         raise ProtocolError(f"the description of these weights is malformed: {error!r}") from error
-    return Weights(params, version, found)
+    return Weights(params, version, found, learner)
+
+
+def learner_of(meta: bytes) -> str:
+    """The id of the learner that numbered this version, from its description; "" if that does not say it. It is quick."""
+    found = _LEARNER.match(meta)
+    return found[1].decode() if found else ""
 
 
 def verify(meta: bytes, payload: Any) -> int:
@@ -223,7 +246,7 @@ def verify(meta: bytes, payload: Any) -> int:
 
 
 def _opened(meta: bytes, payload: Any, proven: int | None = None) -> tuple[dict[str, Any], np.ndarray, int, int]:
-    """The description without version and digest, the payload's bytes, the version, the digest."""
+    """The description of the leaves, the payload's bytes, the version, the digest."""
     size = memoryview(payload).nbytes
     buffer = np.frombuffer(payload, np.uint8) if size else np.empty(0, np.uint8)
     content, version, claimed = _parsed(meta)
@@ -235,11 +258,12 @@ def _opened(meta: bytes, payload: Any, proven: int | None = None) -> tuple[dict[
 
 
 def _parsed(meta: bytes) -> tuple[dict[str, Any], Any, int]:
-    """The description without version and digest, then version and digest."""
+    """The description of the leaves, then version and digest."""
     if len(meta) > MAX_META_BYTES:
         raise ProtocolError(f"the description of these weights has {len(meta)} bytes, which is too many")
     content = json.loads(meta)
     version, claimed = content.pop("version"), int(content.pop("digest"), 16)
+    content.pop("learner", None)
     return content, version, claimed
 
 

@@ -31,7 +31,7 @@ class ZmqListenOptions(ListenOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.port <= 65535:
-            raise ValueError(f"port is a number from 0 to 65535, not {self.port}")
+            raise ValueError(f"port must be a whole number from 0 to 65535, not {self.port}")
 
 
 class ZmqAcceptor(Acceptor):

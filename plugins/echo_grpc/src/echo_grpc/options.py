@@ -21,6 +21,7 @@ class GrpcListenOptions(tls.TlsListenOptions):
     port: int = 50051  # 0: any free one
     token: str | bytes | None = field(default=None, repr=False)  # None: the server's
     allow_insecure: bool = False  # listen beyond this machine without authentication
+    receive_window: int = 2 << 20  # bytes that gRPC receives of a worker before the learner reads them; a long path needs bandwidth x round trip
     max_connection_rate: float = CONNECTION_RATE  # new connections a second; further ones wait outside. 0: any number
     reflection: bool = False  # describe the service to generic clients; needs echo-grpc[reflection]
 
@@ -29,7 +30,9 @@ class GrpcListenOptions(tls.TlsListenOptions):
         if not self.host:
             raise ValueError('host is empty; write "0.0.0.0" or "::" for every interface')
         if not 0 <= self.port <= 65535:
-            raise ValueError(f"port is a number from 0 to 65535, not {self.port}")
+            raise ValueError(f"port must be a whole number from 0 to 65535, not {self.port}")
+        if not 64 << 10 <= self.receive_window <= 1 << 30:
+            raise ValueError(f"receive_window must be from 65536 (64 KiB) to 1073741824 (1 GiB) bytes, not {self.receive_window}")
         check_connection_rate(self.max_connection_rate)
 
 

@@ -131,6 +131,9 @@ class Outbox:
 class GrpcChannel(Channel):
     """See `echo_core.wire.channel.Channel`.
 
+    Attributes:
+        received: how many bytes have come.
+
     Args:
         outbox: the messages that gRPC sends.
         arriving: the messages that it receives; the iteration ends with the stream.
@@ -150,6 +153,7 @@ class GrpcChannel(Channel):
         hung_up: str = "",
     ) -> None:
         self.peer = peer
+        self.received = 0
         self._outbox = outbox
         self._arriving = arriving
         self._end = end
@@ -179,6 +183,7 @@ class GrpcChannel(Channel):
             return piece
         try:
             for message in self._arriving:
+                self.received += len(message)
                 if piece := unpack(message):
                     return piece
             return memoryview(b"")

@@ -40,7 +40,7 @@ class RdmaListenOptions(ListenOptions):
         if not self.host:
             raise ValueError('host is empty; write "0.0.0.0" for every interface')
         if not 0 <= self.port <= 65535:
-            raise ValueError(f"port is a number from 0 to 65535, not {self.port}")
+            raise ValueError(f"port must be a whole number from 0 to 65535, not {self.port}")
         check_times(self)
 
 

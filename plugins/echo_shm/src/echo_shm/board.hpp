@@ -12,9 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
+
+#include "echo_copy.h"
 
 // The test suite also builds this file without the mark, to prove that it would notice torn weights.
 #ifndef ECHO_BOARD_MARKS
@@ -45,26 +44,10 @@ struct Found : Version {
     uint64_t place, turn;
 };
 
-// Copies large blocks past the caches. A normal copy reads the old contents of the target first, which would cost half as much again. The source
-// comes from main memory, because the other core wrote it past its caches too; it is prefetched here, because the processor's own prefetching
-// stops at the end of a page.
+// Copies large blocks past the caches, because whoever wrote them did so too.
 inline void copy_out(char *to, const char *from, uint64_t count) {
-#if defined(__SSE2__)
     constexpr uint64_t kLarge = 1 << 20;
-    constexpr ptrdiff_t kSoon = 512, kAhead = 4096;  // a prefetch past the end is harmless, because it is not an access
-    if (count >= kLarge && reinterpret_cast<uintptr_t>(to) % 16 == 0) {
-        const uint64_t whole = count / 64 * 64;
-        for (const char *end = from + whole; from != end; from += 64, to += 64) {
-            _mm_prefetch(from + kAhead, _MM_HINT_T1);
-            _mm_prefetch(from + kSoon, _MM_HINT_T0);
-            for (int i = 0; i < 64; i += 16)
-                _mm_stream_si128(reinterpret_cast<__m128i *>(to + i), _mm_loadu_si128(reinterpret_cast<const __m128i *>(from + i)));
-        }
-        _mm_sfence();
-        count -= whole;
-    }
-#endif
-    std::memcpy(to, from, count);
+    count >= kLarge ? echo::copy_past_caches(to, from, count) : void(std::memcpy(to, from, count));
 }
 
 // The view that either end has of the memory. It does not own the memory. The learner's calls are for one thread at a time, a reader's for any number.

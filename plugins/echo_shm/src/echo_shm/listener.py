@@ -50,8 +50,9 @@ class ShmListener(ChannelListener, ShmHost):
         #: None if the store is not that of a stream, or workers must not see it. Then their samples come over the socket.
         self.shared = sink.shared(options.claim_timeout) if options.mode == "direct" else None
         self.lanes: dict[Session, Lane] = {}  # the lanes from which samples are copied
-        self.board = Board()
+        self.board = Board(self._is_read)
         self.publishing = threading.Lock()  # held while the board changes
+        self._put_last: tuple[int, int, str] | None = None
         self._sample_bytes = sink.spec.sample_bytes
         if sink.weights is not None:
             self._put(sink.weights)
@@ -68,7 +69,19 @@ class ShmListener(ChannelListener, ShmHost):
 
     def weights_memory(self, count: int) -> np.ndarray | None:
         with self.publishing:
-            return self.board.memory(count)
+            try:
+                return self.board.memory(count)
+            except OSError:  # they are packed elsewhere, and `publish` says what is lacking
+                return None
+
+    def withdraw(self) -> None:
+        with self.publishing:
+            self.board.newest = None
+        super().withdraw()
+
+    def _is_read(self) -> bool:
+        """Whether a worker was told of a version and has not confirmed it."""
+        return any(client.is_reading() for client in self.serving())
 
     def publish(self, weights: PackedWeights) -> None:
         self._put(weights)
@@ -77,8 +90,9 @@ class ShmListener(ChannelListener, ShmHost):
     def _put(self, weights: PackedWeights) -> None:
         with self.publishing:
             try:
-                if self.board.newest is None or self.board.newest.version < weights.version:
+                if self.board.newest is None or self._put_last != (weights.version, weights.digest, weights.learner):
                     self.board.put(weights)
+                    self._put_last = weights.version, weights.digest, weights.learner
             except OSError as error:
                 self.board.close()  # weights then travel over the sockets
                 log.warning("%s has no shared memory for %s of weights: %s", "echo_shm", counted(weights.nbytes, "byte"), error)

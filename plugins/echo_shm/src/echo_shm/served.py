@@ -191,8 +191,10 @@ class ShmServed(ServedClient):
         """The notice that says where the newest version lies, for a worker that can read it there; with the memory, if the worker does not have it yet."""
         notice = self.listener.board.newest
         reads = self._answered and (self.writer is not None or self.listener.board.sealed)
-        if not reads or notice is None or notice.version <= held:
+        if not reads or notice is None:
             return super().offer_weights(held)
+        if self.holds(notice.version, notice.digest):
+            return None
         channel: UnixChannel = self.channel  # type: ignore[assignment]
         with self.listener.publishing:
             notice, fd = self.listener.board.newest, self.listener.board.fd
@@ -202,7 +204,8 @@ class ShmServed(ServedClient):
             if new:
                 channel.give(fd)
         self._generation = notice.generation
-        frames: list[list[Buffer]] = [[frame(Kind.CONTROL, pack_request("shm/weights", notice._asdict() | {"new": new}), seq=WEIGHTS)]]
+        told = {"version": notice.version, "generation": notice.generation, "new": new}
+        frames: list[list[Buffer]] = [[frame(Kind.CONTROL, pack_request("shm/weights", told), seq=WEIGHTS)]]
         return WeightsOffer(notice.version, iter(frames))
 
     def fits(self, sent: int, version: int) -> bool:

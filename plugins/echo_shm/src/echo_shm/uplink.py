@@ -132,7 +132,7 @@ class ShmUplink(Uplink):
         """A version lies on the learner's board."""
         _, body, _ = parse_request(payload)
         try:
-            notice = Notice(*(int(body[field]) for field in Notice._fields))
+            notice = Notice(int(body["version"]), int(body["generation"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"a malformed notice of weights: {error!r}") from error
         if body.get("new"):

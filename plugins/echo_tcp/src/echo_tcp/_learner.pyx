@@ -79,7 +79,8 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         void evict(uint64_t, string) except +
         void ping(uint64_t) except +
         uint64_t heard_at(uint64_t)
-        void publish(uint64_t, string, const char*, uint64_t, uint64_t) except +
+        void publish(uint64_t, uint64_t, string, const char*, uint64_t, uint64_t) except +
+        void withdraw() except +
         vector[PeerRow] peers() except +
         vector[HeldRow] held(uint64_t) except +
         TotalsRow totals()
@@ -257,13 +258,17 @@ cdef class NativeLearner:
         cdef uint64_t ns = self.learner.get().heard_at(key)
         return ns / 1e9 if ns else INFINITY
 
-    def publish(self, uint64_t version, bytes meta, payload) -> None:
+    def publish(self, uint64_t version, uint64_t digest, bytes meta, payload) -> None:
         """Offer a version to every subscriber. `payload` (a contiguous buffer) is referred to, not copied."""
         cdef _Payload held = _Payload(payload)
         cdef uint64_t ticket = self.learner.get().new_ticket()
         self.payloads[ticket] = held
         cdef string head = len(meta).to_bytes(4, "little") + meta
-        self.learner.get().publish(version, head, <const char*>held.view.buf, <uint64_t>held.view.len, ticket)
+        self.learner.get().publish(version, digest, head, <const char*>held.view.buf, <uint64_t>held.view.len, ticket)
+
+    def withdraw(self) -> None:
+        """Offer nothing until the next `publish`. The payload is released soon, unless it is being sent."""
+        self.learner.get().withdraw()
 
     def peers(self) -> list[dict[str, int]]:
         """One row for each connection: key, samples, bytes, version, digest, partial, read_at and parked_at (CLOCK_MONOTONIC, ns)."""

@@ -132,7 +132,9 @@ cdef class Worker:
     cdef double timeout
     cdef list spare        # an empty list for the next send, or None while a send uses it
     cdef tuple newest      # verified weights: (version, meta, Blob, digest, number of learner restarts before it)
-    cdef int64_t shown     # the number of restarts of the weights that a caller got last; -1 if no caller got any
+    cdef int64_t shown     # `lives` of the weights that a caller got last; -1 if no caller got any
+    cdef int64_t lives     # how often the learner that numbers the weights has changed, as far as weights have shown it
+    cdef object numbered_by  # that learner
     cdef readonly str name
     cdef readonly str address
 

@@ -21,7 +21,7 @@ from echo_core.base.errors import (
 )
 from echo_core.base.plural import counted
 from echo_core.base.waiting import Wait, shown
-from echo_core.wire.weights import unpack, verify
+from echo_core.wire.weights import learner_of, unpack, verify
 from echo_core.wire.protocol import pack_request, parse_reply
 
 cdef enum:
@@ -34,7 +34,7 @@ LINK_LOST = 1
 WEIGHTS_HERE = 2
 OVER = 4
 
-include "_wire_format.pxi"
+include "worker/wire_format.pxi"
 
 watch_forks()
 
@@ -78,6 +78,7 @@ cdef class Worker:
         self.name, self.address, self.timeout = name, address, timeout
         self.original = original
         self.shown = -1
+        self.lives = 0
         self.count = leaf_bytes.size()
         self.engine = new Engine(leaf_bytes, config)
         self.small = self.engine.small()
@@ -206,13 +207,13 @@ cdef class Worker:
             self.until(HELD, holds, patience)
 
     def newer(self, version, life, than):
-        """Whether `version` of the learner's `life`, the newest here, is newer than `than`. A learner that was restarted counts
-        from 1 again. Then every version other than `than` is new, and `than` itself is new unless a caller already got it."""
+        """Whether `version` of the learner number `life`, the newest here, is newer than `than`. Another learner counts anew. Then every
+        version other than `than` is new, and `than` itself is new unless a caller already got it."""
         if than is None or version > than:
             return True
         if self.shown not in (-1, life):
             return True
-        return version != than and self.engine.stats().counters.restarts > 0
+        return version != than and self.engine.stats().counters.restarts + self.lives > 0
 
     def accept_weights(self):
         """Verify the weights that have arrived and show them to callers. Called by the uplink."""
@@ -228,7 +229,11 @@ cdef class Worker:
             self.fail(str(error), True)
             return
         # The weights cannot belong to a later link, because this same thread also attaches links.
-        self.newest = (version, meta, blob, digest, self.engine.stats().counters.restarts)
+        numbered_by = learner_of(meta) or str(self.engine.stats().counters.restarts)
+        if self.numbered_by not in (None, numbered_by):
+            self.lives += 1
+        self.numbered_by = numbered_by
+        self.newest = (version, meta, blob, digest, self.lives)
         with nogil:
             self.engine.hold(version, digest)
 
@@ -406,6 +411,6 @@ cdef class Worker:
         return ConnectionClosedError(f"worker {self.name!r} lost {self.address}: {self.why()}")
 
 
-include "_patience.pxi"
-include "_answers.pxi"
-include "_weights_payload.pxi"
+include "worker/patience.pxi"
+include "worker/answers.pxi"
+include "worker/weights_payload.pxi"

@@ -114,7 +114,7 @@ class TcpConnection(Connection):
         frame to the network until its acknowledgement)."""
         stats: dict[str, Any] = self._worker.stats()
         if self.options.role != "worker":
-            stats.update(samples=0, acknowledged=0)  # its numbers are not counts: see NO_SAMPLES in control.py
+            stats.update(samples=0, acknowledged=0)  # its numbers are not counts: see NO_SAMPLES in listener/control.py
         return stats
 
     def close(self, timeout: float | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from echo_core.base.transport_options import ConnectOptions, ListenOptions, check_silence
+from echo_core.base.transport_options import ConnectOptions, ListenOptions
 from echo_core.security import tls
 from echo_core.wire.network.connection_rate import CONNECTION_RATE, check_connection_rate
 
@@ -25,20 +25,17 @@ class TcpListenOptions(ListenOptions):
     max_connection_rate: float = CONNECTION_RATE  # new connections a second; further ones wait outside. 0: any number
     receive_buffer: int = 0  # bytes in the kernel for each connection; 0: it grows as needed
     staging_bytes: int = 256 << 20  # memory of each thread for large frames that find no slots
-    checksum: bool = False  # CRC-32C over all bytes, which clients must use as well; see checksum.py
+    checksum: bool = False  # CRC-32C over all bytes, which clients must use as well; see channels/checksum.py
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.host:
             raise ValueError('host is empty; write "0.0.0.0" or "::" for every interface')
         if not 0 <= self.port <= 65535:
-            raise ValueError(f"port is a number from 0 to 65535, not {self.port}")
+            raise ValueError(f"port must be a whole number from 0 to 65535, not {self.port}")
         if not 1 <= self.num_threads <= 256:
-            raise ValueError(f"num_threads is a number from 1 to 256, not {self.num_threads}")
+            raise ValueError(f"num_threads must be from 1 to 256, not {self.num_threads}")
         check_connection_rate(self.max_connection_rate)
-        check_silence(self.silence)
-        for name in ("handshake_timeout", "max_pending", "max_connections"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         for name in ("receive_buffer", "staging_bytes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be below 0, but is {getattr(self, name)}")
@@ -67,11 +64,11 @@ class TcpConnectOptions(ConnectOptions):
     # still larger ones would leave the second-level cache between gathering and sending.
     max_coalesced_bytes: int = 384 << 10
     protocol: str = "echo2"  # "echo1": for a server of the original Echo; does not reconnect
-    checksum: bool = False  # CRC-32C over all bytes, which the learner must use as well; see checksum.py
+    checksum: bool = False  # CRC-32C over all bytes, which the learner must use as well; see channels/checksum.py
 
     def __post_init__(self) -> None:
         if self.protocol not in ("echo2", "echo1"):
-            raise ValueError(f"protocol is 'echo2' or 'echo1', not {self.protocol!r}")
+            raise ValueError(f"protocol must be 'echo2' or 'echo1', not {self.protocol!r}")
         if self.protocol == "echo1" and self.checksum:
             raise ValueError('the original protocol has no checksums; leave out checksum or protocol="echo1"')
         if self.protocol == "echo1" and self.role != "worker":
@@ -82,11 +79,7 @@ class TcpConnectOptions(ConnectOptions):
                 raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
         if type(self.send_buffer) is not int or not 0 <= self.send_buffer < 1 << 30:
             raise ValueError(f"send_buffer must be 0 to 2**30 bytes, not {self.send_buffer!r}")
-        if self.max_coalesced_bytes > 16 << 20:
-            raise ValueError("max_coalesced_bytes cannot exceed 16 MiB, the most a frame carries")
-        check_silence(self.silence)
-        if not self.timeout >= 0:
-            raise ValueError(f"timeout must be at least 0 seconds, not {self.timeout!r}")
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)

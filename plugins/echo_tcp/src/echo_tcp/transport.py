@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from echo_core.spec.spec import Spec
     from echo_core.wire.sink import Sink
 
-    from .secure import TlsAcceptor
+    from .channels.secure import TlsAcceptor
 
 __all__ = ["TcpClient", "TcpTransport", "TcpsTransport"]
 
@@ -57,12 +57,12 @@ class TcpTransport(Transport):
         super().__init__(port=port, num_threads=num_threads, host=host, **options)
 
     def listen(self, sink: Sink) -> Listener:
-        from .listener import TcpListener
+        from .listener.listener import TcpListener
 
         options: TcpListenOptions = self.options
         check_exposure(options.host, options.authenticated, options.allow_insecure, tokens=options.protocol != "echo1")
         if options.checksum:
-            from .checksum import listen_checked
+            from .channels.checksum import listen_checked
 
             return listen_checked(options, sink)
         tokens: Callable[[], Sequence[bytes]] = tuple
@@ -75,7 +75,7 @@ class TcpTransport(Transport):
         _without_path(address)
         chosen: TcpConnectOptions = cls.connect_options(address, options)
         if chosen.checksum:
-            from .checksum import connect_checked
+            from .channels.checksum import connect_checked
 
             return connect_checked(address, spec, chosen)
         return TcpConnection(address, spec, chosen)
@@ -96,7 +96,7 @@ class TcpsTransport(ChannelTransport):
     ConnectOptions = TcpsConnectOptions
 
     def bind(self) -> TlsAcceptor:
-        from .secure import TlsAcceptor
+        from .channels.secure import TlsAcceptor
 
         options = self.options
         known = options.auth or options.tls_client_authority is not None
@@ -110,7 +110,7 @@ class TcpsTransport(ChannelTransport):
 
     @classmethod
     def dial(cls, address: Address, options: Any, timeout: float) -> Channel:
-        from .secure import dial_tls
+        from .channels.secure import dial_tls
 
         return dial_tls(address, tls.client_context(options), options.tls_server_name, timeout)
 

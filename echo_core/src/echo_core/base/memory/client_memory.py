@@ -97,6 +97,11 @@ class ClientMemory:
                 "cut_off_total": self._cut_off,
             }
 
+    def _over_limit(self) -> bool:
+        """Whether too much is held; the lock is held. What a single frame needs beyond the part of all frames does not count: others are not to
+        blame for it."""
+        return self._used - max(0, self._frames - self.limit // PART_OF_FRAMES) > self.limit
+
 
 class Account:
     """What one connection makes the server hold. Thread-safe.
@@ -117,6 +122,7 @@ class Account:
         self._cut_off = cut_off
         self._half_since = half_since
         self._frame = 0
+        self._waiting = 0
         self._measured = 0
 
     def take(self, n: int) -> None:
@@ -147,9 +153,8 @@ class Account:
                 ended.append(worst)
             fits = memory._used + n <= memory.limit
             if fits:
-                self.held, self.used_at = wanted, time.monotonic()
-                memory._used += n
-                memory._accounts.add(self)
+                self._hold(n)
+                self.used_at = time.monotonic()
         for account in ended:
             account._tell("of all clients, it made the server hold most memory")
         if not fits:
@@ -161,10 +166,7 @@ class Account:
         """Give `n` bytes back. After the account was closed, this does nothing."""
         with self.memory._lock:
             if not self.closed:
-                self.held -= n
-                self.memory._used -= n
-                if not self.held:
-                    self.memory._accounts.discard(self)
+                self._hold(-n)
 
     def measured(self, n: int) -> None:
         """Set how many bytes the transport itself holds for this connection, which it could not reserve before.
@@ -175,13 +177,8 @@ class Account:
         with memory._lock:
             if self.closed:
                 return
-            self.held += n - self._measured
-            memory._used += n - self._measured
+            self._hold(n - self._measured)
             self._measured = n
-            if self.held:
-                memory._accounts.add(self)
-            else:
-                memory._accounts.discard(self)
             if self.held > memory.share:
                 ended.append(self)
                 self._end()
@@ -203,51 +200,72 @@ class Account:
             self.give(n)
 
     @contextmanager
-    def frame(self, n: int, ended: Callable[[], bool]) -> Iterator[None]:
+    def frame(self, n: int, ended: Callable[[], bool], already: int = 0) -> Iterator[None]:
         """Within the with block, hold `n` bytes for one frame that the connection receives.
 
         It waits while the frames of all connections hold their part of the budget, so that the client is held off and loses nothing. After
         `STALLED_SECONDS` of waiting, the connection whose frame has been incomplete for longest is cut off, if it has been incomplete for so
         long. A frame that is larger than that part waits until it is the only one.
 
+        `already` is how many bytes of memory the beginning of the frame occupies before there is room for the frame: the piece of a channel
+        whose bytes come in pieces. They are held while the frame waits. While all connections hold more than the limit, those are cut off that
+        hold most for frames that wait, so that the frames which have room are completed. Of those that hold the same, it is the newest.
+
         Raises:
             ConnectionClosedError: `ended()` became true, or the account is closed.
         """
+        try:
+            self._wait_for_room(n, ended, already)
+            yield
+        finally:
+            memory = self.memory
+            with memory._lock:
+                if not self.closed:
+                    self._hold(-self._waiting - self._frame)
+                    memory._frames -= self._frame
+                    self._waiting = self._frame = 0
+                    memory._changed.notify_all()
+
+    def _wait_for_room(self, n: int, ended: Callable[[], bool], already: int) -> None:
         memory, began = self.memory, time.monotonic()
         while True:
+            reasons: dict[Account, str] = {}
             with memory._lock:
                 if self.closed or ended():
                     raise ConnectionClosedError(f"the connection of {self.name} has ended")
                 if not memory._frames or memory._frames + n <= memory.limit // PART_OF_FRAMES:
-                    self._frame = n
-                    self.held += n
-                    memory._used += n
+                    self._hold(n - self._waiting)
                     memory._frames += n
-                    memory._accounts.add(self)
-                    break
-                memory._changed.wait(LOOK_UP_SECONDS)
+                    self._frame, self._waiting = n, 0
+                    return
+                if already and not self._waiting:
+                    self._waiting = already
+                    self._hold(already)
+                    while memory._over_limit() and (waiting := [account for account in memory._accounts if account._waiting]):
+                        worst = max(waiting, key=lambda account: (account._waiting, account is self))
+                        reasons[worst] = "of all clients whose messages wait for memory, it made the server hold most"
+                        worst._end()
+                if not reasons:
+                    memory._changed.wait(LOOK_UP_SECONDS)
                 now = time.monotonic()
-                stalled = None
                 if now - began >= STALLED_SECONDS:
                     halves = [(since, id(account), account) for account in memory._accounts if account._frame and (since := account._half_since())]
                     if halves and now - min(halves)[0] >= STALLED_SECONDS:
-                        stalled = min(halves)[2]
+                        since, _, stalled = min(halves)
+                        reasons[stalled] = f"its message has been incomplete for {now - since:.0f} s while other clients wait for the memory"
                         stalled._end()
-                        memory._cut_off += 1
-            if stalled is not None:
-                stalled._tell(f"its message has been incomplete for {now - min(halves)[0]:.0f} s while other clients wait for the memory")
-        try:
-            yield
-        finally:
-            with memory._lock:
-                if not self.closed:
-                    self._frame = 0
-                    self.held -= n
-                    memory._used -= n
-                    memory._frames -= n
-                    if not self.held:
-                        memory._accounts.discard(self)
-                    memory._changed.notify_all()
+                memory._cut_off += len(reasons)
+            for account, reason in reasons.items():
+                account._tell(reason)
+
+    def _hold(self, n: int) -> None:
+        """Hold `n` bytes more, or less if it is negative; the budget's lock is held."""
+        self.held += n
+        self.memory._used += n
+        if self.held:
+            self.memory._accounts.add(self)
+        else:
+            self.memory._accounts.discard(self)
 
     def cut_off(self, reason: str) -> None:
         """End the connection, and log the reason. The caller must hold no lock that `cut_off` of the account takes."""
@@ -279,7 +297,7 @@ class Account:
         self.memory._used -= self.held
         self.memory._frames -= self._frame
         self.memory._changed.notify_all()
-        self.held = self._frame = self._measured = 0
+        self.held = self._frame = self._waiting = self._measured = 0
         self.closed = True
         self.memory._accounts.discard(self)
 

@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...security.tokens import needs
-from ..large_messages import part, piece
-from ..metrics import server_stats
+from ..requests.large_messages import part, piece
+from ..statistics.metrics import server_stats
 from .calls import next_call
 from .draining import drain
-from .draws import item, layout, sample
+from .draws import item, layout, sample, withdraw
 from .items import ack, delete, insert, peek, priority_histogram, top, update_items, update_priorities
 from .looks import tap
-from .operation import Answer, Operation, of_clients, table_of
+from .operation import Operation, of_clients, table_of
+from .relaying import relay
 
 if TYPE_CHECKING:
+    from ...wire.later import Answer
     from ...wire.peer import Peer
     from ..state import ServerState
 
-__all__ = ["OPERATIONS", "Answer", "Operation"]
+__all__ = ["OPERATIONS", "Operation"]
 
 
 def _specs(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
@@ -45,6 +47,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "update_priorities": needs("read")(of_clients(update_priorities)),
     "delete": needs("admin")(of_clients(delete)),
     "sample": needs("read")(of_clients(sample)),
+    "withdraw": needs("write", "read")(of_clients(withdraw)),
     "layout": needs("write", "read")(of_clients(layout)),
     "item": needs("read")(of_clients(item)),
     "peek": needs("read")(of_clients(peek)),
@@ -58,4 +61,5 @@ OPERATIONS: Mapping[str, Operation] = {
     "drain": drain,  # for admins
     "calls/next": needs("write", "read")(next_call),
     "tap": needs("read")(tap),
+    "weights/relay": needs("read")(of_clients(relay)),
 }

@@ -1,4 +1,4 @@
-"""The operation "calls/next", by which a client gets the calls of the server and gives their results (server/calls.py)."""
+"""The operation "calls/next", by which a client gets the calls of the server and gives their results (server/requests/calls.py)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from ...base.errors import EchoError, ProtocolError
 from ...base.foreign_text import escaped
 from ...wire.later import Later
-from ..large_messages import fitting
-from .operation import Answer
+from ..requests.large_messages import fitting
 
 if TYPE_CHECKING:
+    from ...wire.later import Answer
     from ...wire.peer import Peer
     from ..state import ServerState
 

@@ -6,9 +6,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from ...base.errors import EchoError
-from .operation import Answer
 
 if TYPE_CHECKING:
+    from ...wire.later import Answer
     from ...wire.peer import Peer
 
 __all__ = ["drain"]

@@ -2,57 +2,118 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ...base.errors import EchoError, EchoTimeoutError
+from ...base.errors import ClosedError, EchoError, EchoTimeoutError
 from ...store.steps.step_table import StepTable
 from ...wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, MOST_BYTES, pieces
-from .operation import Answer, count_of, table_of
+from ..requests.waiting_line import Want
+from .operation import count_of, table_of
 
 if TYPE_CHECKING:
     from ...store.replay.replay_table import ReplayTable
     from ...store.steps.step_layout import StepSample
+    from ...wire.later import Answer, Later
     from ...wire.peer import Peer
     from ..state import ServerState
 
-__all__ = ["item", "layout", "sample"]
+__all__ = ["item", "layout", "sample", "withdraw"]
 
 
-def sample(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
-    """Draw one batch if that is possible now. A server answers requests one after another, so an operation must not wait.
+def sample(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer | Later:
+    """Draw one batch, now or when the request's turn comes; see server/requests/waiting_line.py. With "patience" it waits for so many seconds at most.
 
-    A batch that is larger than a message has a number, which the client chose, and is fetched in parts. The first request draws all of it.
+    A batch that is larger than a message has a number, "batch", which the client chose, and is fetched in parts. The first request draws all of
+    it; the others do not wait. "again" means that the client lost the connection by which it had sent this request.
     """
     table = table_of(server, body)
     layout = table.layout if isinstance(table, StepTable) else None
     keys_only = layout is not None and body.get("keys_only") is True
     row = DRAWN if keys_only else DRAWN + (table.spec.sample_bytes if layout is None else layout.item_bytes)
     fit = MAX_KEYS if keys_only else max(1, MAX_BYTES // row)
+    beta = body.get("beta")
+    if beta is not None and type(beta) not in (int, float):
+        raise EchoError(f"beta must be a number from 0 to 1, not {beta!r}")
     if "batch" not in body:
         n = count_of(body, fit if row <= MAX_BYTES else max(1, MOST_BYTES // row))
-        account = server._held.make_room(peer, n * row)  # before it is drawn, as memory is allocated for it then
+        draw = _Draw(server, peer, body, table, n, row, keys_only)
+    else:
+        n = count_of(body, max(1, fit * (MOST_BYTES // MAX_BYTES)))
+        number, start, rows = (body.get(name) for name in ("batch", "start", "rows"))
+        if type(number) is not int or type(start) is not int or type(rows) is not int or not (0 <= start < n and 1 <= rows <= min(fit, n - start)):
+            raise EchoError(f"a part of a batch of {n} needs whole numbers as batch, start and rows, and rows of at most {fit}")
+        if start:
+            return _part(server, peer, number, start, rows)
+        draw = _Draw(server, peer, body, table, n, row, keys_only, number, rows)
+    if body.get("again") and (done := server._carried_out.by(peer, body.get("number"))):
+        return {"carried_out": done}, b""
+    lines = server._lines.of(table)
+    return lines.ask(lines.draws, peer, body, draw)
+
+
+class _Draw(Want):
+    """One batch that a client wants. It does not refer to the server, which can be dropped while this waits.
+
+    Args:
+        row: bytes of an item and of what is told about it.
+        batch, rows: of a batch that is fetched in parts, its number and the items in the first part.
+    """
+
+    def __init__(
+        self,
+        server: ServerState,
+        peer: Peer,
+        body: dict[str, Any],
+        table: ReplayTable,
+        n: int,
+        row: int,
+        keys_only: bool,
+        batch: int | None = None,
+        rows: int = 0,
+    ) -> None:
+        self._server = weakref.ref(server)
+        self.n = n
+        self._peer, self._table, self._row, self._keys_only = peer, table, row, keys_only
+        self._beta, self._number = body.get("beta"), body.get("number")
+        self._batch, self._rows = batch, rows
+        self._spends = bool(table.max_times_sampled) and table.lease_timeout is None  # items that it draws may be gone then
+
+    def attempt(self) -> Answer | None:
+        """The batch, or the first part of it; None if it cannot be drawn now."""
+        server, peer, size = self._server(), self._peer, self.n * self._row
+        if server is None:
+            raise ClosedError("the server is gone")
+        account = server._held.make_room(peer, size)  # before it is drawn, as memory is allocated for it then
+        kept = False
         try:
-            figures, columns = _drawn(server, peer, table, n, body, keys_only)
+            drawn = _drawn(server, peer, self._table, self.n, self._beta, self._keys_only)
+            if drawn is None:
+                return None
+            figures, columns = drawn
+            kept = self._batch is not None and bool(columns)
         finally:
-            account.give(n * row)
-        return figures, pieces(*columns)
-    n = count_of(body, max(1, fit * (MOST_BYTES // MAX_BYTES)))
-    number, start, rows = (body.get(name) for name in ("batch", "start", "rows"))
-    if type(number) is not int or type(start) is not int or type(rows) is not int or not (0 <= start < n and 1 <= rows <= min(fit, n - start)):
-        raise EchoError(f"a part of a batch of {n} needs whole numbers as batch, start and rows, and rows of at most {fit}")
-    if start == 0:
-        account = server._held.make_room(peer, n * row)
-        columns = []
-        try:
-            figures, columns = _drawn(server, peer, table, n, body, keys_only)
-        finally:
-            if not columns:
-                account.give(n * row)
-        if not columns:
-            return figures, b""
-        server._held.keep(peer, ("batch", number), (figures, columns), n * row)
+            if not kept:
+                account.give(size)
+        if self._spends and columns:
+            server._carried_out.add(peer, self._number)
+        if not kept:
+            return figures, pieces(*columns) if columns else b""
+        assert self._batch is not None
+        server._held.keep(peer, ("batch", self._batch), drawn, size)
+        return _part(server, peer, self._batch, 0, self._rows)
+
+    def why(self) -> str:
+        return self._table.who_blocks_learner(self.n)
+
+    def check(self) -> None:
+        self._table.can_ever(self.n)
+
+
+def _part(server: ServerState, peer: Peer, number: int, start: int, rows: int) -> Answer:
+    """A part of a batch that was drawn before. The batch is dropped with its last part."""
     held = server._held.get(peer, ("batch", number))
     if held is None:
         return {"gone": True}, b""
@@ -63,19 +124,16 @@ def sample(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -
 
 
 def _drawn(
-    server: ServerState, peer: Peer, table: ReplayTable, n: int, body: dict[str, Any], keys_only: bool
-) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Draw a batch: information about it, and its columns; no columns if no batch can be drawn now."""
+    server: ServerState, peer: Peer, table: ReplayTable, n: int, beta: float | None, keys_only: bool
+) -> tuple[dict[str, Any], list[np.ndarray]] | None:
+    """Draw a batch: information about it, and its columns, none if the server is closed. None if no batch can be drawn now."""
     import optree
 
-    beta = body.get("beta")
-    if beta is not None and type(beta) not in (int, float):
-        raise EchoError(f"beta must be a number from 0 to 1, not {beta!r}")
     borrower = 0 if table.lease_timeout is None else id(peer)
     try:
         drawn = table.draw(n, 0, beta, borrower)
     except EchoTimeoutError:
-        return {"wait": table.who_blocks_learner(n)}, []
+        return None
     if drawn is None:
         return {"closed": True}, []
     if borrower and not server.has(peer):  # it has left, and its leased items were taken back before this batch was drawn
@@ -89,11 +147,18 @@ def _drawn(
     info = drawn.info
     figures = {"store_size": info.store_size, "inserted": info.inserted, "sampled": info.sampled, "redrawn": info.redrawn}
     figures["beta"] = table.beta if beta is None else beta
+    if info.mass is not None:
+        figures["mass"] = info.mass
     columns = [drawn.keys, drawn.probabilities, *leaves]
     if table.lags is not None:
         figures |= {"versions": True, "policy_version": info.policy_version, "lag_weight": table.lags.weight}
         columns.append(info.policy_versions)
     return figures, columns
+
+
+def withdraw(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
+    """The client does not wait any more for the request with this number, a draw or an insert."""
+    return {"withdrawn": server._lines.of(table_of(server, body)).withdraw(peer, body.get("number"))}, b""
 
 
 def item(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...base.errors import EchoError, EchoTimeoutError
+from ...base.errors import ClosedError, EchoError, EchoTimeoutError
 from ...store.steps.step_table import StepTable
 from ...wire.blobs import MAX_KEYS, join, max_rows, pieces, split
-from .operation import Answer, count_of, table_of
+from ..requests.waiting_line import Want
+from .operation import count_of, table_of
 
 if TYPE_CHECKING:
     from ...store.replay.replay_table import ReplayTable
+    from ...wire.later import Answer, Later
     from ...wire.peer import Peer
+    from ..requests.carried_out import CarriedOut
     from ..state import ServerState
 
 __all__ = ["ack", "delete", "insert", "peek", "priority_histogram", "top", "update_items", "update_priorities"]
@@ -43,21 +46,68 @@ def _samples(server: ServerState, body: dict[str, Any]) -> ReplayTable:
     return table
 
 
-def insert(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
-    """Insert items with their priorities without waiting; the answer is their keys."""
+def insert(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer | Later:
+    """Insert items with their priorities, now or when the request's turn comes (see server/requests/waiting_line.py); the answer is their keys.
+
+    "again" means that the client lost the connection by which it had sent this request, and does not know whether it was carried out.
+    """
     table = _samples(server, body)
     n = count_of(body, max_rows(table.spec))
     shapes = [(leaf.dtype, (n, *leaf.shape)) for leaf in table.spec.leaves]
     given = [(np.float64, (n,))] if body.get("priorities") else []
     arrays = split(blob, *given, *shapes)
     priorities = arrays.pop(0) if given else None
-    try:
-        keys = table.submit_batch(table.spec.flattener.unflatten(arrays), 0, priorities)
-    except EchoTimeoutError as error:
-        if error.inserted:
-            raise EchoError(f"{error.inserted} of {n} items were inserted, then: {error}") from error
-        return {"wait": table.who_blocks_writers()}, b""
-    return {}, join(keys)
+    number = body.get("number")
+    if body.get("again") and (done := server._carried_out.by(peer, number)):
+        return {"carried_out": done}, b""
+    lines = server._lines.of(table)
+    return lines.ask(lines.inserts, peer, body, _Insert(server._carried_out, peer, number, table, n, arrays, priorities))
+
+
+class _Insert(Want):
+    """Items that a client inserts. If there is room for some of them, the others go on waiting."""
+
+    def __init__(
+        self, carried_out: CarriedOut, peer: Peer, number: object, table: ReplayTable, n: int, arrays: list[np.ndarray], priorities: np.ndarray | None
+    ) -> None:
+        self._carried_out, self._peer, self._number = carried_out, peer, number
+        self._table, self._n, self._arrays, self._priorities = table, n, arrays, priorities
+        self._keys: list[np.ndarray] = []
+        self._done = 0
+
+    def attempt(self) -> Answer | None:
+        samples = self._table.spec.flattener.unflatten([array[self._done :] for array in self._arrays])
+        try:
+            keys = self._table.submit_batch(samples, 0, None if self._priorities is None else self._priorities[self._done :])
+        except EchoTimeoutError as error:
+            if error.inserted:
+                self._add(error.keys)
+            return None
+        except ClosedError as error:
+            if error.inserted:
+                self._add(error.keys)
+            if not self._done:
+                raise
+            raise self._part(str(error)) from error
+        self._add(keys)
+        return {}, join(np.concatenate(self._keys))
+
+    def why(self) -> str:
+        return self._table.who_blocks_writers()
+
+    def gave_up(self, why: str) -> Answer:
+        if self._done:
+            raise self._part(why)
+        return super().gave_up(why)
+
+    def _add(self, keys: np.ndarray) -> None:
+        self._keys.append(keys)
+        self._done += len(keys)
+        self.begun = True
+        self._carried_out.add(self._peer, self._number)
+
+    def _part(self, why: str) -> EchoError:
+        return EchoError(f"{self._done} of {self._n} items were inserted, then: {why}")
 
 
 def peek(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:

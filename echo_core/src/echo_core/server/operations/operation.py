@@ -9,14 +9,12 @@ from ...base.errors import EchoError, ProtocolError
 
 if TYPE_CHECKING:
     from ...store.replay.replay_table import ReplayTable
-    from ...wire.later import Later
+    from ...wire.later import Answer, Later
     from ...wire.peer import Peer
-    from ...wire.protocol import Blob
     from ..state import ServerState
 
-__all__ = ["Answer", "Operation", "count_of", "of_clients", "table_of"]
+__all__ = ["Operation", "count_of", "of_clients", "table_of"]
 
-Answer = tuple[dict[str, Any], "Blob"]
 Operation = Callable[["ServerState", "Peer", dict[str, Any], bytes], "Answer | Later"]
 
 

@@ -10,8 +10,8 @@ writers run. If a writer changes an item before it is copied, the writer puts th
 of the pause.
 
 A checkpoint that is being written is in path/.echo-writing-*, a folder that is renamed when it is complete. Nothing else in `path` is touched.
-Who replaces the newest checkpoint holds an exclusive lock on `path` meanwhile. Who reads a checkpoint holds a shared lock on its folder, which
-writers then leave in place.
+A writer holds an exclusive lock on `path` while it replaces the newest checkpoint. A reader holds a shared lock on the folder of its checkpoint,
+and writers do not remove such a folder.
 """
 
 from __future__ import annotations

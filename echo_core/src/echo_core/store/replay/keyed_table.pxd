@@ -12,6 +12,7 @@ cdef class KeyedTable(LocalInsert):
     cdef Door* door_labelled    # NULL until a writer uses labels
     cdef int forks
     cdef PythonSampler python_sampler     # None: the sampler is native
+    cdef uint64_t own_bytes  # of a row of the table itself
     cdef double exponent  # the exponent beta of importance weights
     cdef readonly str name
     cdef readonly object spec, sampler, remover, rng, limiter, lags, lease_timeout

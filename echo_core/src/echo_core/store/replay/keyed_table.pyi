@@ -30,7 +30,9 @@ class KeyedTable(LocalInsert):
         descriptor: int,
         lags: Lags | None = None,
         lease_timeout: float | None = None,
+        initial: int | None = None,
     ) -> None: ...
+    def bytes_to_come(self) -> int: ...
     @property
     def name(self) -> str: ...
     @property

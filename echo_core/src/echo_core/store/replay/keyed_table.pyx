@@ -7,7 +7,7 @@ import numpy as np
 
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.math cimport INFINITY
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
 from echo_core.store.door.door cimport Door, open_door
@@ -20,7 +20,7 @@ from echo_core.store.replay.python_sampler cimport python_sampler_of
 from echo_core.spec.cuda import CudaError
 from echo_core.base.errors import ConfigError, EchoError, ForkError, SpecError
 from echo_core.store.sampler import check_keys, check_priorities
-from echo_core.base.memory.cgroup import available_memory
+from echo_core.base.memory.promised import promise, unpromised_memory
 
 cdef int forks = 0  # a table belongs to the process that made it
 
@@ -64,7 +64,7 @@ cdef class KeyedTable(LocalInsert):
         self.exponent = exponent_of(value)
 
     def __init__(self, name, spec, capacity, batch_size, sampler, remover, limiter, max_times_sampled, seed, beta, descriptor, lags=None,
-                 lease_timeout=None):
+                 lease_timeout=None, initial=None):
         cdef vector[uint64_t] sizes
         cdef Limits limits
         cdef LagLimits lag_limits
@@ -78,7 +78,7 @@ cdef class KeyedTable(LocalInsert):
         for leaf in spec.leaves:
             sizes.push_back(leaf.nbytes)
         total = Rows.plan(sizes, capacity, NULL)
-        free = available_memory()
+        free = unpromised_memory()
         if descriptor < 0 and total > free:
             raise MemoryError(
                 f"table {name!r}: {capacity:,} rows of {spec.sample_bytes:,} bytes need {total:,} bytes; {free:,} are available: lower "
@@ -115,13 +115,21 @@ cdef class KeyedTable(LocalInsert):
         self.forks = forks
         self.table = new Table(
             sizes, capacity, batch_size, limits, max_times_sampled, asked, bool(sampler.replacement), removing,
-            <bitgen_t*>PyCapsule_GetPointer(generator, "BitGenerator"), descriptor, lag_limits, lease_ns, self.more)
+            <bitgen_t*>PyCapsule_GetPointer(generator, "BitGenerator"), descriptor, lag_limits, lease_ns, self.more,
+            UINT64_MAX if initial is None else <uint64_t>initial)
         self.refuses_zero = sampler.refuses_zero
         if self.refuses_zero:
             self.table.refuse_zero()
         self.door = open_door(self.table)
         if asked == NULL:
             self.python_sampler = python_sampler_of(self.table, sampler, self.rng, self.lock)
+        self.own_bytes = spec.sample_bytes
+        if initial is not None:
+            promise(self)
+
+    def bytes_to_come(self) -> int:
+        """Return the bytes of rows that have no memory yet; see `Table(initial=...)`."""
+        return 0 if self.table == NULL else (self.table.capacity() - self.table.rows_ready()) * self.own_bytes
 
     def __dealloc__(self):
         if self.table != NULL:
@@ -258,6 +266,9 @@ cdef class KeyedTable(LocalInsert):
         self.opened()
         with nogil:
             self.table.set_policy_version(value)
+        if self.python_sampler is not None:
+            with self.lock:
+                self.sampler.published(value)
 
     def policy_versions(self):
         """Return how many items there are of each version of the policy: `(versions, counts)`, oldest version first.

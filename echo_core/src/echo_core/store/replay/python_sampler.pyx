@@ -5,6 +5,7 @@ from contextlib import suppress
 import numpy as np
 
 cimport cython
+from libc.math cimport NAN
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp.vector cimport vector
 
@@ -142,6 +143,9 @@ cdef class PythonSampler:
         cdef Py_ssize_t i
         if len(self.sampler) < (1 if self.sampler.replacement else n):
             return False
+        if n == batch.n:
+            mass = self.sampler.mass()
+            batch.mass = NAN if mass is None else mass
         drawn, chances = self.sampler.sample(n, self.rng)
         if len(drawn) != n or len(chances) != n:
             raise EchoError(f"sampler {type(self.sampler).__name__} drew {len(drawn)} keys and {len(chances)} probabilities instead of {n}")

@@ -6,6 +6,7 @@ cdef class ReplayInfo:
     cdef TableCounters counters
     cdef object lease
     cdef bint versioned
+    cdef double sum
     cdef readonly str table
 
 cdef Sample drawn_batch(Table* table, str name, Batch* batch, Flattener flattener)

@@ -3,6 +3,7 @@
 import numpy as np
 
 cimport cython
+from libc.math cimport isnan
 from libc.stdint cimport uint64_t
 
 from echo_core.spec.pytree.flattener cimport Flattener
@@ -28,6 +29,7 @@ cdef class ReplayInfo:
         policy_versions: uint64 of shape (n,): the version of the policy that made each item of the batch; None if the table keeps no
             versions.
         policy_version: the newest version of the policy when the batch was drawn; 0 before the first was published.
+        mass: the sum of weights from which the batch was drawn, see `Sampler.mass`; None if the sampler has no such sum.
         redrawn: rows that a writer overwrote while they were gathered, so that others were drawn instead.
         updates_gone: priority updates for items that were no longer there.
         leases_held: batches whose memory something still refers to, including this one.
@@ -51,6 +53,10 @@ cdef class ReplayInfo:
     @property
     def policy_version(self) -> int:
         return self.counters.policy_version
+
+    @property
+    def mass(self):
+        return None if isnan(self.sum) else self.sum
 
     @property
     def inserted(self) -> int:
@@ -104,6 +110,7 @@ cdef class ReplayInfo:
         """Return the same figures without a hold on the batch's memory."""
         cdef ReplayInfo info = ReplayInfo.__new__(ReplayInfo)
         info.counters, info.table, info.lease, info.versioned = self.counters, self.table, self.lease.copied(), self.versioned
+        info.sum = self.sum
         return info
 
     def __repr__(self):
@@ -115,6 +122,7 @@ cdef Sample drawn_batch(Table* table, str name, Batch* batch, Flattener flattene
     cdef ReplayLease lease = replay_lease(table, batch)
     cdef ReplayInfo info = ReplayInfo.__new__(ReplayInfo)
     info.counters, info.table, info.lease, info.versioned = table.counters(), name, lease, table.keeps_versions()
+    info.sum = batch.mass
     return replay_sample(flattener.arrays(batch.leaf.data(), batch.n, lease), info, lease)
 
 

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
-from libc.math cimport INFINITY
+from libc.math cimport INFINITY, isnan
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from echo_core.store.door.door cimport Door, open_door
@@ -15,11 +15,11 @@ from echo_core.store.replay.keyed_table cimport KeyedTable, exponent_of
 from echo_core.spec.sample_labels cimport NEWEST, Labels
 from echo_core.store.replay.table cimport Batch, TableCounters, kClosed, kDrawn, kNothing
 from echo_core.store.replay.labelled.labelled_door cimport open_labelled
-from echo_core.store.door.echo_run cimport ECHO_TIMEOUT, echo_run
+from echo_core.store.door.echo_run cimport ECHO_READY, ECHO_TIMEOUT, echo_run
 from echo_core.store.sample cimport Sample, snapshot
 from echo_core.store.wait.patience cimport Patience
 
-from echo_core.base.errors import EchoError
+from echo_core.base.errors import ClosedError, EchoError, EchoTimeoutError
 from echo_core.base.plural import counted
 from echo_core.store.replay.policy_lag import lag_figures
 from echo_core.store.sampler import must_be_positive
@@ -82,12 +82,16 @@ cdef class ReplayTable(KeyedTable):
             priorities: shape (N,), or None.
 
         Returns:
-            Their keys, uint64 of shape (N,). An EchoTimeoutError or ClosedError has an attribute `inserted`: the first so many samples were
-            inserted.
+            Their keys, uint64 of shape (N,). An EchoTimeoutError or ClosedError has the attributes `inserted`: the first so many samples were
+            inserted, and `keys`: their keys.
         """
         cdef list keys = []
         self.opened()
-        self.put_many(samples, priorities, keys, _version(policy_version), timeout, "submit_batch()")
+        try:
+            self.put_many(samples, priorities, keys, _version(policy_version), timeout, "submit_batch()")
+        except (ClosedError, EchoTimeoutError) as error:
+            error.keys = keys[0][:error.inserted]
+            raise
         return keys[0]
 
     cdef int check(self) except -1:
@@ -162,7 +166,7 @@ cdef class ReplayTable(KeyedTable):
                         f"give update_priorities() positive ones, or the sampler an eps")
                 if patience is None:
                     patience = Patience(timeout)
-                    self._can_ever(count)
+                    self.can_ever(count)
                 with nogil:
                     self.table.wait_ready(<uint32_t>count, patience.slice())
                 due = patience.turn()
@@ -172,10 +176,48 @@ cdef class ReplayTable(KeyedTable):
             if batch != NULL:
                 self.table.give_back(batch)
 
-    def _can_ever(self, uint64_t n):
+    def can_ever(self, uint64_t n) -> None:
+        """Raise ValueError if the limiter never allows a batch of n, or not for ever."""
         reason = self.limiter.refusal(n, self.table.capacity(), bool(self.sampler.replacement))
         if reason:
             raise ValueError(f"table {self.name!r}: a batch of {n} can never be drawn: {reason}")
+
+    # ---- for the requests that wait at a server: see server/requests/waiting_line.py -----------------------------------------------------------
+
+    def arm_draws(self, int eventfd, uint32_t n) -> bool:
+        """Have `eventfd` written once, when a batch of n can be drawn or the table is closed.
+
+        Return whether that is so now; then nothing is armed. Otherwise call `disarm_draws(eventfd, n)`, also after the eventfd was written.
+        """
+        cdef bint now
+        self.opened()
+        with nogil:
+            now = self.table.arm_ready(eventfd, n)
+        return now
+
+    def disarm_draws(self, int eventfd, uint32_t n) -> None:
+        with nogil:
+            self.table.disarm_ready(eventfd, n)
+
+    def arm_inserts(self, int eventfd) -> bool:
+        """As `arm_draws`, for when an item can be inserted."""
+        cdef bint now
+        self.opened()
+        with nogil:
+            now = self.table.arm_space(eventfd) == ECHO_READY
+        return now
+
+    def disarm_inserts(self, int eventfd) -> None:
+        with nogil:
+            self.table.disarm_space(eventfd)
+
+    def next_return(self) -> float | None:
+        """Return in how many seconds the first unacknowledged item is given out again, which wakes nobody; None if no item is out."""
+        cdef int64_t left
+        self.opened()
+        with nogil:
+            left = self.table.first_return()
+        return None if left < 0 else left * 1e-9
 
     # ---- who waits for whom -------------------------------------------------------------------------------------------------
 
@@ -240,13 +282,27 @@ cdef class ReplayTable(KeyedTable):
         which = f"priority {c.refused_priority} of sample {c.refused_sample}"
         return must_be_positive(which) if c.refused_priority == 0 else f"{which} is negative or not finite"
 
+    def mass(self) -> float | None:
+        """Return the sum of weights from which the next batch is drawn; None if the sampler has no such sum. See `Sampler.mass`."""
+        cdef double sum
+        self.opened()
+        if self.python_sampler is not None:
+            with self.lock:
+                return self.sampler.mass()
+        with nogil:
+            sum = self.table.mass()
+        return None if isnan(sum) else sum
+
     def stats(self) -> dict:
         """Return flat figures. `blocked` is "", "inserts", "samples" or both, and `blocked_by` says in words why."""
         out = self.counters()
         out["capacity"] = self.table.capacity()
+        out["rows_ready"] = self.rows_ready()
         out["samples_per_insert"] = out["samples"] / out["inserts"] if out["inserts"] else 0.0
         inserting = self.table.limited(True, 1)
         sampling = self.table.limited(False, self.batch_size)
+        if (mass := self.mass()) is not None:
+            out["mass"] = mass
         if out["refused"]:
             out["refused_last"] = self._refusal()
         if self.lags is not None:
@@ -262,6 +318,9 @@ cdef class ReplayTable(KeyedTable):
         """Start the latency histograms again from zero."""
         self.opened().copy.reset()
         self.table.ingest_round.reset()
+
+    cdef uint64_t rows_ready(self):
+        return self.table.rows_ready()
 
     def count_workers(self, workers) -> None:
         (&self.opened().connections).store(<int64_t>workers)

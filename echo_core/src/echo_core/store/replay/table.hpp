@@ -17,6 +17,7 @@
 #include <climits>
 #include <cmath>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -67,15 +68,16 @@ public:
 
     // sampler: NULL if it is written in Python. remover: NULL evicts the oldest item; if it is the sampler itself, that sampler's victims()
     // decides. Both, and `random`, must outlive the table. fd: see Rows. lease_ns: how long a learner has to acknowledge an item that it
-    // was given for the last time; 0: it need not. more: bytes of further leaves of an item in a batch, which a follower fills.
+    // was given for the last time; 0: it need not. more: bytes of further leaves of an item in a batch, which a follower fills. initial: see
+    // Rows.
     Table(const std::vector<uint64_t> &leaf_bytes, uint64_t capacity, uint64_t batch_size, const Limits &limits, uint32_t max_times_sampled,
           const echo_sampler *sampler, bool replacement, const echo_sampler *remover, bitgen_t *random, int fd,
-          const LagLimits &lags = {}, int64_t lease_ns = 0, const std::vector<uint64_t> &more = {})
+          const LagLimits &lags = {}, int64_t lease_ns = 0, const std::vector<uint64_t> &more = {}, uint64_t initial = UINT64_MAX)
         : capacity_(uint32_t(capacity)), batch_size_(batch_size), max_times_(max_times_sampled), replacement_(replacement), sampler_(sampler),
           remover_(remover == sampler ? nullptr : remover), victims_(remover && remover == sampler),
           queue_(max_times_sampled == 1 && limits.samples_per_insert == 1 && limits.min_diff == 0 && limits.max_diff <= double(capacity)),
           random_(random),
-          rows_(leaf_bytes, capacity, fd), batches_(joined(leaf_bytes, more)), generations_(capacity_), staging_(rows_),
+          rows_(leaf_bytes, capacity, fd, true, initial), batches_(joined(leaf_bytes, more)), generations_(capacity_), staging_(rows_),
           versions_(capacity_, lags), arrivals_(capacity_), limiter_(limits), log_(sampler ? 0 : capacity_), unacknowledged_(capacity_, lease_ns),
           preserved_(rows_, capacity_) {
         for (uint64_t bytes : leaf_bytes) sample_bytes_ += bytes;
@@ -91,8 +93,13 @@ public:
 
     // ---- writers: as Ring's --------------------------------------------------------------------------------------------------
     int claim(uint32_t wanted, echo_run *out) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        return claim_locked(wanted, out);
+        int status;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            status = claim_locked(wanted, out);
+        }
+        if (status == ECHO_OK) rows_.reach(uint64_t(out->slot) + out->count);
+        return status;
     }
     char *leaf(const echo_run &run, uint32_t leaf) const { return staging_.any() ? staging_.at(run, leaf) : rows_.at(leaf, run.slot); }
     void commit(const echo_run &run) { commit(run, Labels{}); }
@@ -132,6 +139,12 @@ public:
     // The unacknowledged items of a borrower are given out again. Returns how many there are.
     uint64_t take_back(uint64_t borrower);
     bool wait_ready(uint32_t n, int64_t timeout_ns);
+    // Has `eventfd` written once, when a batch of n can be drawn or the table is closed. Returns true if that is so now; then nothing is
+    // armed. Otherwise the caller calls disarm_ready() with the same arguments, whether or not the eventfd was written.
+    bool arm_ready(int eventfd, uint32_t n);
+    void disarm_ready(int eventfd, uint32_t n);
+    // Returns in how many nanoseconds the first unacknowledged item is given out again, which nobody signals; -1: no item is out.
+    int64_t first_return();
     void weigh(Batch *batch, double beta) const;
     Batch *take_batch(uint64_t n) { return batches_.take(n); }
     void give_back(Batch *batch) { batches_.give_back(batch); }
@@ -171,6 +184,7 @@ public:
         closed_.store(true, std::memory_order_seq_cst);
         { std::lock_guard<std::mutex> lock(mutex_); }
         ready_.notify(INT_MAX);
+        ready_eventfds_.signal();
         space_.notify(INT_MAX);
         eventfds_.signal();
     }
@@ -197,6 +211,7 @@ public:
     }
     const Limits &limits() const { return limiter_.limits(); }
     uint64_t capacity() const { return capacity_; }
+    uint64_t rows_ready() const { return rows_.ready(); }
     uint64_t batch_size() const { return batch_size_; }
     uint32_t leaf_count() const { return rows_.leaves(); }
     uint64_t leaf_bytes(uint32_t leaf) const { return rows_.leaf_bytes(leaf); }
@@ -206,6 +221,12 @@ public:
     bool limited(bool inserting, uint32_t n) {
         std::lock_guard<std::mutex> lock(mutex_);
         return inserting ? limiter_.room(1, size_) == 0 : !limiter_.can_sample(n, size_);
+    }
+
+    // The sum that the next draw divides by; NaN if the sampler has none, or is written in Python.
+    double mass() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return detached_ ? std::numeric_limits<double>::quiet_NaN() : mass_locked();
     }
 
     // ---- versions of the policy ----------------------------------------------------------------------------------------------
@@ -274,6 +295,17 @@ private:
         if (paused_ || !limiter_.can_sample(n, size_) || size_ == 0) return false;
         if (!replacement_ && size_ < n) return false;
         return !max_times_ || uses_left_ >= n;
+    }
+    // A sampler that was built before a member was appended to its interface has a shorter one. Every appended member is a pointer.
+    static bool has_member(const echo_sampler *sampler, size_t offset) { return sampler->size >= offset + sizeof(void *); }
+    void report_published(uint64_t version) {
+        for (const echo_sampler *one : {sampler_, remover_})
+            if (one && !detached_ && has_member(one, offsetof(echo_sampler, published)) && one->published) one->published(one->state, version);
+    }
+    double mass_locked() const {
+        const bool has = sampler_ && has_member(sampler_, offsetof(echo_sampler, mass)) && sampler_->mass;
+        const double mass = has ? sampler_->mass(sampler_->state) : std::numeric_limits<double>::quiet_NaN();
+        return follower_ ? follower_->mass(mass) : mass;
     }
     int claim_locked(uint32_t wanted, echo_run *out);
     // What is known of the rows of a run when they are committed. A priority is NaN if the sampler chooses it. `versions` has one entry for
@@ -382,10 +414,11 @@ private:
     };
     std::vector<Deferred> deferred_;  // committed while the table was paused
     std::condition_variable resumed_;
-    std::vector<uint32_t> waiting_;  // for each sleeping learner, how many rows it wants
+    std::vector<uint32_t> waiting_;  // for each sleeping learner, and for each eventfd in its place, how many rows it wants
 
     EventCount ready_, space_;
-    SpaceEventfds eventfds_;  // for threads that wait for space in epoll
+    SpaceEventfds ready_eventfds_;  // for threads that wait in poll for a batch
+    SpaceEventfds eventfds_;        // for threads that wait for space in epoll
 };
 
 }  // namespace echo::replay

@@ -58,6 +58,7 @@ cdef extern from "store/replay/table.hpp" namespace "echo::replay" nogil:
         uint64_t* keys
         uint64_t* versions
         double* probabilities
+        double mass
         float* weights
         uint32_t* rows
 
@@ -72,7 +73,7 @@ cdef extern from "store/replay/table.hpp" namespace "echo::replay" nogil:
 
     cdef cppclass Table:
         Table(const vector[uint64_t]&, uint64_t, uint64_t, const Limits&, uint32_t, const echo_sampler*, cbool, const echo_sampler*,
-              bitgen_t*, int, const LagLimits&, int64_t, const vector[uint64_t]&) except +
+              bitgen_t*, int, const LagLimits&, int64_t, const vector[uint64_t]&, uint64_t) except +
         void retain()
         void release()
         int claim(uint32_t, echo_run*)
@@ -88,6 +89,11 @@ cdef extern from "store/replay/table.hpp" namespace "echo::replay" nogil:
         void uncount(const Batch*)
         void finish(Batch*, cbool)
         cbool wait_ready(uint32_t, int64_t)
+        cbool arm_ready(int, uint32_t)
+        void disarm_ready(int, uint32_t)
+        int64_t first_return()
+        int arm_space(int)
+        void disarm_space(int)
         void weigh(Batch*, double)
         Batch* take_batch(uint64_t) except +
         void give_back(Batch*)
@@ -110,7 +116,9 @@ cdef extern from "store/replay/table.hpp" namespace "echo::replay" nogil:
         void detach()
         cbool closed()
         TableCounters counters()
+        double mass()
         uint64_t capacity()
+        uint64_t rows_ready()
         uint32_t leaf_count()
         uint64_t leaf_bytes(uint32_t)
         uint64_t sample_bytes()

@@ -13,7 +13,7 @@ inline void Table::resume() {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         paused_ = false;
-        for (const Deferred &late : deferred_) 
+        for (const Deferred &late : deferred_)
             commit_locked(late.run, late.known.priorities.empty() ? nullptr : late.known.priorities.data(), late.known);
         deferred_.clear();
     }

@@ -25,6 +25,7 @@ inline Answer Table::draw_locked(Batch *batch, uint32_t first, uint32_t n) {
     uint32_t *const rows = batch->rows + first;
     double *const probabilities = batch->probabilities + first;
     uint32_t got = 0;
+    batch->mass = mass_locked();
     for (; unacknowledged_.any() && got < n && unacknowledged_.take(&rows[got]); ++got) {
         probabilities[got] = 1;
         --size_, --uses_left_;
@@ -204,7 +205,8 @@ inline void Table::finish(Batch *batch, bool delivered) {
         if (!unacknowledged_.any()) deleted_ += batch->ending.size();
         batch->ending.clear();
     }
-    after_space();
+    if (delivered) after_space();
+    else after_insert();  // what was counted, or came back, may be enough for a smaller batch
 }
 
 inline bool Table::wait_ready(uint32_t n, int64_t timeout_ns) {
@@ -212,15 +214,38 @@ inline bool Table::wait_ready(uint32_t n, int64_t timeout_ns) {
         std::lock_guard<std::mutex> lock(mutex_);
         waiting_.push_back(n);
     }
-    if (unacknowledged_.any()) {  // an item may come back before anything is inserted
-        std::lock_guard<std::mutex> lock(mutex_);
-        const int64_t left = unacknowledged_.first_end() == INT64_MAX ? INT64_MAX : std::max<int64_t>(0, unacknowledged_.first_end() - now_ns());
-        if (timeout_ns < 0 || left < timeout_ns) timeout_ns = left == INT64_MAX ? -1 : left;
-    }
+    const int64_t left = first_return();  // an item may come back before anything is inserted
+    if (left >= 0 && (timeout_ns < 0 || left < timeout_ns)) timeout_ns = left;
     const bool ready = ready_.wait([&] { return closed() || can_sample(n); }, timeout_ns < 0 ? -1 : now_ns() + timeout_ns);
     std::lock_guard<std::mutex> lock(mutex_);
     waiting_.erase(std::find(waiting_.begin(), waiting_.end(), n));
     return ready;
+}
+
+// Learners look for items under the mutex, under which items arrive, after they have announced themselves. So either they see the items, or
+// after_insert() sees them.
+inline bool Table::arm_ready(int eventfd, uint32_t n) {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        waiting_.push_back(n);
+    }
+    ready_eventfds_.arm(eventfd);
+    if (!closed() && !can_sample(n)) return false;
+    disarm_ready(eventfd, n);
+    return true;
+}
+
+inline void Table::disarm_ready(int eventfd, uint32_t n) {
+    ready_eventfds_.disarm(eventfd);
+    std::lock_guard<std::mutex> lock(mutex_);
+    waiting_.erase(std::find(waiting_.begin(), waiting_.end(), n));
+}
+
+inline int64_t Table::first_return() {
+    if (!unacknowledged_.any()) return -1;
+    std::lock_guard<std::mutex> lock(mutex_);
+    const int64_t end = unacknowledged_.first_end();
+    return end == INT64_MAX ? -1 : std::max<int64_t>(0, end - now_ns());
 }
 
 inline void Table::expire_unacknowledged() {

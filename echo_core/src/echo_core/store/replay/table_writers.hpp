@@ -172,7 +172,7 @@ inline void Table::set_policy_version(uint64_t version) {
         if (turn != version_turns_) break;  // another call came meanwhile: the last one wins, however long the others take
         more = versions_.kept() && drop_stale(version, kChunk) == kChunk;
         // The version is published only once no row lags too far behind it, so that a caller that reads it and then draws is given no such row.
-        if (!more) versions_.publish(version);
+        if (!more) versions_.publish(version), report_published(version);
     }
     after_space();
 }
@@ -239,13 +239,13 @@ inline void Table::after_space() {
 }
 
 inline void Table::after_insert() {
-    if (ready_.waiters() != 0) {
+    if (ready_.waiters() != 0 || ready_eventfds_.any()) {
         bool wake = false;
         {
             std::lock_guard<std::mutex> lock(mutex_);
             for (uint32_t n : waiting_) wake = wake || can_sample_locked(n);
         }
-        if (wake) ready_.notify(INT_MAX);
+        if (wake) ready_.notify(INT_MAX), ready_eventfds_.signal();
     }
     after_space();  // a writer may have found that the oldest row was being written
 }

@@ -41,7 +41,8 @@ cdef extern from "store/steps/steps.hpp" namespace "echo::replay" nogil:
         vector[uint64_t] runs
 
     cdef cppclass Steps:
-        Steps(const vector[uint64_t]&, uint64_t, const Cut&, const View&, Table*, int) except +
+        uint64_t rows_ready()
+        Steps(const vector[uint64_t]&, uint64_t, const Cut&, const View&, Table*, int, uint64_t) except +
         void retain()
         void release()
         int claim(uint32_t, echo_run*)

@@ -35,6 +35,7 @@ class StepTable(ReplayTable):
         descriptor: int,
         lags: Lags | None = None,
         lease_timeout: float | None = None,
+        initial: int | None = None,
     ) -> None: ...
     def writer(self) -> StepStreams: ...
     restored_clients: set[int]

@@ -2,7 +2,7 @@
 """A table of items over steps as Python sees it: a replay table of spans, and the steps that they refer to (store/steps/steps.hpp)."""
 import numpy as np
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
@@ -20,7 +20,7 @@ from echo_core.base.errors import EchoError, UnknownTableError
 from echo_core.store.steps.items import NStep, Slices
 from echo_core.spec.spec import Spec
 from echo_core.store.steps.steps import Steps as StepExample, StepStreams, client_number, new_client_id, wire_spec
-from echo_core.base.memory.cgroup import available_memory
+from echo_core.base.memory.promised import unpromised_memory
 
 SPAN = Spec.from_example({"span": np.zeros(2, np.uint64)})  # 16 bytes: struct Span of store/steps/item_cutter.hpp
 
@@ -42,7 +42,7 @@ cdef class StepTable(ReplayTable):
         self.restored_clients = set()
 
     def __init__(self, name, layout, steps, capacity, batch_size, sampler, remover, limiter, max_times_sampled, seed, beta, descriptor,
-                 lags=None, lease_timeout=None):
+                 lags=None, lease_timeout=None, initial=None):
         cdef vector[uint64_t] sizes
         cdef Cut cut
         cdef View view
@@ -50,7 +50,7 @@ cdef class StepTable(ReplayTable):
         for leaf in wire.leaves:
             sizes.push_back(leaf.nbytes)
         cdef uint64_t total = Rows.plan(sizes, steps, NULL)
-        free = available_memory()
+        free = unpromised_memory()
         if descriptor < 0 and total > free:
             raise MemoryError(
                 f"table {name!r}: {steps:,} steps of {wire.sample_bytes:,} bytes need {total:,} bytes; {free:,} are available: lower "
@@ -62,7 +62,7 @@ cdef class StepTable(ReplayTable):
             view.spans = 1 + len(layout.leaves)
             self.more.push_back(16)
         ReplayTable.__init__(self, name, SPAN, capacity, batch_size, sampler, remover, limiter, max_times_sampled, seed, beta, -1, None,
-                             lease_timeout)
+                             lease_timeout, initial)
         cut.lookback, cut.forward, cut.period = layout.lookback, layout.forward, layout.period
         cut.transitions, cut.pad = isinstance(layout.items, NStep), getattr(layout.items, "pad", False)
         cut.slices, cut.by_steps = isinstance(layout.items, Slices), getattr(layout.items, "by", None) == "steps"
@@ -70,7 +70,7 @@ cdef class StepTable(ReplayTable):
         for stack in layout.stacks:
             view.stack.push_back(stack)
         view.repeat, view.reward, view.wide, view.gamma = layout.repeat, layout.reward, layout.wide, layout.gamma
-        self.steps = new Steps(sizes, steps, cut, view, self.table, descriptor)
+        self.steps = new Steps(sizes, steps, cut, view, self.table, descriptor, UINT64_MAX if initial is None else <uint64_t>initial)
         self.door.release()
         self.door = NULL
         self.door = self.new_door(False)
@@ -263,6 +263,13 @@ cdef class StepTable(ReplayTable):
         """Memory in bytes beside that of the steps themselves and the sampler: marks, spans, and the columns of both."""
         self.opened()
         return ReplayTable.overhead_bytes.__get__(self) + 17 * self.steps.capacity() + 16 * self.capacity
+
+    def bytes_to_come(self) -> int:
+        cdef uint64_t rows = 0 if self.steps == NULL else self.steps.capacity() - self.steps.rows_ready()
+        return ReplayTable.bytes_to_come(self) + rows * self.sample_bytes
+
+    cdef uint64_t rows_ready(self):
+        return self.steps.rows_ready()
 
     def stats(self) -> dict:
         """Return the figures of `ReplayTable.stats` for items, and `steps`, `steps_held`, `steps_capacity`, `episodes` (ended so far),

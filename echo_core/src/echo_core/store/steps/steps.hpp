@@ -42,9 +42,10 @@ struct StepsImage {
 
 class Steps final : public Follower {
 public:
-    // leaf_bytes: those of a step, with its mark first. items: the table of items, whose batches have the leaves that `view` fills.
-    Steps(const std::vector<uint64_t> &leaf_bytes, uint64_t capacity, const Cut &cut, const View &view, Table *items, int fd)
-        : capacity_(uint32_t(capacity)), cut_(cut), rows_(leaf_bytes, capacity, fd, false), items_(items),
+    // initial: see Rows. leaf_bytes: those of a step, with its mark first. items: the table of items, whose batches have the leaves that `view` fills.
+    Steps(const std::vector<uint64_t> &leaf_bytes, uint64_t capacity, const Cut &cut, const View &view, Table *items, int fd,
+          uint64_t initial = UINT64_MAX)
+        : capacity_(uint32_t(capacity)), cut_(cut), rows_(leaf_bytes, capacity, fd, false, initial), items_(items),
           windows_(rows_, capacity_, cut, view), slices_(cut.lookback, cut.forward, cut.pad, cut.by_steps ? items->capacity() : 0) {
         for (uint64_t bytes : leaf_bytes) sample_bytes_ += bytes;
         state_ = std::make_unique<std::atomic<uint8_t>[]>(capacity);
@@ -64,6 +65,7 @@ public:
 
     // ---- writers: as Table's -------------------------------------------------------------------------------------------------
     int claim(uint32_t wanted, echo_run *out);
+    uint64_t rows_ready() const { return rows_.ready(); }
     char *leaf(const echo_run &run, uint32_t leaf) const { return rows_.at(leaf, run.slot); }
     void commit(const echo_run &run);
     void abort(const echo_run &run);
@@ -86,6 +88,7 @@ public:
     // ---- learners ------------------------------------------------------------------------------------------------------------
     void gather(Batch *batch) const override { windows_.gather(batch); }
     void choose(Batch *batch, uint32_t i, bitgen_t *random) override;
+    double mass(double mass) const override { return cut_.slices && cut_.by_steps ? double(slices_.weights().total()) : mass; }
     bool whole(const Batch *batch, uint32_t i) const override {
         // An episode's item outlives the episode's oldest steps, so the slice itself has to be checked.
         return !cut_.slices || windows_.span(batch, i).first >= oldest_.load(std::memory_order_relaxed);  // SYNC generation
@@ -144,6 +147,7 @@ private:
         const uint32_t head = uint32_t(head_ % capacity_);
         return head_ + (row >= head ? row - head : row + capacity_ - head);
     }
+    int claim_locked(uint32_t wanted, echo_run *out);
     bool can_claim();
     uint32_t free_rows(uint32_t wanted);
     bool evict(uint64_t number);
@@ -207,7 +211,16 @@ private:
 // ---- writers -----------------------------------------------------------------------------------------------------------------
 
 inline int Steps::claim(uint32_t wanted, echo_run *out) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    int status;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        status = claim_locked(wanted, out);
+    }
+    if (status == ECHO_OK) rows_.reach(uint64_t(out->slot) + out->count);
+    return status;
+}
+
+inline int Steps::claim_locked(uint32_t wanted, echo_run *out) {
     if (closed()) return ECHO_CLOSED;
     insert_items();
     const uint32_t n = idle() ? free_rows(std::min(wanted, kMost)) : 0;

@@ -17,7 +17,7 @@ from echo_core.store.wait.patience cimport SLICE_NS, Patience
 
 from echo_core.base.errors import LeaseError
 from echo_core.base.memory import memfd
-from echo_core.base.memory.cgroup import available_memory
+from echo_core.base.memory.promised import unpromised_memory
 from echo_core.base.plural import counted
 
 cdef extern from "<unistd.h>" nogil:
@@ -64,7 +64,7 @@ cdef class Stream(LocalInsert):
         for leaf in spec.leaves:
             sizes.push_back(leaf.nbytes)
         total = Ring.bytes(sizes, batch_size, num_buffers, spares, memory is not None)
-        free = available_memory()
+        free = unpromised_memory()
         if total > free:
             raise MemoryError(
                 f"{num_buffers} buffers of {batch_size} samples of {spec.sample_bytes:,} bytes need {total:,} bytes; "

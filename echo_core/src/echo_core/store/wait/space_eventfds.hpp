@@ -1,4 +1,5 @@
-// Eventfds that are written once when a store has space: for threads that sleep in epoll, where an event count cannot wake them.
+// Eventfds that are written once when a store has space, or when a batch can be drawn: for threads that sleep in poll or epoll, where an
+// event count cannot wake them.
 //
 // A thread that arms an eventfd announces it and then looks for space. A thread that makes space looks for armed eventfds afterwards
 // (SYNC wakeup, as in event_count.hpp: the order is sequentially consistent at both ends, otherwise a wake-up is lost).

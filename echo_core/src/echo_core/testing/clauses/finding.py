@@ -98,10 +98,10 @@ class FindingClauses:
         workers_there = [rig.spawn(workers.park, str(server.address), "calls/next", 0, saying, self.connect_options) for _ in range(2)]  # type: ignore[attr-defined]
         for _ in workers_there:
             assert hear(hearing) == "asked"
-        stopped, killed = (process.pid for process in workers_there)
-        assert stopped is not None and killed is not None
-        os.kill(stopped, signal.SIGSTOP)
-        threading.Timer(0.1, os.kill, [killed, signal.SIGKILL]).start()
+        stopped, killed = workers_there
+        assert stopped.pid is not None
+        os.kill(stopped.pid, signal.SIGSTOP)
+        threading.Timer(0.1, killed.kill).start()  # it may have been sent away before that, and have ended
         assert returns(lambda: server.drain(timeout=1), PATIENCE) is None
         assert server.peers() == [] and not server.ready
 

@@ -14,7 +14,7 @@ import pytest
 from ...base.errors import ClosedError
 from ...client.client import Client
 from ...server.server import Server
-from ..processes import descriptors, returns, settled, tasks
+from ..processes import descriptors, returns, settled, tasks, until
 from ..rig import PATIENCE, Rig
 from ..samples import example, sample, stacked
 
@@ -78,7 +78,7 @@ class HygieneClauses:
             visit()
         settled(tasks, threads, "threads")
         settled(descriptors, files, "descriptors")
-        assert server.peers() == []
+        until(lambda: server.peers() == [], "no client is left", PATIENCE)
 
     def test_refused_clients_leave_nothing(self, rig: Rig) -> None:
         server = rig.server()

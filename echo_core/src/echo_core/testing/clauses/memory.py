@@ -10,9 +10,8 @@ from contextlib import ExitStack
 import numpy as np
 
 from ..processes import until
-from ..rig import Rig, drain
+from ..rig import PATIENCE, Rig, drain
 from ..samples import stacked
-from .silence import SILENCE
 
 Needs = Callable[[str], None]
 
@@ -29,20 +28,23 @@ class MemoryClauses:
         gc.disable()
         with ExitStack() as stack:
             stack.callback(gc.enable)
-            readers, payloads = [], []
+            readers, relays, payloads = [], [], []
             for number in range(1, 5):  # each stops within another version
                 relay = stack.enter_context(self.relay(server))
-                reader = rig.client(self.through(relay, server), name=f"reader{number}", silence=3 * SILENCE)
+                # They must not come back by themselves before the learner has cut them off, however busy this machine is.
+                reader = rig.client(self.through(relay, server), name=f"reader{number}", silence=PATIENCE)
                 assert reader.weights().version == number
                 until(lambda n=number: n in [peer.weights_version for peer in server.peers()], "its receipt has come")
                 relay.stall()
                 readers.append(reader)
-                payloads.append(weakref.ref(server._weights.payload))
+                relays.append(relay)
+                payloads.append(weakref.ref(server._publishing.newest.payload))
                 server.publish({"w": np.full(VERSION_BYTES, number + 1, np.uint8)})
                 stats = server.stats()
                 assert int(stats["clients/old_weights_bytes"]) <= max(LIMIT, VERSION_BYTES + 4096), stats
             until(lambda: int(server.stats()["clients/cut_off_total"]) >= 2, "those with the oldest versions are cut off")
-            for reader in readers[:2]:  # they come back by a path that works
+            for reader, relay in zip(readers, relays):  # they come back by a path that works
+                relay.cut()
                 weights = reader.weights(newer_than=4)
                 assert weights.version == 5 and (weights.params["w"] == 5).all()
             sender = rig.client(server)

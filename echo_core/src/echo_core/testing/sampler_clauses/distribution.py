@@ -31,6 +31,26 @@ class DistributionClauses:
                     f"key {key}: drawn {counts[key]} of {self.DRAWS} times, but reported p={p:.4f}"
                 )
 
+    def test_masses_make_one_sampler_of_several(self) -> None:
+        """Two samplers, each taken in proportion to its `mass`, draw every key as often as one sampler of all their keys."""
+        everything, priorities = [10, 11, 12, 13, 14, 15], [1.0, 2.0, 0.5, 4.0, 1.0, 3.0]
+        mass = self.filled(*everything, priorities=priorities).mass()
+        if mass is None:
+            pytest.skip("has no mass")
+        assert self.expected(everything, priorities) is None, "a sampler that draws nothing at random has a mass of None"
+        assert self.sampler().mass() == 0, "the mass of an empty sampler is 0"
+        parts = [self.filled(*everything[:4], priorities=priorities[:4]), self.filled(*everything[4:], priorities=priorities[4:])]
+        masses = [part.mass() for part in parts]
+        assert sum(m for m in masses if m is not None) == pytest.approx(mass, rel=1e-6)
+        rng = np.random.default_rng(4)
+        for part in parts:
+            for key, chance in {int(key): float(chance) for _ in range(64) for key, chance in zip(*part.sample(1, rng), strict=True)}.items():
+                promised = self.probabilities(priorities)
+                if promised is not None:
+                    assert chance * part.mass() / mass == pytest.approx(promised[everything.index(key)], rel=1e-5)
+        parts[0].delete(keys(10))
+        assert parts[0].mass() < masses[0], "the mass did not follow a deletion"
+
     def test_a_batch_is_drawn_like_single_keys(self) -> None:
         """The frequency of each key in batches agrees with the reported probabilities of the draws."""
         order = list(range(8))

@@ -28,11 +28,13 @@ class DoorClauses:
                 one.update(new[1:], np.array([3.0, 0.5 + turn]))
                 if turn % 4 == 3:
                     one.delete(new[:1])
+                one.published(turn + 1)
             mine = either.sample(7, np.random.default_rng(turn))
             theirs = twin.sample(7, np.random.default_rng(turn))
             assert mine[0].tolist() == theirs[0].tolist()
             assert mine[1].tolist() == theirs[1].tolist()
             assert len(door) == len(sampler) == len(twin)
+            assert door.mass() == sampler.mass() == twin.mass()
         assert (door.victims is not None) == sampler.evicts
         if door.victims is not None:
             assert door.victims(9).tolist() == sampler.victims(9).tolist()

@@ -208,9 +208,9 @@ class ChannelConnection(Connection):
             if up.weights is None or newer_than is None:
                 return up.weights is not None
             version = up.weights[0]
-            # A restarted learner counts from 1 again: then, another version is a newer one, and the same one is another unless it was shown.
+            # Another learner counts anew: then, another version is a newer one, and the same one is another unless it was shown.
             again = self._shown_life not in (-1, up.weights_life)
-            return version > newer_than or again or (up.restarts > 0 and version != newer_than)
+            return version > newer_than or again or (up.restarts + up.weights_life > 0 and version != newer_than)
 
         with self._lock:
             up.subscribe()

@@ -22,57 +22,60 @@ C = TypeVar("C")
 
 
 class Intake(NamedTuple):
-    """One table, or the stream: clients that wait for its space take turns, and delay nobody at another table."""
+    """The way into one table, or into the stream. Clients that wait for its space take turns, and do not delay clients of another table."""
 
     turn: FairLock
     inserter: Inserter
 
 
 class Host(Generic[C]):
-    """What a served client (`C`, a `ServedClient`) needs of the listener that serves it. Every method may be called from any thread, without a client's lock.
+    """The listener, as a served client (`C`, a `ServedClient`) sees it. Any thread may call the methods, without a client's lock.
 
     Attributes:
-        sink: of the server.
-        options: what the listener was told.
-        sessions: what it remembers of its clients.
-        newest: the newest weights; replaced, never changed.
-        farewell: what clients are told when the listener closes.
+        sink: the server's sink.
+        options: the options of the listener.
+        sessions: what the listener remembers of its clients.
+        newest: the newest weights. The object is replaced and never changed. It is None before the first weights, and while the next ones are
+            packed.
+        renumbered: whether a version had no higher number than the one before, because another learner numbers them.
+        farewell: the text for clients when the listener closes.
     """
 
     sink: Sink
     options: ListenOptions
     sessions: Sessions
     newest: PackedWeights | None
+    renumbered: bool
     farewell: str
 
     @property
     @abstractmethod
     def tokens(self) -> Sequence[bytes]:
-        """Tokens that let a client in now."""
+        """The tokens that let a client in now."""
 
     @abstractmethod
     def cannot_serve(self) -> tuple[str, str] | None:
-        """Code and text of a refusal, if no more clients can be taken."""
+        """The code and the text of a refusal if no more clients can be served, else None."""
 
     @abstractmethod
     def take_place(self, client: C) -> bool:
-        """Its handshake went well. False: others were quicker to take the last place."""
+        """Take a place for a client whose handshake has succeeded. False if other clients have taken the last one."""
 
     @abstractmethod
     def decided(self, client: C) -> None:
-        """Its handshake is over, well or not."""
+        """Note that the handshake of a client has ended, with success or without."""
 
     @abstractmethod
     def turned_away(self, address: str, error: Exception) -> None:
-        """Its handshake failed: counted and logged."""
+        """Count and log a failed handshake."""
 
     @abstractmethod
     def intake(self, sink: Sink) -> Intake:
-        """Where the samples of `sink`'s clients go in."""
+        """The intake for the clients of `sink`."""
 
     @abstractmethod
     def gone(self, client: C) -> None:
-        """Its thread ends."""
+        """Note that the thread of a client ends."""
 
     @abstractmethod
     def count(self, name: str, n: int = 1) -> None:

@@ -1,7 +1,7 @@
 """One channel after its handshake: frames in, frames out, and a thread that does the writing.
 
 The owner of a link reads from it in one thread of its own. Writing is left to the link's thread,
-so that a peer that reads slowly never keeps its owner from reading: two ends that both wait for
+so that a peer that reads slowly never keeps the owner from reading. Two ends that both wait for
 the other to read would wait for ever.
 """
 
@@ -22,13 +22,14 @@ from ...base.errors import ConnectionClosedError, EchoError, EchoTimeoutError
 from ...base.spare_threads import started
 from ...base.waiting import Wait, shown
 from ..handshake import ClientHandshake, ServerHandshake
+from ..network.silence import unwatch, watch
 from ..protocol import HEADER_BYTES, REPLY, Buffer, Header, Kind, frame, parse_header
-from ..silence import unwatch, watch
 from .channel import Channel
 
 __all__ = ["Gate", "Link", "Waitable", "Work", "deadline", "run_handshake", "wait_until"]
 
 BUFFER_BYTES = 64 << 10
+NO_PIECE = memoryview(b"")
 NOTHING = 0  # the number of work that has none
 MOST_POSTED, MOST_POSTED_BYTES = 16, 1 << 20  # frames posted and not begun; beyond that a link is `crowded`
 
@@ -40,7 +41,7 @@ class Waitable(Protocol):
     """What `wait_until` sleeps on: a `threading.Condition`, or something else that wakes whoever waits."""
 
     def wait(self, timeout: float | None, /) -> object:
-        """Sleep for at most so many seconds (None: no limit). The lock is held before and after, and free meanwhile."""
+        """Sleep for at most `timeout` seconds, or without a limit if it is None. The lock is held before and after, and is free meanwhile."""
 
 
 def wait_until(
@@ -51,10 +52,18 @@ def wait_until(
     advice: Callable[[], str] = lambda: "wait longer (timeout=)",
     nap: Callable[[], float] = lambda: math.inf,
 ) -> None:
-    """Sleep on `condition` (held) until `ready()`. `waiting()` says who waits for whom, `advice()` what to do about it,
-    `nap()` after how many seconds to look again unasked.
+    """Sleep on `condition`, whose lock is held, until `ready()`. After some seconds, a line in the log says who waits for whom.
 
-    Raises EchoTimeoutError after `timeout` seconds (math.inf: never); logs once after a few.
+    Args:
+        condition: what to sleep on.
+        ready: ends the wait when it returns true.
+        timeout: seconds, or math.inf for no limit.
+        waiting: returns a text that says who waits for whom.
+        advice: returns the advice for the error.
+        nap: returns after how many seconds to call `ready` again even if nobody notifies.
+
+    Raises:
+        EchoTimeoutError: `timeout` seconds are over.
     """
     wait = Wait(timeout)
     while not ready():
@@ -68,7 +77,7 @@ def wait_until(
 
 @contextmanager
 def deadline(channel: Channel, seconds: float, what: str) -> Iterator[None]:
-    """Shut `channel` down if the block takes longer, which ends it with an EchoTimeoutError."""
+    """Shut `channel` down if the block takes longer than `seconds`. The block then ends with an EchoTimeoutError."""
     late = threading.Event()
 
     def give_up() -> None:
@@ -91,9 +100,9 @@ def deadline(channel: Channel, seconds: float, what: str) -> Iterator[None]:
 
 
 def run_handshake(channel: Channel, handshake: ClientHandshake | ServerHandshake) -> None:
-    """Exchange messages until `handshake` is done, or agreed and held by the learner; a learner's refusal is sent.
+    """Exchange messages until `handshake` is done, or agreed if the learner holds it. If the learner refuses, this sends the refusal.
 
-    Raises what the handshake raises, ConnectionClosedError or OSError when the peer is lost.
+    Raises the errors of the handshake, and ConnectionClosedError or OSError if the peer is lost.
     """
     buffer = memoryview(bytearray(BUFFER_BYTES))
     try:
@@ -112,18 +121,18 @@ def run_handshake(channel: Channel, handshake: ClientHandshake | ServerHandshake
 
 
 class Gate:
-    """An owner's lock, and what its threads sleep on."""
+    """The lock of a link's owner, and the conditions on which its threads sleep."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)  # callers: something has moved; that a frame was written, only while one is `watching`
-        self.work = threading.Condition(self.lock)  # the link's thread: there may be work
+        self.changed = threading.Condition(self.lock)  # for callers. It is notified of written frames only while a caller is `watching`
+        self.work = threading.Condition(self.lock)  # for the link's thread: there may be work
         self.watchers = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """For a caller that holds the lock and sleeps until something is written. A caller that sleeps for another reason, as a `send` for
-        room does, would be woken by every frame for nothing."""
+        """Have `changed` notified of written frames, for a caller that holds the lock and waits for one. Otherwise it is not, because every
+        frame would wake callers that wait for something else, such as a `send` that waits for room."""
         self.watchers += 1
         try:
             yield
@@ -139,19 +148,20 @@ class Link:
     """Frames over a channel.
 
     Attributes:
-        error: why it ended; None while it stands.
+        error: why the link ended, or None while it works.
         written: the number of the last work that was handed over whole.
-        received, sent: how many bytes; those that are just being written are sent.
-        half_since: since when a frame has begun and its rest is awaited (`time.monotonic()`); 0.0 if none has.
-        heard_at: when something of the other end arrived last. A transport that hears of the other end by another way may set it.
+        received: how many bytes were received.
+        sent: how many bytes were sent, including those that are being written.
+        half_since: when a frame began whose rest has not arrived (`time.monotonic()`); 0.0 if there is none.
+        heard_at: when the last bytes of the other end arrived. A transport that hears from the other end in another way may set it.
 
     Args:
-        channel: after its handshake; the link shuts it down, and closes it in `finish`.
-        leftover: bytes read beyond the handshake.
+        channel: the channel after its handshake. The link shuts it down, and closes it in `finish`.
+        leftover: the bytes that were read after the handshake.
         sample_bytes, allowed: as `parse_header` takes them.
-        gate: the owner's.
-        work: what to write when nothing was posted, or None; called with `gate.lock` held. The
-            buffers may be a generator: it runs without the lock.
+        gate: the gate of the link's owner.
+        work: returns what to write when nothing is posted, or None. It is called with `gate.lock` held. The buffers may come from a
+            generator, which runs without the lock.
     """
 
     def __init__(
@@ -194,24 +204,29 @@ class Link:
 
     @property
     def channel(self) -> Channel:
-        """What it runs over."""
+        """The channel that carries the frames."""
         return self._channel
 
     @property
+    def piece_bytes(self) -> int:
+        """The size of the piece of memory that the channel gave last; the link keeps it until it waits for the next. 0: there is none."""
+        return len(self._buffer) if self._pieces else 0
+
+    @property
     def posted_bytes(self) -> int:
-        """How many bytes are posted and not yet begun to be written."""
+        """How many posted bytes wait until their writing begins."""
         return self._posted_bytes
 
     def start(self) -> None:
-        """Begin writing; `gate.lock` held."""
+        """Begin to write. The caller holds `gate.lock`."""
         watch(self)
         if not self._channel.pull(self._produce, self.fail):
             writer = threading.Thread(target=self._write, name="echo-writer", daemon=True)
             self._writer = started(writer)
 
     def ended(self) -> Exception:
-        """A copy of `error` to raise. An error refers to the frames through which it was raised, and these to the link. The link would then stay,
-        with all memory that is on its way, until the garbage collector runs."""
+        """A copy of `error` to raise. A raised error refers to the frames that it passed through, and these refer to the link. The error itself
+        would therefore keep the link and its memory until the garbage collector runs."""
         return copy.copy(self.error) if self.error is not None else ConnectionClosedError("the connection is closed")
 
     # ----------------------------------------------------------------- reading, by one thread
@@ -222,7 +237,7 @@ class Link:
         return parse_header(self._header, self._sample_bytes, self._allowed)
 
     def read(self, length: int) -> Buffer:
-        """`length` bytes of the frame's payload, which nobody will change."""
+        """Read `length` bytes of the frame's payload. Their memory does not change afterwards."""
         if self._pieces and 0 < length <= self._end - self._start:
             self._start += length  # it lies in one piece: no copy
             self.half_since = 0.0
@@ -256,7 +271,7 @@ class Link:
         self.half_since = 0.0
 
     def drain(self) -> None:
-        """Read on, and forget it, until the other end hangs up or the link fails: hanging up on unread bytes may destroy what was written last."""
+        """Read and discard bytes until the other end hangs up or the link fails. Hanging up on unread bytes could destroy the last frames sent."""
         with suppress(OSError, EchoError):
             while self._more(None):
                 pass
@@ -264,6 +279,8 @@ class Link:
     def _more(self, view: memoryview | None) -> int:
         """Wait for bytes: into `view` if given, else into the buffer, or as one. How many came."""
         self._reads_since = time.monotonic()
+        if self._pieces:
+            self._buffer, self._start, self._end = NO_PIECE, 0, 0  # otherwise every idle connection would keep its last piece
         try:
             piece = self._channel.receive()
             if piece is not None:
@@ -300,7 +317,7 @@ class Link:
     # --------------------------------------------------------------- writing, from any thread
 
     def post(self, data: bytes) -> None:
-        """Write a whole small frame before any further work; `gate.lock` held."""
+        """Write a small frame before any further work. The caller holds `gate.lock`."""
         self._posted.append(data)
         self._posted_bytes += len(data)
         self._gate.work.notify_all()
@@ -311,11 +328,11 @@ class Link:
             self.post(data)
 
     def crowded(self) -> bool:
-        """Whether so much is posted and unwritten that nothing should be done that posts more."""
+        """Whether so many posted bytes are unwritten that the owner should do nothing that posts more."""
         return len(self._posted) > MOST_POSTED or self._posted_bytes > MOST_POSTED_BYTES
 
     def idle(self) -> bool:
-        """Nothing posted is unwritten; `gate.lock` held."""
+        """Whether everything posted is written. The caller holds `gate.lock`."""
         return not self._posted and self._writing is None
 
     def _write(self) -> None:
@@ -325,6 +342,7 @@ class Link:
             except Exception as error:
                 self.fail(error)
                 return
+            del buffers  # while there is nothing to write, they would keep weights in memory
 
     def _produce(self) -> list[Buffer] | None:
         """What to write next, asked for when all before is written; waits for it. None: the end."""
@@ -362,7 +380,7 @@ class Link:
     # ------------------------------------------------------------------------------ the end
 
     def fail(self, error: Exception) -> None:
-        """End the connection, from any thread: reading and writing stop at once."""
+        """End the connection. Reading and writing stop at once. Any thread may call it."""
         with self._gate.lock:
             self.error = self.error or error
             if not self._closed:
@@ -371,7 +389,7 @@ class Link:
             self._gate.changed.notify_all()
 
     def finish(self) -> None:
-        """The reading thread's last call: everything is freed."""
+        """Free everything. It is the last call of the thread that reads."""
         self.fail(ConnectionClosedError("closed"))
         unwatch(self)
         if self._writer is not None:
@@ -382,5 +400,5 @@ class Link:
         self._channel.close()
 
     def forget(self) -> None:
-        """In a forked child: give the copy of the channel back, disturbing nobody."""
+        """In a forked child: close the copy of the channel without disturbing the parent's connection."""
         self._channel.close()

@@ -34,20 +34,20 @@ log = logging.getLogger("echo")
 
 ACCEPT_PAUSE = 0.2  # seconds, when the process is out of file descriptors or memory
 CROWDED_SECONDS = 2.0  # in a crowd a handshake may be thrown out after so long
-COMPLAINT_PAUSE = 1.0  # seconds between two log lines about strangers
+COMPLAINT_PAUSE = 1.0  # seconds between two log lines of one kind about strangers
 
 
 class ChannelListener(Listener, Host[ServedClient]):
     """See `echo_core.wire.transport.Listener`; made by `ChannelTransport.listen`.
 
-    A transport may extend it: with another class of clients (`served`), more counters, and its own `publish`, `weights_memory`, `peers`,
+    A transport may extend it: with another class of clients (`served`), more counters, and its own `publish`, `withdraw`, `weights_memory`, `peers`,
     `stats` and `close`, which any thread may call and which call the method here without holding a lock that clients take.
 
     Attributes:
         served: what a client is served by.
         counters: what `count` counts.
         acceptor: where clients arrive.
-        sink, options, sessions, newest: see `Host`.
+        sink, options, sessions, newest, renumbered: see `Host`.
     """
 
     served: ClassVar[type[ServedClient]] = ServedClient
@@ -59,6 +59,7 @@ class ChannelListener(Listener, Host[ServedClient]):
         "bytes_sent",
         "refused",
         "protocol_errors",
+        "weights_sent",
     )
 
     def __init__(self, acceptor: Acceptor, sink: Sink, options: ListenOptions) -> None:
@@ -71,6 +72,8 @@ class ChannelListener(Listener, Host[ServedClient]):
         self.sessions = Sessions()
         self._intakes: dict[str, Intake] = {}  # by table, under the lock
         self.newest: PackedWeights | None = sink.weights
+        self.renumbered = False
+        self._newest_version = 0 if self.newest is None else self.newest.version
         self.farewell = CLOSING
         self.acceptor = acceptor
         self._closing = threading.Event()
@@ -79,7 +82,7 @@ class ChannelListener(Listener, Host[ServedClient]):
         self._pending: dict[ServedClient, float] = {}  # in their handshake, since, oldest first
         self._admitted: set[ServedClient] = set()  # strangers do not count for max_connections
         self._room = threading.Condition(self._lock)
-        self._complained_at = 0.0
+        self._complained: dict[str, float] = {}  # by text: when it was logged last
         self._counts = dict.fromkeys(self.counters, 0)
         self._thread = threading.Thread(target=self._accept, name="echo-accept", daemon=True)
         self._thread.start()
@@ -160,9 +163,10 @@ class ChannelListener(Listener, Host[ServedClient]):
 
     def publish(self, weights: PackedWeights) -> None:
         with self._lock:
-            if self.newest is not None and self.newest.version >= weights.version:
+            if weights is self.newest:
                 return
-            self.newest = weights
+            self.renumbered |= weights.version <= self._newest_version
+            self.newest, self._newest_version = weights, weights.version
         clients = self.serving()
         for client in clients:
             with client.gate.lock:
@@ -175,6 +179,10 @@ class ChannelListener(Listener, Host[ServedClient]):
                 if (pinned := client.pinned) is not None and client.peer.memory is not None
             ],
         )
+
+    def withdraw(self) -> None:
+        with self._lock:
+            self.newest = None
 
     def peers(self) -> list[Peer]:
         clients = self.serving()
@@ -259,10 +267,10 @@ class ChannelListener(Listener, Host[ServedClient]):
             return [client for client in self._clients if client.link is not None]
 
     def _complain(self, text: str, *values: object) -> None:
-        """Log, at most once a second: strangers must not fill the disk."""
+        """Log, each kind of complaint at most once a second: strangers must not fill the disk, or hide another kind."""
         with self._lock:
             now = time.monotonic()
-            if now - self._complained_at < COMPLAINT_PAUSE:
+            if now - self._complained.get(text, -COMPLAINT_PAUSE) < COMPLAINT_PAUSE:
                 return
-            self._complained_at = now
+            self._complained[text] = now
         log.warning(text, *values)

@@ -32,9 +32,9 @@ log = logging.getLogger("echo")
 T = TypeVar("T")
 
 LOOK_UP_SECONDS = 0.25  # while waiting for space: how soon an evicted client lets go
-TELL_SECONDS = 0.01  # of waiting for space, until what is stored is acknowledged: the client has use for the room
+TELL_SECONDS = 0.01  # after so long a wait for space, the stored samples are acknowledged, so that the client can take new ones
 FAREWELL_SECONDS = 1.0  # for a client to read the learner's goodbye and hang up
-TURN_ROWS = 256  # samples of one client before it is another's turn
+TURN_ROWS = 256  # samples of one client before the next client's turn
 STREAMING_SECONDS = 1.0  # how long after its last byte a client still counts as streaming
 
 
@@ -49,16 +49,17 @@ class ServedClient:
     must not wait; and `refresh`, `evict` and `stop`, which other threads call. Each says what an override has to keep.
 
     Attributes:
-        listener: that serves it.
-        channel: which carries it.
-        peer: what the server shows of it. Its figures may be set from any thread.
-        sink: where its samples go: of the table that it named, once its handshake is done.
-        session: what is remembered of it; set once its handshake is done. Change the counts with `session.lock` held.
-        gate: its lock, and the conditions `gate.work` (notify after there is something to write) and `gate.changed`.
-        link: frames over the channel, once its handshake is done; None before.
-        waiting_since: since when samples of it wait for space (`time.monotonic()`); 0.0 while none do.
-        pinned: the version of the weights that is on its way to it, which therefore stays in memory.
-        finished: set when its thread ends.
+        listener: the listener that serves the client.
+        channel: the channel to the client.
+        peer: the client as `server.peers()` shows it. Any thread may set its figures.
+        sink: where the client's samples go. Once the handshake is done, this is the sink of the table that the client named.
+        session: what the learner remembers of the client over its connections; set once the handshake is done. Change its counts with
+            `session.lock` held.
+        gate: the lock of the client, with the conditions `gate.work` (notify it when there is something to write) and `gate.changed`.
+        link: the frames over the channel; None until the handshake is done.
+        waiting_since: when samples of the client began to wait for space (`time.monotonic()`); 0.0 if none wait.
+        pinned: the weights that are being sent to the client, which keeps them in memory; None if none are.
+        finished: an event that is set when the client's thread ends.
     """
 
     def __init__(self, listener: Host[ServedClient], channel: Channel) -> None:
@@ -75,9 +76,9 @@ class ServedClient:
         self._holder = ChannelHolder(channel, self.peer)
         self.pinned: PackedWeights | None = None
         self._unread = False  # whether answers that the client has not read count in its memory
-        self._parted = threading.Event()  # `stop` has said what it had to say
+        self._parted = threading.Event()  # set when `stop` has sent the goodbye
         # Under the gate's lock.
-        self._begun = False  # the client is told where to go on, before which it understands nothing else
+        self._begun = False  # whether the client was told where to continue; it understands nothing else before
         self._committing = False
         self._stopping = False
         self._owed = AcknowledgementsOwed()
@@ -118,13 +119,13 @@ class ServedClient:
                 self._introduce(handshake.peer)
                 self._holder.claim(sink.identities, handshake)
                 self.channel.send([handshake.accept()])
-            if not listener.take_place(self):  # it comes again, and is told why
+            if not listener.take_place(self):  # the client connects again, and is told the reason then
                 raise ConnectionClosedError("others came first: max_connections clients are served")
         except (EchoError, OSError, RuntimeError) as error:  # RuntimeError: no more threads
             listener.decided(self)  # now nobody else touches the channel
             self.channel.shutdown()
             self.channel.close()
-            if handshake is None or handshake.refusal or not handshake.offered_labels:  # otherwise it comes again
+            if handshake is None or handshake.refusal or not handshake.offered_labels:  # a client that was offered labels connects again
                 listener.turned_away(self.peer.address, error)
             return False
         hello = handshake.peer
@@ -156,7 +157,7 @@ class ServedClient:
         return True
 
     def _introduce(self, hello: Mapping[str, Any]) -> None:
-        self.peer.address = self.channel.peer  # by now it may know more
+        self.peer.address = self.channel.peer  # the channel may know more after its handshake
         self.peer.id, self.peer.name, self.peer.role = hello["client"], hello["name"], hello["role"]
         self.peer.table, self.peer.pid, self.peer.host = hello["table"], hello["pid"], hello["host"]
         self.peer.permissions = hello["permissions"]
@@ -175,7 +176,7 @@ class ServedClient:
                 self._begun = True
             self.read_frames(self.link)
         except ClosedError:
-            pass  # the store takes no more: the learner is closing
+            pass  # the store is closed, because the learner is closing
         except ProtocolError as error:
             reason = f"it broke the protocol: {error}"
             self.listener.count("protocol_errors")
@@ -200,7 +201,7 @@ class ServedClient:
     def read_frames(self, link: Link) -> None:
         """A hook: read frames until BYE; returns when the client or the listener ends in order, and raises why the link was lost.
 
-        An override calls this once, and may do something before the first frame and after the last: the session is this client's then.
+        An override calls this once, and may act before the first frame and after the last, while the session belongs to this client.
         """
         while not self._stopping:
             if link.crowded():
@@ -213,14 +214,15 @@ class ServedClient:
                 # This does not wait for room: a learner's request may be what makes room in the store.
                 with self.peer.memory.holding(header.length) if self.peer.memory and header.length >= BUFFER_BYTES else nullcontext():
                     payload = link.read(header.length)
-                if not header.flags & REPLY:  # a learner asks its workers nothing
+                if not header.flags & REPLY:  # a learner sends no requests, so there are no answers
                     self.answer_request(header.seq, payload)
             elif header.kind is Kind.PING:
                 if not header.flags & REPLY:
                     self._post(frame(Kind.PING, flags=REPLY, seq=header.seq))
             elif header.kind is Kind.SUBSCRIBE:
                 with self.gate.lock:
-                    self._subscription.begin(header.seq)
+                    # After a change of learners, the number alone does not say which weights the client got by an earlier connection.
+                    self._subscription.begin(0 if self.listener.renumbered else header.seq)
                     self.gate.work.notify_all()
             elif header.kind is Kind.RECEIPT:
                 self._receipt(header.seq, U64.unpack(link.read(header.length))[0])
@@ -229,28 +231,27 @@ class ServedClient:
                 return
 
     def _room_for(self, link: Link, length: int) -> AbstractContextManager[None]:
-        """Memory for a frame, which a large one may have to wait for."""
+        """Reserves the memory of a frame. A large frame may have to wait for it."""
         account = self.peer.memory
         if account is None or length < BUFFER_BYTES:
             return nullcontext()
-        return account.frame(length, lambda: self._stopping or link.error is not None)
+        return account.frame(length, lambda: self._stopping or link.error is not None, link.piece_bytes)
 
     def _cut_off(self) -> None:
-        """End the connection, which makes the learner hold too much memory. On another thread, as the caller may hold locks of any client."""
+        """End the connection, because it makes the learner hold too much memory. Another thread does this: the caller may hold locks of any client."""
         if (link := self.link) is not None:
             error = ConnectionClosedError("the learner held too much memory for this client")
             with suppress(RuntimeError):  # no more threads
                 threading.Thread(target=link.fail, args=(error,), name="echo-cut-off", daemon=True).start()
 
     def ended(self) -> None:
-        """A hook: the connection has ended and the session may be another's. The last call of the client's thread; does nothing here."""
+        """A hook: the connection has ended, and the session may belong to a new connection. It is the last call of the client's thread. Does nothing here."""
 
     def _until_read(self, link: Link) -> None:
         """Wait until the client has read most of its answers. Raises why the link ended.
 
-        Every PING and request is answered, so that a client which asks and never reads would have them pile up here until the learner
-        is killed for its memory. Only this end holds back: a worker goes on reading whatever it has to write, so that two ends never
-        wait for each other.
+        Every PING and request is answered. Without this wait, the answers of a client that asks and never reads would fill the learner's
+        memory. Only the learner waits: a worker always goes on reading, so the two ends never wait for each other.
         """
         with self.gate.lock, self.gate.watching():
             self.gate.changed.wait_for(lambda: link.error is not None or not link.crowded())
@@ -268,18 +269,18 @@ class ServedClient:
             raise ProtocolError(f"a client of the role {self.peer.role!r} sends no experience")
         payload = link.read(header.length)
         self.peer.bytes = link.received
-        known = self.session.committed + 1 - header.seq  # samples of the frame that we have
+        known = self.session.committed + 1 - header.seq  # samples of the frame that are stored already
         if known < 0:
             raise ProtocolError(
                 f"samples {self.session.committed + 1} to {header.seq - 1} were never sent"
             )
         with self.gate.lock:
-            if self._stopping:  # what is stored behind the goodbye is never acknowledged, and goes to the next learner as well
+            if self._stopping:  # a sample that is stored after the goodbye is never acknowledged, and would go to the next learner as well
                 raise ConnectionClosedError("the learner is closing")
             self._committing = True
         try:
             self._store(link, payload, min(known, header.count), header.count)
-            # Before the acknowledgement: a worker that was told of them finds them counted.
+            # They are counted before the acknowledgement, so that a worker which has it finds them in the statistics.
             self.listener.count("duplicates", min(known, header.count))
             self.listener.count("samples", max(0, header.count - known))
         finally:
@@ -293,8 +294,9 @@ class ServedClient:
     def _store(self, link: Link, payload: Buffer, row: int, count: int) -> None:
         """Commit the frame's samples from number `row` (from 0) on, in turns of `TURN_ROWS`.
 
-        A turn ends after so many samples, not whenever the store is full: otherwise its length would depend on how the learner keeps up, and
-        of equal workers one could have several times the samples of another. It ends earlier at a full store if other clients' turns are short.
+        A turn ends after a fixed number of samples, and not whenever the store is full. Otherwise its length would depend on the learner's
+        speed, and one of two equal workers could store several times as many samples as the other. If other clients' turns are short, it
+        ends earlier at a full store.
         """
         turn, inserter = self._intake
 
@@ -328,8 +330,8 @@ class ServedClient:
         return done
 
     def _patiently(self, link: Link, attempt: Callable[[float], T | None]) -> T:
-        """What `attempt(timeout)` gives, asked again for as long as the store may be full, the
-        connection stands and nobody closes the learner."""
+        """Call `attempt(timeout)` until it returns something true. Raises if the connection or the
+        learner ends first."""
         if got := attempt(0):
             return got
         self.waiting_since = time.monotonic()
@@ -352,18 +354,26 @@ class ServedClient:
     # ------------------------------------------------------------------- weights and requests
 
     def offer_weights(self, held: int) -> WeightsOffer | None:
-        """A hook: weights for a client that holds version `held`; None if there is nothing newer.
+        """A hook: weights for a client that holds version `held`; None if there are no others (`holds`).
 
         Called by the thread that writes, with `gate.lock` held, when no version is on its way and nothing else is due: it must not wait.
         """
         newest = self.listener.newest
-        if not newest or newest.version <= held:
+        if not newest or self.holds(newest.version, newest.digest):
             return None
         self.pinned = newest
         return WeightsOffer(newest.version, weights_frames(newest))
 
+    def holds(self, version: int, digest: int) -> bool:
+        """Whether the client has just these weights. Called with `gate.lock` held."""
+        return self._subscription.holds(version, digest)
+
+    def is_reading(self) -> bool:
+        """Whether weights are on their way to the client. Any thread may ask, also with a lock that `offer_weights` takes."""
+        return self._subscription.sent != 0
+
     def offer_weights_again(self) -> None:
-        """What was offered last will not be confirmed: `offer_weights` is asked again. Takes `gate.lock`."""
+        """Call `offer_weights` again, because the last offer will not be confirmed. Takes `gate.lock`."""
         with self.gate.lock:
             self._subscription.send_again()
             self.gate.work.notify_all()
@@ -374,8 +384,11 @@ class ServedClient:
 
     def _receipt(self, version: int, digest: int) -> None:
         with self.gate.lock:
-            self._subscription.confirmed(version, self.fits)
+            # Even if the client confirms another digest, it is not sent the same weights again and again.
+            sent = self.pinned.digest if self.pinned is not None and self.pinned.version == version else digest
+            self._subscription.confirmed(version, sent, self.fits)
             self.pinned = None
+            self.listener.count("weights_sent")
             self.gate.work.notify_all()
         self.peer.weights_version, self.peer.weights_digest = version, digest
         self.sink.receipt(self.peer, version, digest)
@@ -412,7 +425,7 @@ class ServedClient:
     # --------------------------------------------------------------------- from other threads
 
     def throw_out(self) -> None:
-        """End a handshake that keeps others waiting; before `decided`, under the listener's lock."""
+        """End a handshake that keeps others waiting. Called before `decided`, with the listener's lock held."""
         self.channel.shutdown()
 
     def refresh(self) -> None:
@@ -431,14 +444,14 @@ class ServedClient:
             self.show("streaming" if streaming else "idle", link.heard_at if streaming else quiet_at)
 
     def show(self, state: str, since: float) -> None:
-        """What `peer` is doing, and since when (`time.monotonic()`), unless it is shown already."""
+        """Set what `peer` is doing, and since when (`time.monotonic()`), unless it is set already."""
         if state != self.peer.state:
             self.peer.state, self.peer.state_since = state, since
 
     def evict(self, timeout: float) -> None:
-        """A hook: end the connection because its client has made another; wait at most `timeout` seconds until it touches the session no more.
+        """A hook: end the connection because its client has made another. Wait up to `timeout` seconds until it no longer uses the session.
 
-        Called by the thread of the client's new connection, without a lock. An override that has something of its own to end does that first.
+        Called by the thread of the client's new connection, without a lock. An override ends its own parts first.
         """
         if self.link is not None:
             self.link.fail(
@@ -447,10 +460,10 @@ class ServedClient:
         self.finished.wait(timeout)
 
     def stop(self, until: float) -> None:
-        """A hook: commit what has come whole as far as there is room, say goodbye, end; all of it before
-        `until` (time.monotonic).
+        """A hook: commit the complete samples for which there is room, say goodbye, and end, all before `until`
+        (`time.monotonic()`).
 
-        Called once, by a thread of its own, when the listener closes. An override that commits samples by other ways ends them first, so
+        Called once, by a thread of its own, when the listener closes. An override that commits samples in other ways ends those first, so
         that the acknowledgement before the goodbye counts them.
         """
 
@@ -467,7 +480,7 @@ class ServedClient:
                     wait_until(
                         self.gate.changed, lambda: link.error is not None or not self._committing, left(), lambda: ""
                     )
-                    if self.session.committed > self._owed.told:  # or its client would send it to the next learner as well
+                    if self.session.committed > self._owed.told:  # otherwise the client would send them to the next learner as well
                         link.post(self._owed.frame(self.session.committed))
                     link.post(frame(Kind.BYE, self.listener.farewell.encode()))
                     with self.gate.watching():

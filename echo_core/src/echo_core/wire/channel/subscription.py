@@ -23,11 +23,13 @@ class Subscription:
 
     Attributes:
         held: the version that the client holds whole; 0 before it has one.
+        digest: of that version; None if it is not known, because the client got it by an earlier connection.
         sent: the version that is being sent, or was sent and is not confirmed; 0 if no version is on its way.
     """
 
     def __init__(self) -> None:
         self.held = 0
+        self.digest: int | None = None
         self.sent = 0
         self._begun = False
         self._frames: Iterator[list[Buffer]] = iter(())
@@ -37,7 +39,11 @@ class Subscription:
         """The client wants weights from now on, and says which version it holds."""
         self._begun = True
         if not self.sent:
-            self.held = held
+            self.held, self.digest = held, None
+
+    def holds(self, version: int, digest: int) -> bool:
+        """Whether the client has just these weights."""
+        return version == self.held and self.digest in (None, digest)
 
     def next_frame(self, offer: Callable[[int], WeightsOffer | None]) -> list[Buffer] | None:
         """The next frame to write, if there is one; `offer` is asked when no version is on its way."""
@@ -49,11 +55,11 @@ class Subscription:
         frame, self._next = self._next, next(self._frames, None)
         return frame
 
-    def confirmed(self, version: int, fits: Callable[[int, int], bool]) -> None:
+    def confirmed(self, version: int, digest: int, fits: Callable[[int, int], bool]) -> None:
         """The client says that it holds `version`. ProtocolError unless that was sent whole, as `fits(sent, version)` decides."""
         if not self.sent or self._next is not None or not fits(self.sent, version):
             raise ProtocolError(f"receipt for weights {version}, which were not sent")
-        self.held, self.sent = version, 0
+        self.held, self.digest, self.sent = version, digest, 0
 
     def send_again(self) -> None:
         """What is on its way will not be confirmed: offer the newest version anew."""

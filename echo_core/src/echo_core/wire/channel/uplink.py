@@ -38,7 +38,7 @@ from ...spec.spec import Spec
 from ..handshake import ClientHandshake
 from ..network import unreachable
 from ..protocol import REPLY, TO_WORKER, U64, Buffer, Header, Kind, WeightsAssembler, frame, pack_error, reply_frame
-from ..weights import verify
+from ..weights import learner_of, verify
 from .calls import Calls
 from .channel import Channel
 from .link import Gate, Link, Waitable, Work, deadline, run_handshake, wait_until
@@ -49,7 +49,7 @@ __all__ = ["Uplink"]
 log = logging.getLogger("echo")
 
 ATTEMPT_SECONDS = 10.0  # for one attempt to dial, and again for its handshake
-NAP_SECONDS = 0.25  # of who waits while rows are lent
+NAP_SECONDS = 0.25  # the longest sleep of a caller while rows of the window are lent
 BACKOFF = (0.05, 1.6, 1.0)  # seconds between attempts: first, factor, longest
 
 
@@ -58,27 +58,29 @@ class Uplink:
 
     A transport may extend it (`ChannelConnection.uplink_type`). The hooks are:
 
-    * of what is called with `gate.lock` held and must not wait: `on_connected`, `work`, `add`, `has_room`, `taken`, `under_way`,
-      `connecting`; `wait_progress` is called with the lock as well, and sleeps as `gate.changed.wait` does, without it;
-    * of what the uplink's own thread calls without the lock: `dial`, `on_control`, `on_lost`;
-    * of what any thread calls without the lock: `end`, `close`, `forget`, each of which an override passes on to the method here;
-    * `make_window`, which the constructor calls: an override of the constructor sets what that needs before it calls this one.
+    * `on_connected`, `work`, `add`, `has_room`, `taken`, `under_way` and `connecting` are called with `gate.lock` held, and must not wait.
+      `wait_progress` is called with the lock as well, and releases it while it sleeps, as `gate.changed.wait` does;
+    * `dial`, `on_control` and `on_lost` are called by the uplink's own thread, without the lock;
+    * `end`, `close` and `forget` are called by any thread, without the lock; an override also calls the method of this class;
+    * `make_window` is called by the constructor. A subclass that overrides both sets what `make_window` needs before `super().__init__`.
 
     Attributes:
         address, spec, options: as the connection was given them.
-        gate: its lock, and the conditions `gate.work` (notify after there is something to write) and `gate.changed` (notify after
-            anything that somebody waits for has changed).
-        over: set when there will be no further link.
+        gate: the lock of the session, with the conditions `gate.work` (notify it when there is something to write) and `gate.changed`
+            (notify it when anything has changed that a caller may wait for).
+        over: an event that is set when there will be no further link.
         window: the samples that are not acknowledged.
         calls: the requests that are not answered.
-        link: the connection, while there is one.
-        trouble: why there is no connection at present.
-        error: why there never will be one again; `over` is set at the same time.
-        closing: nothing more is taken over.
-        restarts: of the learner; connects: links there were.
-        parting: goodbye was said, so the end of the link is the end.
-        weights: (version, description, payload, digest) of the newest that came whole.
-        weights_life: how often the learner had been restarted when they came: each life counts versions from 1 again.
+        link: the connection, or None while there is none.
+        trouble: why there is no connection now, or None.
+        error: why there will never be a connection again, or None; `over` is set at the same time.
+        closing: whether `close` was called, after which no samples are taken.
+        restarts: how many restarts of the learner this session has seen.
+        connects: how many links there were.
+        parting: whether the goodbye was sent, so that the end of the link ends the session.
+        weights: (version, description, payload, digest) of the newest weights that arrived whole, or None.
+        weights_life: how often another learner has begun to number the weights, as far as the weights have shown it. Each learner counts
+            versions anew. The server at the other end may be a relay, which only passes weights on.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Uplink:
         self.parting = False
         self.weights: tuple[int, bytes, np.ndarray, int] | None = None
         self.weights_life = 0
+        self._numbered_by = ""  # the learner whose weights came last
         self.weights_received = 0
         self.restarts = 0  # of the learner
         self.connects = 0
@@ -137,7 +140,7 @@ class Uplink:
     # --------------------------- for callers: gate.lock held, but not for end(), close(), forget()
 
     def wait(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
-        """Sleep until `ready()`; raises why the session is over, or `gave_up`."""
+        """Sleep until `ready()`. Raises the error that ended the session, or that of `gave_up` after `seconds`."""
         self.wait_on(self.gate.changed, ready, seconds, waiting, self._nap)
 
     def wait_on(
@@ -157,16 +160,16 @@ class Uplink:
             self.check()
 
     def gave_up(self, text: str) -> EchoError:
-        """The error of a call whose time is over. Its type says whether there is a learner."""
+        """The error of a call that has waited for its whole timeout. Its type says whether there is a learner."""
         lost = self.connects > 0 and self.link is None
         return ConnectionClosedError(text) if lost else EchoTimeoutError(text)
 
     def _nap(self) -> float:
-        """How long to sleep at most: a row that the garbage collector gives back makes room, and can take no lock to say so."""
+        """The longest sleep in seconds. The garbage collector may give a row back, which makes room but cannot notify: it must take no lock."""
         return NAP_SECONDS if self.window.lent() else math.inf
 
     def check(self) -> None:
-        """Raise why the session is over, if it is."""
+        """Raise the error that ended the session, if there is one."""
         if self.error is not None:
             raise copy.copy(self.error)
 
@@ -187,29 +190,29 @@ class Uplink:
         return self.window.has_room(count)
 
     def taken(self) -> int:
-        """A hook: how many samples were taken over, by whatever way."""
+        """A hook: how many samples were taken over, in every way that the transport has."""
         return self.window.taken
 
     def under_way(self) -> int:
-        """A hook: how many of them are not acknowledged. They may become fewer at any time, and more only by what `taken` counts."""
+        """A hook: how many of them are not acknowledged. The number may fall at any time, and rises only when `taken` rises."""
         return self.window.taken - self.window.acknowledged
 
     def acknowledged(self) -> int:
         """How many of them are acknowledged, at least."""
-        taken = self.taken()  # first: what is taken over in between must not count as acknowledged
+        taken = self.taken()  # read first, because samples that are taken in between must not count as acknowledged
         return taken - self.under_way()
 
     def wait_progress(self, ready: Callable[[], bool], seconds: float, waiting: Callable[[], str]) -> None:
-        """A hook: as `wait`, for what acknowledgements bring about. Overridden where they do not come as frames on the channel."""
+        """A hook: as `wait`, for conditions that acknowledgements make true. Override it if acknowledgements do not come as frames on the channel."""
         self.wait(ready, seconds, waiting)
 
     def learner(self) -> str:
-        """The learner as it is seen now, for people."""
+        """A description of the learner and of the link to it, for messages."""
         now = "" if self.link is not None else f", not connected: {self.trouble or 'dialling'}"
         return f"the learner at {self.address} ({counted(self.under_way(), 'sample')} unacknowledged{now})"
 
     def advice(self) -> str:
-        """What somebody who waited in vain can do about it."""
+        """The advice of a message about a wait that has failed."""
         if self.link is None:
             return unreachable.advice(self.address, self.trouble)
         return f"see what it does (echoctl top {self.address}), or wait longer (timeout=)"
@@ -226,7 +229,7 @@ class Uplink:
         return self._bytes[1] + (self.link.received if self.link else 0)
 
     def end(self, error: EchoError) -> None:
-        """It is over, for this reason unless there was one before. From any thread."""
+        """End the session because of `error`, unless it has ended already. Any thread may call it."""
         with self.gate.lock:
             self.window.stop()  # first: a caller that has seen the error must not find a window that still takes samples
             self.error = self.error or error
@@ -240,7 +243,7 @@ class Uplink:
             link.fail(error)
 
     def close(self, seconds: float) -> None:
-        """Deliver, say goodbye and end, all within `seconds`. Only the first call does this; if it was interrupted, the next one says what is lost.
+        """Deliver, say goodbye and end, all within `seconds`. Only the first call does this; if it was interrupted, the next one reports the loss.
 
         Raises EchoTimeoutError or ConnectionClosedError if samples are not acknowledged.
         """
@@ -284,11 +287,11 @@ class Uplink:
         if link is None or link.error is not None:
             return
         link.post(frame(Kind.BYE, b"closed"))
-        with suppress(EchoTimeoutError):  # it does not read; it will see the end of the stream
+        with suppress(EchoTimeoutError):  # the learner does not read; it will see the end of the stream
             wait_until(self.gate.changed, lambda: self.link is not link, seconds, lambda: "")
 
     def forget(self) -> None:
-        """In a forked child: give the copy of the channel back, disturbing nobody."""
+        """In a forked child: close the copy of the channel without disturbing the parent's connection."""
         if self._dialled is not None:
             self._dialled.close()
         elif self.link is not None:
@@ -319,7 +322,7 @@ class Uplink:
 
     def _establish(self) -> Link | None:
         """Dial until a learner lets us in; None when the connection is over."""
-        again = self.connects > 0  # the first time the caller of connect() keeps the time
+        again = self.connects > 0  # at the first link, the caller of connect() limits the time
         start = time.monotonic()
         patience = self.options.timeout if again else math.inf
         pause, factor, longest = BACKOFF
@@ -332,7 +335,7 @@ class Uplink:
                 if isinstance(error, HandshakeRefused) and error.code not in ("busy", "shutdown"):
                     verdict = self._judged(error, verdict, again)
                 self.trouble = error.with_traceback(None)
-            except EchoError as error:  # another spec, token or protocol: no use trying again
+            except EchoError as error:  # another spec, token or protocol: another attempt cannot succeed
                 verdict = self._judged(error, verdict, again)
                 self.trouble = error.with_traceback(None)
             except OSError as error:
@@ -340,7 +343,7 @@ class Uplink:
             if time.monotonic() - start >= patience:
                 text = f"lost {self.learner()} and could not return within {patience:g} s; start the learner, and this worker again"
                 self.end(ConnectionClosedError(text))
-            # A herd of workers that lost one learner must not come back as one.
+            # Workers that lost one learner at the same moment must not return at the same moment.
             self.over.wait(min(pause * random.uniform(0.7, 1.3), left))
             pause = min(pause * factor, longest)
         return None
@@ -400,7 +403,7 @@ class Uplink:
             raise
 
     def _resume(self, link: Link, incarnation: str, header: Header) -> None:
-        """Go on where the learner says it is."""
+        """Continue after the last sample that the learner has."""
         if header.kind is not Kind.ACK:
             raise ProtocolError(f"the learner began with {header.kind.name} instead of ACK")
         with self.gate.lock:
@@ -421,13 +424,13 @@ class Uplink:
             log.info("connected to the %s at %s", what, self.address)
 
     def on_connected(self, link: Link) -> None:
-        """A hook: the handshake is done, and the window is about to resume. What is posted here goes before everything else. Does nothing here."""
+        """A hook: the handshake is done, and the window is about to resume. Frames that are posted here are sent before all others. Does nothing here."""
 
     def on_lost(self, link: Link) -> None:
-        """A hook: `link` can be read no more, and another may follow. What came by it counts until this returns. Does nothing here."""
+        """A hook: `link` has ended, and another may follow. What arrived by `link` counts until this returns. Does nothing here."""
 
     def work(self) -> Work | None:
-        """A hook: what to write next when nothing is posted; None: nothing for now."""
+        """A hook: what to write next if nothing is posted, or None if there is nothing now."""
         return self.window.next_frame()
 
     def _read(self, link: Link) -> None:
@@ -460,14 +463,16 @@ class Uplink:
         payload: np.ndarray,
         digest: int | None = None,
     ) -> None:
-        """Weights have come whole: keep them, and confirm that on `link`. `digest` is theirs where that was proven already.
+        """Keep weights that have arrived whole, and confirm them on `link`. Pass `digest` if it was verified already.
 
         For the uplink's own thread, without the lock.
         """
         digest = verify(meta, payload) if digest is None else digest
+        numbered_by = learner_of(meta) or self._incarnation
         with self.gate.lock:
+            self.weights_life += self._numbered_by not in ("", numbered_by)
+            self._numbered_by = numbered_by
             self.weights = version, meta, payload, digest
-            self.weights_life = self.restarts
             self.weights_received += 1
             link.post(frame(Kind.RECEIPT, U64.pack(digest), seq=version))
             self.gate.changed.notify_all()

@@ -36,21 +36,21 @@ class Entry(NamedTuple):
         return self.first + self.count - 1
 
     def payload(self) -> memoryview:
-        """For each leaf, the entry's samples."""
+        """The bytes of the entry, leaf after leaf, with all its samples in each."""
         return self.data if isinstance(self.data, memoryview) else memoryview(self.data.payload())
 
     def pieces(self) -> list[memoryview]:
-        """The same in one piece or more, not copied."""
+        """The same bytes as one piece or several, without a copy."""
         return [self.data] if isinstance(self.data, memoryview) else self.data.columns()
 
 
 class SampleWindow(Protocol):
-    """What an uplink needs of a window. The gate's lock is held for every call but `take`, which any thread makes without it.
+    """The methods of a window that an uplink calls. It holds the gate's lock for all of them but `take`, which any thread calls without the lock.
 
     Attributes:
-        small: whether `take` takes samples at all; if not they come by `add`.
+        small: whether `take` takes samples. If it does not, they are given to `add`.
         taken: how many samples were taken over.
-        acknowledged: how many of them are committed for good.
+        acknowledged: how many of these the learner has acknowledged.
     """
 
     @property
@@ -61,30 +61,35 @@ class SampleWindow(Protocol):
     def acknowledged(self) -> int: ...
 
     def take(self, sample: object, /) -> int:
-        """Take one sample over: 1. 0: there is no room, or it is not for `take`; 2: taken, and whoever writes must be woken. SpecError."""
+        """Take one sample over. Raises SpecError if it does not match the spec.
+
+        Returns:
+            1 if it was taken; 2 if it was taken and the thread that writes must be woken; 0 if there is no room, or if `add` has to take it.
+        """
 
     def add(self, count: int, data: bytes) -> None:
-        """Take `count` samples over; `data` holds each leaf's samples in turn. The caller has waited for `has_room`."""
+        """Take `count` samples over. `data` has the bytes leaf after leaf, with all samples in each. The caller has waited for `has_room`."""
 
     def has_room(self, count: int) -> bool:
         """Whether `count` more samples fit; any number fits into an empty window."""
 
     def lent(self) -> str:
-        """A note on memory that was lent and not given back, for a message about waiting for room; "" if nothing is lent."""
+        """A note about memory that is lent, for the message of a wait for room; "" if nothing is lent."""
 
     def next_frame(self) -> tuple[Iterable[Buffer], int] | None:
-        """The next frame to write on the channel and the number of its last sample; None if there is nothing to write, or samples go another way.
+        """The next frame to write on the channel, and the number of its last sample. None if every frame was written, or if samples do not
+        travel on the channel.
 
         The buffers may be a generator, which runs without the lock."""
 
     def acknowledge(self, number: int) -> None:
-        """The first `number` samples of the session are committed. ProtocolError if they were never sent."""
+        """Free the first `number` samples of the session, which are committed. Raises ProtocolError if they were never sent."""
 
     def resume(self, number: int) -> None:
-        """A new connection: `number` samples are committed, the rest is to be sent again. ProtocolError as above."""
+        """Begin with a new connection: `number` samples are committed, and the others must be sent again. Raises ProtocolError as `acknowledge` does."""
 
     def stop(self) -> None:
-        """No more samples are taken. Also called in a forked child, where a lock may be held for ever."""
+        """Take no more samples. This is also called in a forked child, where a lock may be held for ever, so it must take none."""
 
 
 class Window:
@@ -96,11 +101,11 @@ class Window:
     A transport may extend it (`Uplink.make_window`), with other figures and its own `encode`.
 
     Attributes:
-        gathered_bytes: samples of at most so many bytes are the gatherer's.
-        head_bytes: kept free in front of what it gathers: see `Chunk.framed`.
-        parts: of the window; with each an acknowledgement is asked for.
-        acknowledged: how many samples are committed for good.
-        sample_bytes: of one sample.
+        gathered_bytes: the largest size in bytes of samples that the gatherer takes.
+        head_bytes: how many bytes the gatherer keeps free in front of its samples; see `Chunk.framed`.
+        parts: into how many parts the window is divided. The last frame of each part asks for an acknowledgement.
+        acknowledged: how many samples the learner has acknowledged.
+        sample_bytes: the size of one sample in bytes.
     """
 
     gathered_bytes: ClassVar[int] = SMALL

@@ -37,8 +37,8 @@ class Handshake(ABC):
     def receive(self, data: Buffer) -> bytes:
         """Take bytes as they come, in any portions; return the bytes to send now (maybe none).
 
-        Once `done`, what came beyond the handshake is in `leftover`. Raises ProtocolError,
-        SecurityError, HandshakeRefused or SpecError, after which the connection is of no use.
+        Once `done`, the bytes that came after the handshake are in `leftover`. Raises ProtocolError,
+        SecurityError, HandshakeRefused or SpecError, after which the connection cannot be used.
         """
         if self._failed:
             raise ProtocolError("this handshake has failed already")

@@ -19,22 +19,29 @@ from .messages import HEX32, HEX64, LEARNER_LABEL, WORKER_LABEL, Message, descri
 if TYPE_CHECKING:
     from ...spec.spec import Spec
 
-#: What a client is there for, and what its token must permit: a worker sends experience; an
-#: observer sends none, and asks for what its token permits.
+#: The roles of connections, and one of the permissions that the token must give. A worker sends experience. An observer sends none,
+#: and may ask for everything that its token permits.
 CONNECTION_ROLES: Final = {"worker": frozenset(("write",)), "observer": EVERYTHING}
 
 
 class ServerHandshake(Handshake):
     """The learner's end.
 
-    `tokens` empty: no authentication; several: a client may hold any of them (rotation), and has
-    the roles of the one it holds. `roles` are those this learner serves. After an error, `refusal`
-    is what to send before hanging up. `hold`: once the client has proven itself and its spec fits,
-    `agreed` is set, and the handshake is done after the caller sends what `accept` returns, or fails
-    after `refuse`. `silence` is this end's option, and peer["silence"] the worker's.
-    `peer` has client, session, role, base, name, pid, host and version from HELLO on, and from PROOF
-    on what the client may do, `permissions`, and table: the one of
-    `tables` whose spec the worker's must match, "" for `spec`.
+    Args:
+        spec: the spec of the learner's stream or first table.
+        tokens: the secrets that a client may hold, which gets the roles of the one it holds; without any, clients are not authenticated.
+        incarnation: the identity of this server's run; "" draws a random one.
+        roles: the roles of connections that this learner serves.
+        tables: the specs of the replay tables, by name.
+        silence: this end's option `silence`, in seconds.
+        hold: whether the caller decides at the end. `agreed` is then set once the client has proven itself and its spec fits. The handshake
+            is done after the caller sends what `accept` returns, and fails after `refuse`.
+
+    Attributes:
+        refusal: after an error, the bytes to send before hanging up.
+        agreed: whether a handshake with `hold` waits for the caller.
+        peer: what the client said. From HELLO on it has `client`, `session`, `silence`, `role`, `base`, `name`, `pid`, `host` and `version`;
+            from PROOF on also `permissions`, and `table`, whose spec the worker's must match ("" stands for `spec`).
     """
 
     other = "worker"

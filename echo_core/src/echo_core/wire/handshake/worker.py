@@ -22,11 +22,21 @@ if TYPE_CHECKING:
 class ClientHandshake(Handshake):
     """The worker's end: send `start()`, then whatever `receive()` returns.
 
-    `client_id` is 32 hex digits; `session` too, new for every connection object and the same when that
-    reconnects; `base` is how many samples of the session the worker knows committed. A worker that holds a token refuses a
-    learner that asks for none, who may be anybody, unless `allow_unauthenticated`.
-    `silence` is this end's option. `peer` has server (its incarnation), silence (the learner's) and auth ("token" or "none"). An observer, who sends no
-    samples, takes over whatever spec the learner has: then `peer` has its description too, as spec.
+    Args:
+        spec: the worker's spec, which must match the learner's.
+        token: the worker's token, or None.
+        client_id: 32 hex digits.
+        base: how many samples of the session the worker knows to be committed.
+        role: "worker", or "observer", which sends no samples and accepts any spec of the learner.
+        name: the name of this client for people.
+        allow_unauthenticated: whether a worker that holds a token accepts a learner that asks for none. Such a learner may be anybody.
+        table: the replay table whose spec must match; "" stands for the first one, or the stream.
+        session: 32 hex digits, which are new for every connection object and stay the same when it reconnects.
+        silence: this end's option `silence`, in seconds.
+
+    Attributes:
+        peer: what the learner said: `server` (its incarnation), `silence` (its own), `auth` ("token" or "none"), and for an observer also
+            `spec`, the description of the learner's spec.
     """
 
     other = "learner"

@@ -1,14 +1,15 @@
-"""A limit for the rate of new connections: those beyond it wait in the kernel, and cost the connected workers nothing.
+"""Limits the rate of new connections. Connections beyond the limit wait in the kernel, and cost the connected workers nothing.
 
-Accepting a connection, reading from it and dropping it costs a learner 75 µs over TCP and 150 µs in grpcio, so that one client which does
-nothing but connect takes a core. New connections are therefore counted in a token bucket. While there are too many, the listening sockets
-drop the packets that begin another one. TCP tries again by itself, a second later and so on: a worker is connected a little later, and a
-client that connects in a loop is stopped. Established connections notice nothing.
+Accepting a connection, reading from it and dropping it costs a learner 75 µs over TCP and 150 µs in grpcio, so one client that only
+connects in a loop keeps a core busy. New connections are therefore counted in a token bucket. While there are too many, the listening sockets
+drop the packets that begin another one. TCP sends such a packet again by itself after a second: a worker connects a little later, and a
+client that connects in a loop is stopped. Established connections are not affected.
 
-The limit acts through the smallest TTL (`IP_MINTTL`, RFC 5082) that a listening socket accepts. Every process may set it, whereas a packet
+The limit acts through the smallest TTL (`IP_MINTTL`, RFC 5082) that a listening socket accepts. Every process may set it, but a packet
 filter needs a privilege on Linux 6.18. Packets are sent with a TTL of 64 or 128; a client that sends with 255 from the learner's own network
-is not kept out. An accepted connection inherits the setting: if its handshake is under way when the sockets are shut, its packets would be
-dropped too. `let_in` takes the setting back; where a library accepts, the connection is made anew once the time of the handshake is over.
+is not kept out. An accepted connection inherits the setting, so its packets would be dropped too if its handshake is under way when the
+sockets are shut. `let_in` takes the setting back. If a library accepts the connections, nobody calls `let_in`: such a handshake fails when its
+time is over, and the worker connects again.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ __all__ = ["CONNECTION_RATE", "ConnectionRateLimit", "Crowd", "check_connection_
 
 log = logging.getLogger("echo")
 
-CONNECTION_RATE = 250.0  # new connections a second that a learner takes for long, unless told otherwise
-BURST_SECONDS = 4.0  # so many seconds' connections may come at once: all workers of a cluster, when it starts
-LONGEST_SECONDS, OPENING_SECONDS = 1.0, 0.25  # the sockets open when so much is left of a burst, and are shut for no longer than the two together
-SETTLE_SECONDS, JUDGE_SECONDS = 0.3, 0.1  # after the sockets are shut, until the handshakes under way are through; then, to see what goes elsewhere
+CONNECTION_RATE = 250.0  # new connections a second that a learner accepts in the long run; the default of the option
+BURST_SECONDS = 4.0  # connections of so many seconds may come at once, for instance from all workers of a cluster that starts
+LONGEST_SECONDS, OPENING_SECONDS = 1.0, 0.25  # the sockets open when so many seconds of a burst are left; they are shut for at most the sum of the two
+SETTLE_SECONDS, JUDGE_SECONDS = 0.3, 0.1  # time for the handshakes under way after the sockets are shut; then time to count the connections of other processes
 QUIET_PAUSE, IDLE_PAUSE, BUSY_PAUSE = 0.25, 0.05, 0.02  # seconds between two looks; the first only where nobody tells who comes
 COMPLAINT_PAUSE = 5.0  # seconds between two lines of the log
 
@@ -43,21 +44,21 @@ COUNTERS = "/proc/self/net/snmp"
 
 
 def check_connection_rate(rate: float) -> None:
-    """Raises ValueError for an option `max_connection_rate` that is none."""
+    """Raises ValueError if `max_connection_rate` is invalid."""
     if not 0 <= rate < math.inf:
-        raise ValueError(f"max_connection_rate is a number of connections a second, or 0 for any number, not {rate!r}")
+        raise ValueError(f"max_connection_rate must be connections per second, or 0 for any number, not {rate!r}")
 
 
 class Crowd:
-    """Decides when the sockets are to be shut: a token bucket. It has neither clock nor socket; `look` is told everything.
+    """A token bucket that decides when the sockets are shut. It has neither a clock nor a socket: the caller passes everything to `look`.
 
     Args:
-        rate: connections a second that are let in for long; `BURST_SECONDS` of them may come at once.
-        everybody: what `look` is told are connections of all learners and servers of the machine (or container). Whose they are shows when the sockets
-            is shut: what then goes on was not for us, and is forgotten.
+        rate: connections a second that are let in, in the long run; those of `BURST_SECONDS` may come at once.
+        everybody: whether `look` gets the connections of all servers of the machine (or container). Those that still come while the sockets are
+            shut belong to other servers, and are subtracted.
 
     Attributes:
-        shut: whether to let nobody in until the next look.
+        shut: whether the sockets must let nobody in until the next look.
     """
 
     def __init__(self, rate: float, everybody: bool = False) -> None:
@@ -65,13 +66,17 @@ class Crowd:
         self._rate = rate
         self._burst = rate * BURST_SECONDS
         self._everybody = everybody
-        self._level = 0.0  # connections let in, less what is allowed
+        self._level = 0.0  # connections that were let in, minus those that the rate allows
         self._speed = 0.0  # connections a second when the sockets were shut
         self._shut_for = 0.0  # seconds
-        self._judged = (0, 0.0)  # connections elsewhere, in so many seconds
+        self._judged = (0, 0.0)  # connections to other servers, and the seconds in which they came
 
     def look(self, came: int, seconds: float) -> float | None:
-        """`came` connections in the `seconds` since the last look. Returns in how many to look again; None: when somebody comes."""
+        """Counts `came` connections in the `seconds` since the last look.
+
+        Returns:
+            In how many seconds to look again, or None to wait for the next connection.
+        """
         opening = self._burst - OPENING_SECONDS * self._rate
         if self.shut and self._everybody:
             self._level = max(0.0, self._level - self._rate * seconds)
@@ -80,21 +85,21 @@ class Crowd:
             self._level = max(0.0, self._level + came - self._rate * seconds)
         if self.shut:
             self._shut_for += seconds
-            if self._shut_for >= LONGEST_SECONDS + OPENING_SECONDS:  # whoever comes in all the same must not keep the others out
+            if self._shut_for >= LONGEST_SECONDS + OPENING_SECONDS:  # clients that get in although the sockets are shut must not keep the others out
                 self._level = min(self._level, opening)
             judging = self._everybody and self._speed > 0
             self.shut = judging or self._level > opening
         elif self._level > self._burst:
             self.shut = True
             self._speed, self._shut_for, self._judged = came / seconds, 0.0, (0, 0.0)
-        # However many there were, the sockets open again soon.
+        # The sockets open again soon, however many connections there were.
         self._level = min(self._level, self._burst + LONGEST_SECONDS * self._rate)
         if self.shut or self._level > self._burst / 4:
             return BUSY_PAUSE
         return IDLE_PAUSE if self._level else None
 
     def _judge(self, came: int, seconds: float) -> None:
-        """Whose connections they were, once in each time that the sockets are shut."""
+        """Subtracts the connections of other servers, once each time the sockets are shut."""
         if self._speed and self._shut_for >= SETTLE_SECONDS:
             count, span = self._judged[0] + came, self._judged[1] + seconds
             self._judged = count, span
@@ -104,17 +109,17 @@ class Crowd:
 
 
 class ConnectionRateLimit:
-    """Watches the listening sockets of a learner, in a thread, and shuts them for moments while too many come.
+    """Watches the listening sockets of a learner in a thread, and shuts them for moments while too many connections come.
 
-    Where the kernel cannot tell or do what this takes, anybody is let in.
+    If the kernel does not support this, every connection is let in.
 
     Args:
-        rate: new connections a second that are let in for long; 0 lets in any number.
-        told: `let_in` is called for every connection. Otherwise a library accepts them, which tells nobody, and the kernel's count is
-            taken, which is that of the whole machine (or container).
+        rate: new connections a second that are let in, in the long run; 0 lets in any number.
+        told: whether `let_in` is called for every connection. If not, a library accepts them, and the kernel's count is used, which is that of
+            the whole machine (or container).
 
     Attributes:
-        held_off: packets that begin a connection, TCP's repeated ones too, that were dropped while the sockets were shut.
+        held_off: the number of dropped packets that would have begun a connection, including those that TCP sent again.
     """
 
     def __init__(self, rate: float, told: bool = True) -> None:
@@ -126,15 +131,15 @@ class ConnectionRateLimit:
         self._let_in = 0
         self._counters = -1
         self._over = threading.Event()
-        self._somebody = threading.Event()  # came, or it is over
+        self._somebody = threading.Event()  # set when a connection came, and by close()
         self._thread: threading.Thread | None = None
         self._complained_at = -COMPLAINT_PAUSE
 
     def watch(self, sockets: Iterable[socket.socket], where: str) -> None:
-        """From now on, until `close`.
+        """Watches the sockets until `close` is called.
 
         Args:
-            sockets: that listen. They stay the caller's, who calls `close` before he closes them.
+            sockets: the listening sockets. The caller keeps them, and calls `close` before closing them.
             where: the learner's address, for the log.
         """
         if not self._rate:
@@ -146,7 +151,7 @@ class ConnectionRateLimit:
             self._set(OPEN)
             dropped = self._drops()
             if not self._told:
-                self._counters = os.open(COUNTERS, os.O_RDONLY | os.O_CLOEXEC)  # now: there may be no descriptor left when it matters
+                self._counters = os.open(COUNTERS, os.O_RDONLY | os.O_CLOEXEC)  # opened now, because no descriptor may be left later
             thread = threading.Thread(target=self._watch, args=(self._count(), dropped), name="echo-connection-rate", daemon=True)
             thread.start()
             self._thread = thread
@@ -155,7 +160,11 @@ class ConnectionRateLimit:
             self._forget()
 
     def let_in(self, sock: socket.socket | None = None) -> None:
-        """A connection was accepted: `sock`, where it is at hand."""
+        """Counts a connection that was accepted.
+
+        Args:
+            sock: its socket, if the caller has it. Its packets then pass while the listening sockets are shut.
+        """
         self._let_in += 1  # by one thread at a time
         if not self._somebody.is_set():
             self._somebody.set()
@@ -164,11 +173,11 @@ class ConnectionRateLimit:
                 _set(sock, OPEN)
 
     def close(self) -> None:
-        """Watch no longer. In a forked child it leaves everything to the parent."""
+        """Stops watching. In a forked child it changes nothing, because the sockets are the parent's."""
         if self._thread is not None and self._thread.is_alive():
             self._over.set()
             self._somebody.set()
-            if self._thread is not threading.current_thread():  # where the garbage collector may close a learner, as anywhere
+            if self._thread is not threading.current_thread():  # the garbage collector may close a learner in this very thread
                 self._thread.join()
         self._forget()
 
@@ -199,11 +208,11 @@ class ConnectionRateLimit:
         finally:
             with suppress(OSError):
                 self._set(OPEN)
-        if failed is not None and not (isinstance(failed, OSError) and failed.errno == errno.EBADF):  # that: closed under us
+        if failed is not None and not (isinstance(failed, OSError) and failed.errno == errno.EBADF):  # EBADF: the sockets were closed meanwhile
             log.warning("%s lets in any number of connections a second from now on: %s", self._where, failed)
 
     def _wait(self, seconds: float | None) -> bool:
-        """For so long, or until somebody comes. False: it is over."""
+        """Waits for so many seconds, or until a connection comes. Returns False after `close`."""
         if seconds is not None:
             return not self._over.wait(seconds)
         self._somebody.wait(None if self._told else QUIET_PAUSE)
@@ -220,7 +229,7 @@ class ConnectionRateLimit:
         return sum(int(MEMINFO.unpack(sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO.size))[DROPS]) for sock in self._sockets)
 
     def _set(self, least: int) -> None:
-        """All of them, before anything is raised."""
+        """Sets the limit of every socket, and raises only after the last one."""
         failed: OSError | None = None
         for sock in self._sockets:
             try:
@@ -234,7 +243,7 @@ class ConnectionRateLimit:
         if now - self._complained_at >= COMPLAINT_PAUSE:
             self._complained_at = now
             log.warning(
-                "%s: more than %g new connections a second; further ones wait outside for a second or so, workers that are connected do not notice"
+                "%s: more than %g new connections a second came; the others wait for a second or so, and connected workers are not affected"
                 " (max_connection_rate; held_off_total %d)",
                 self._where,
                 self._rate,

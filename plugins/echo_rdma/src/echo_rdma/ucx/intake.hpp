@@ -254,13 +254,13 @@ class Intake final : public Flow {
         return ucp::OK;
     }
 
-    // Samples that come in parts: see parts.hpp.
+    // Samples that come in parts: see intake_parts.hpp.
     ucp::status part(Peer &peer, const Head &head, const char *data, size_t length, uint64_t attributes, std::string &broken);
     void whole();
     void move_out(Peer &peer);
     template <class Each> void through_leaves(uint64_t offset, uint64_t length, Each each);
 
-    // Messages that are offered by rendezvous: see offers.hpp.
+    // Messages that are offered by rendezvous: see intake_offers.hpp.
     void begin(Peer &peer);
     bool only_slots_before(const Parked *one) const;
     bool claim_all(Parked &one);
@@ -407,5 +407,5 @@ inline void stop_intake(Engine &engine, Intake &intake, Peer &peer) {
 
 } // namespace echo_rdma
 
-#include "offers.hpp"
-#include "parts.hpp"
+#include "intake_offers.hpp"
+#include "intake_parts.hpp"

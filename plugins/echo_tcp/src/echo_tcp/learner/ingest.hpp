@@ -377,6 +377,8 @@ private:
                     return broken(p, "receipt for weights " + std::to_string(h.seq) + ", which were not sent");
                 p.awaited = 0;
                 p.held = h.seq;
+                p.held_digest = p.awaited_digest;  // a client that confirms another one is not sent the same weights again and again
+                p.knows_digest = true;
                 p.figures->version.set(h.seq);
                 p.figures->digest.set(digest);
                 events_.push({Event::receipt, p.key, h.seq, digest, {}});
@@ -386,6 +388,7 @@ private:
                 p.subscribed = true;
                 if (p.sending || p.awaited != 0) break;  // the version that is being sent will be confirmed by its receipt
                 p.held = h.seq;
+                p.knows_digest = false;
                 p.figures->version.set(h.seq);
                 break;
             case Kind::ping:

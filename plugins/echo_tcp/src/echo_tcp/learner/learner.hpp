@@ -109,19 +109,30 @@ public:
     std::uint64_t new_ticket() noexcept { return tickets_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
     // `payload` must not change until the event `released` with this ticket.
-    void publish(std::uint64_t version, std::string head, const char *payload, std::uint64_t bytes,
+    void publish(std::uint64_t version, std::uint64_t digest, std::string head, const char *payload, std::uint64_t bytes,
                  std::uint64_t ticket) {
         std::lock_guard<std::mutex> lock(publish_lock_);
         auto weights = std::make_shared<Weights>();
         weights->version = version;
+        weights->digest = digest;
         weights->head = std::move(head);
         weights->payload = payload;
         weights->payload_bytes = bytes;
         weights->ticket = ticket;
         weights->events = events_;
-        if (version <= newest_) return;  // two threads published at once and this is the older version
+        weights->renumbered = renumbered_ = renumbered_ || version <= newest_;
         newest_ = version;
         for (auto &loop : loops_) loop->mailbox.put([&](Commands &c) { c.weights = weights; });
+    }
+
+    // Offer nothing until the next publish(). The weights are released as soon as nobody is being sent them.
+    void withdraw() {
+        std::lock_guard<std::mutex> lock(publish_lock_);
+        for (auto &loop : loops_)
+            loop->mailbox.put([](Commands &c) {
+                c.weights.reset();
+                c.withdrawn = true;
+            });
     }
 
     std::vector<PeerRow> peers() const {
@@ -190,6 +201,7 @@ private:
     std::atomic<std::uint64_t> tickets_{0};
     std::mutex publish_lock_;
     std::uint64_t newest_ = 0;
+    bool renumbered_ = false;
 };
 
 }  // namespace echo_tcp::learner

@@ -167,6 +167,7 @@ private:
             }
         for (const std::uint64_t key : commands.pinged)
             if (Peer *p = find(key); p && !p->echo1) ping(*p, 0);
+        if (commands.withdrawn) outbox_.latest.reset();
         if (commands.weights) {
             outbox_.latest = std::move(commands.weights);
             for (auto &[key, p] : peers_)

@@ -32,6 +32,7 @@ struct Commands {
     std::vector<std::pair<std::uint64_t, std::string>> refused;  // key, reason: they broke the protocol
     std::vector<std::pair<std::uint64_t, std::string>> evicted;  // key, reason: others take their places
     std::vector<std::uint64_t> pinged;                           // keys
+    bool withdrawn = false;  // the weights before `weights` are no longer offered
     std::shared_ptr<const Weights> weights;
     std::int64_t stop_by = 0;
     std::string stop_reason;  // for the peers; empty: the usual one

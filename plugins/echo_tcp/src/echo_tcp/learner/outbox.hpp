@@ -33,6 +33,7 @@ public:
                 if (!send_chunk(p)) return p.deaf;
                 if (p.sent == p.sending->size()) {
                     p.awaited = p.sending->version;
+                    p.awaited_digest = p.sending->digest;
                     p.sending.reset();
                     totals_.weights_sent.add(1);
                 }
@@ -85,7 +86,11 @@ public:
 private:
     // Whether a subscriber should get the newest version now: only after its receipt for the version before.
     bool wants(const Peer &p) const {
-        return p.subscribed && !p.sending && p.awaited == 0 && latest && latest->version != p.held;
+        return p.subscribed && !p.sending && p.awaited == 0 && latest && !holds(p, *latest);
+    }
+    // Whether the peer has just these weights. After a change of learners, a number alone does not say which weights it means.
+    static bool holds(const Peer &p, const Weights &w) {
+        return w.version == p.held && (p.knows_digest ? w.digest == p.held_digest : !w.renumbered);
     }
     void offer(Peer &p) {
         if (!wants(p)) return;

@@ -49,6 +49,8 @@ struct Totals {
 // One published version of the weights, shared by every connection that is being sent it.
 struct Weights {
     std::uint64_t version = 0;
+    std::uint64_t digest = 0;
+    bool renumbered = false;  // a version before had this number or a higher one, because another learner counted
     std::string head;  // u32 m, m bytes of meta JSON
     const char *payload = nullptr;
     std::uint64_t payload_bytes = 0;
@@ -111,7 +113,10 @@ struct Peer {
     bool deaf = false;           // a write failed; bytes that the peer sent may still be read
     bool subscribed = false;
     std::uint64_t held = 0;      // newest version that the peer says it holds
+    std::uint64_t held_digest = 0;  // of that version, if `knows_digest`: not if the peer got it by an earlier connection
+    bool knows_digest = false;
     std::uint64_t awaited = 0;   // version that was sent whole and whose receipt has not come yet
+    std::uint64_t awaited_digest = 0;
     std::shared_ptr<const Weights> sending;
     std::uint64_t sent = 0;      // bytes of `sending` that belong to chunks already begun
     FrameHeader chunk{};         // the chunk that is being written, if chunk_left is not zero

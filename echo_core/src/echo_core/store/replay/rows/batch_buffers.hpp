@@ -25,6 +25,7 @@ struct Batch {
     uint64_t *keys;
     uint64_t *versions;  // versions of the policies that made the rows, if the table keeps them
     double *probabilities;
+    double mass;  // the sum that the probabilities divide by; NaN if there is none
     float *weights;
     uint32_t *rows, *generations;  // used while the batch is gathered
     std::vector<uint32_t> ending;  // rows whose last allowed use is in this batch

@@ -19,6 +19,8 @@ public:
     // Item i of `batch` was drawn, or found by its key if the generator is null: decides which part of it the batch shows. The caller holds
     // the table's mutex, and has not yet noted the item's key and generation, because this call may choose another item.
     virtual void choose(Batch *, uint32_t, bitgen_t *) {}
+    // The sum that the probabilities of a draw divide by after choose(); `mass` is that of the rows. The caller holds the table's mutex.
+    virtual double mass(double mass) const { return mass; }
     // Whether the chosen part was still there when it was copied.
     virtual bool whole(const Batch *, uint32_t) const { return true; }
 };

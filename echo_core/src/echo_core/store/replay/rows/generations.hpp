@@ -44,15 +44,11 @@ public:
         const uint32_t next = of(row) + 1;
         return ((high_ ? uint64_t(high_[row] + (next == 0)) << 31 : 0) | next >> 1) << bits_ | row;
     }
-    void advance(uint32_t row, std::memory_order order) {
-        if (!restored_.empty() && restored_[row]) {
-            restored_[row] = false;
-            of_[row].store(first_, order);
-            if (high_) high_[row] = first_high_;
-            return;
-        }
+    // Inserts call this in a loop; as a call of its own it took a ninth of their time.
+    [[gnu::always_inline]] void advance(uint32_t row, std::memory_order order) {
+        if (!restored_.empty() && restored_[row]) [[unlikely]] return leave_checkpoint(row, order);
         const uint32_t next = of(row) + 1;
-        if (next == 0 && high_) ++high_[row];
+        if (next == 0 && high_) [[unlikely]] ++high_[row];
         of_[row].store(next, order);
     }
 
@@ -75,6 +71,12 @@ public:
     }
 
 private:
+    // The first change of a row whose item came from a checkpoint: the generations of this process begin.
+    [[gnu::noinline]] void leave_checkpoint(uint32_t row, std::memory_order order) {
+        restored_[row] = false;
+        of_[row].store(first_, order);
+        if (high_) high_[row] = first_high_;
+    }
     // All rows are free, with a random generation.
     void begin() {
         uint32_t random[2];

@@ -7,10 +7,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <new>
 #include <system_error>
 #include <vector>
@@ -57,9 +59,11 @@ public:
     }
 
     // fd: a file to map, whose space is reserved here, or -1 for memory. Throws std::bad_alloc, or std::system_error if the disk is full.
-    // pack: false keeps an array for each leaf, however small the rows are.
-    Rows(const std::vector<uint64_t> &leaf_bytes, uint64_t rows, int fd, bool pack = true)
-        : bytes_(leaf_bytes), record_(pack ? record_of(leaf_bytes) : 0), mapped_(plan(leaf_bytes, rows, &offsets_)) {
+    // pack: false keeps an array for each leaf, however small the rows are. initial: so many rows get their memory now, and the others when
+    // they are first used. Only addresses are reserved for those, so rows never move.
+    Rows(const std::vector<uint64_t> &leaf_bytes, uint64_t rows, int fd, bool pack = true, uint64_t initial = UINT64_MAX)
+        : bytes_(leaf_bytes), record_(pack ? record_of(leaf_bytes) : 0), rows_(rows), step_(step_of(leaf_bytes)),
+          mapped_(plan(leaf_bytes, rows, &offsets_)), ready_(std::min(initial, rows)) {
         if (mapped_ == UINT64_MAX) throw std::bad_alloc();
         uint64_t end = 0;
         for (size_t leaf = 0; packed() && leaf < bytes_.size(); ++leaf) offsets_[leaf] = end, end += bytes_[leaf];
@@ -70,15 +74,30 @@ public:
         void *memory = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
         if (memory == MAP_FAILED) throw std::bad_alloc();
         base_ = static_cast<char *>(memory);
-        if (fd >= 0) return;  // the file may be larger than the memory of this machine
+        if (fd >= 0) {  // the file may be larger than the memory of this machine
+            ready_ = rows;
+            return;
+        }
         madvise(base_, mapped_, MADV_HUGEPAGE);
+        if (initial < rows) {
+            populate(0, initial);
+            return;
+        }
         // Pre-fault the pages: the first lap through untouched pages would run at a fraction of the speed. Old kernels do not know this advice.
-        if (madvise(base_, mapped_, 23 /* MADV_POPULATE_WRITE */) != 0)
+        if (madvise(base_, mapped_, kPopulate) != 0)
             for (uint64_t i = 0; i < mapped_; i += 4096) static_cast<volatile char *>(base_)[i] = 0;
     }
     ~Rows() { munmap(base_, mapped_); }
     Rows(const Rows &) = delete;
     Rows &operator=(const Rows &) = delete;
+
+    // Call this before rows below `end` are written: it gets memory for them, in steps that are short for a writer. Writers alone wait for
+    // it, as nobody reads a row before it was written.
+    void reach(uint64_t end) {
+        if (end > ready_.load(std::memory_order_relaxed)) [[unlikely]] grow(end);
+    }
+    // The rows that have memory.
+    uint64_t ready() const { return ready_.load(std::memory_order_relaxed); }
 
     // Returns the bytes of a record, or 0 if leaves have arrays of their own. Records have no padding, which would cost a fifth of a small row's memory.
     static uint64_t record_of(const std::vector<uint64_t> &leaf_bytes) {
@@ -143,6 +162,31 @@ public:
 
 private:
     static constexpr uint64_t kRecord = 128;
+    static constexpr int kPopulate = 23;  // MADV_POPULATE_WRITE
+    static constexpr uint64_t kGrowth = 4u << 20;  // bytes of rows that get their memory together
+
+    static uint64_t step_of(const std::vector<uint64_t> &leaf_bytes) {
+        uint64_t total = 1;
+        for (uint64_t bytes : leaf_bytes) total += bytes;
+        return std::max<uint64_t>(1, kGrowth / total);
+    }
+    [[gnu::noinline]] void grow(uint64_t end) {
+        std::lock_guard<std::mutex> lock(growing_);
+        for (uint64_t from = ready(); from < end; from = ready()) {
+            const uint64_t to = std::min(rows_, std::max(end, from + step_));
+            populate(from, to);
+            ready_.store(to, std::memory_order_relaxed);
+        }
+    }
+    // Without this advice (old kernels), and if it fails, the kernel provides each page when it is first written.
+    void populate(uint64_t from, uint64_t to) const {
+        if (from >= to) return;
+        for (uint32_t leaf = 0; leaf < (packed() ? 1 : leaves()); ++leaf) {
+            char *const begin = at(leaf, from) - reinterpret_cast<uintptr_t>(at(leaf, from)) % 4096;
+            const uint64_t bytes = uint64_t(at(leaf, to) - begin);
+            if (bytes) madvise(begin, (bytes + 4095) & ~uint64_t(4095), kPopulate);
+        }
+    }
 
     // If the compiler knows the size, each copy is one or two moves instead of a call.
     template <size_t N>
@@ -202,10 +246,12 @@ private:
     }
 
     const std::vector<uint64_t> bytes_;
-    const uint64_t record_;
+    const uint64_t record_, rows_, step_;
     std::vector<uint64_t> offsets_;  // of each leaf's array; if packed: of each leaf in a record
     const uint64_t mapped_;
     char *base_ = nullptr;
+    std::atomic<uint64_t> ready_;
+    std::mutex growing_;
 };
 
 }  // namespace echo::replay

@@ -1,0 +1,60 @@
+"""Which requests of clients were carried out, so that one that is sent again after a lost connection is not carried out twice: inserts, and draws
+of items that are drawn only a few times."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...wire.peer import Peer
+
+__all__ = ["CarriedOut"]
+
+CLIENTS, NUMBERS = 4096, 64  # how many clients are remembered, and of each how many of its last requests
+
+
+class _Numbers:
+    """The numbers of one client's requests: the last ones, and the largest of those that were forgotten."""
+
+    def __init__(self) -> None:
+        self.last: deque[int] = deque()
+        self.forgotten = -1
+
+    def add(self, number: int) -> None:
+        self.last.append(number)
+        if len(self.last) > NUMBERS:
+            self.forgotten = max(self.forgotten, self.last.popleft())
+
+
+class CarriedOut:
+    """The requests of each client, by the client's id, which stays the same across reconnects. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: OrderedDict[str, _Numbers] = OrderedDict()
+        self._forgot = False  # a client was forgotten, because there were too many
+
+    def add(self, peer: Peer, number: object) -> None:
+        """A request of the client was carried out, or a part of it. Without a number it will not be sent again."""
+        if type(number) is not int:
+            return
+        with self._lock:
+            if (numbers := self._of.get(peer.id)) is not None and number in numbers.last:
+                return
+            self._of.setdefault(peer.id, _Numbers()).add(number)
+            self._of.move_to_end(peer.id)
+            if len(self._of) > CLIENTS:
+                self._of.popitem(last=False)
+                self._forgot = True
+
+    def by(self, peer: Peer, number: object) -> str:
+        """Whether an earlier request was carried out: "yes", "unknown", or "" if not. A client counts its requests upwards."""
+        with self._lock:
+            numbers = self._of.get(peer.id)
+            if numbers is None:
+                return "unknown" if self._forgot else ""
+            if number in numbers.last:
+                return "yes"
+            return "" if isinstance(number, int) and number > numbers.forgotten else "unknown"

@@ -1,0 +1,1 @@
+"""TCP with TLS and TCP with checksums, which are channels of `echo_core.wire.channel`."""

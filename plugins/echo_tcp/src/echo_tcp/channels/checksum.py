@@ -1,0 +1,182 @@
+"""TCP with a checksum over everything: the option `checksum`, for `echo_core.wire.channel`.
+
+The stream consists of records: u32 length, u32 CRC-32C, both little-endian, and up to 64 KiB of bytes. The CRC covers the length and the
+bytes. TCP's own checksum does not notice what a middlebox changes before it computes the checksum anew. It is no protection against
+somebody who changes bytes on purpose: use `tcps://` for that.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from echo_core.base.address import Address
+from echo_core.base.errors import ConfigError
+from echo_core.wire.channel import Channel
+from echo_core.wire.channel.connection import ChannelConnection
+from echo_core.wire.channel.listener import ChannelListener
+from echo_core.wire.protocol import Buffer
+
+from ..dial import connect
+from ..sockets import name_of
+from .socket_acceptor import SocketAcceptor
+
+if TYPE_CHECKING:
+    from echo_core.spec.spec import Spec
+    from echo_core.wire.sink import Sink
+
+    from ..options import TcpConnectOptions, TcpListenOptions
+
+try:
+    from crc32c import crc32c
+except ImportError:  # _require_crc32c says so
+    crc32c = None  # type: ignore[assignment]
+
+__all__ = ["CheckedChannel", "connect_checked", "listen_checked"]
+
+RECORD_BYTES = 64 << 10  # the most of one record
+MAGIC = b"ECHO"  # with which a handshake without records begins
+HEAD = struct.Struct("<II")
+LENGTH = struct.Struct("<I")
+
+
+def _require_crc32c() -> None:
+    """Raise ConfigError unless checksums can be computed."""
+    if crc32c is None:
+        raise ConfigError("checksum=true needs the package crc32c, which computes checksums: pip install crc32c")
+
+
+class CheckedChannel(Channel):
+    """A blocking TCP socket with records.
+
+    Args:
+        sock: is closed with this object.
+        peer: the other end, shown to people.
+        damaged: is called for every record that is damaged.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str, damaged: Callable[[], None] = lambda: None) -> None:
+        self.peer = peer
+        self._sock = sock
+        self._damaged = damaged
+        self._record = memoryview(bytearray(RECORD_BYTES))
+        self._start = self._end = 0  # what of it was not given away yet
+        self._begun = False
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        for record in _records(buffers):
+            length = sum(map(len, record))
+            crc = crc32c(LENGTH.pack(length))
+            for piece in record:
+                crc = crc32c(piece, crc)
+            self._write([HEAD.pack(length, crc), *record])
+
+    def _write(self, pieces: list[Buffer]) -> None:
+        sent = self._sock.sendmsg(pieces)
+        for piece in pieces:
+            if sent >= len(piece):
+                sent -= len(piece)
+            else:
+                self._sock.sendall(memoryview(piece)[sent:])
+                sent = 0
+
+    def recv_into(self, buffer: memoryview) -> int:
+        while self._start == self._end:
+            if not self._read_record():
+                return 0
+        n = min(len(buffer), self._end - self._start)
+        buffer[:n] = self._record[self._start : self._start + n]
+        self._start += n
+        return n
+
+    def _read_record(self) -> bool:
+        """Read and check the next record. False at the end of the stream."""
+        head = memoryview(bytearray(HEAD.size))
+        if not self._fill(head, may_end=True):
+            return False
+        length, crc = HEAD.unpack(head)
+        if not self._begun and bytes(head[:4]) == MAGIC:
+            raise ConnectionResetError("the other end sends without checksums; give both ends checksum=true, or neither")
+        self._begun = True
+        if length <= RECORD_BYTES:
+            self._fill(self._record[:length], may_end=False)
+        if length > RECORD_BYTES or crc32c(self._record[:length], crc32c(head[:4])) != crc:
+            self._damaged()
+            raise ConnectionResetError("bytes were damaged on their way: a checksum does not match")
+        self._start, self._end = 0, length
+        return True
+
+    def _fill(self, view: memoryview, *, may_end: bool) -> bool:
+        done = 0
+        while done < len(view):
+            n = self._sock.recv_into(view[done:])
+            if n == 0:
+                if may_end and not done:
+                    return False
+                raise ConnectionResetError("the other end went away in the middle of a record")
+            done += n
+        return True
+
+    def shutdown(self) -> None:
+        with suppress(OSError):  # it is not connected any more
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def _records(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
+    """The same bytes in lists of at most `RECORD_BYTES`."""
+    record: list[Buffer] = []
+    room = RECORD_BYTES
+    for buffer in buffers:
+        view = memoryview(buffer).cast("B")
+        while len(view):
+            piece, view = view[:room], view[room:]
+            record.append(piece)
+            room -= len(piece)
+            if room == 0:
+                yield record
+                record, room = [], RECORD_BYTES
+    if record:
+        yield record
+
+
+def listen_checked(options: TcpListenOptions, sink: Sink) -> ChannelListener:
+    """A learner's end with checksums. ConfigError without the package crc32c; OSError."""
+    _require_crc32c()
+    return ChannelListener.on(CheckedAcceptor(options), sink, options)
+
+
+def connect_checked(address: Address, spec: Spec, options: TcpConnectOptions) -> ChannelConnection:
+    """A worker's end with checksums. ConfigError without the package crc32c; otherwise as `Transport.connect`."""
+    _require_crc32c()
+    return ChannelConnection(_dial, address, spec, options)
+
+
+def _dial(address: Address, options: TcpConnectOptions, timeout: float) -> CheckedChannel:
+    """Reach the learner. OSError."""
+    sock = connect(address, options.send_buffer, timeout)
+    sock.settimeout(None)
+    return CheckedChannel(sock, name_of(address.endpoint))
+
+
+class CheckedAcceptor(SocketAcceptor):
+    """See `echo_core.wire.channel.Acceptor`."""
+
+    def __init__(self, options: TcpListenOptions) -> None:
+        super().__init__("tcp", options.host, options.port, options.receive_buffer, options.max_connection_rate)
+        self._damaged = 0
+
+    def counts(self) -> Mapping[str, int]:
+        return {**super().counts(), "damaged_total": self._damaged}
+
+    def channel(self, sock: socket.socket, peer: str) -> Channel:
+        sock.setblocking(True)
+        return CheckedChannel(sock, peer, self._count)
+
+    def _count(self) -> None:
+        self._damaged += 1
