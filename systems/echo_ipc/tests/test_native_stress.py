@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,9 @@ def test_reads_that_must_take_the_lock_end_too(tmp_path: Path) -> None:
     stress.clean(stress.play(NATIVE / "ipc_cell_stress.cpp", tmp_path, *stress.PLAIN, "-DECHO_IPC_TRIES=0", arguments=[stress.seconds(0.2)]))
 
 
-@pytest.mark.parametrize("what", ["cell", "rows"])
-def test_without_the_marks_torn_values_are_seen(what: str, tmp_path: Path) -> None:
+# What a reader of a cell sees first depends on which bytes it copies when the next value overtakes it: those of the value, or the number of its version.
+@pytest.mark.parametrize(("what", "seen"), [("cell", "torn|one version, two contents"), ("rows", "torn")])
+def test_without_the_marks_mixed_values_are_seen(what: str, seen: str, tmp_path: Path) -> None:
     done = stress.play(NATIVE / f"ipc_{what}_stress.cpp", tmp_path, *stress.PLAIN, "-DECHO_IPC_MARKS=0", arguments=["20"])
-    assert "FORBIDDEN: torn" in done.stdout
+    assert re.search(f"FORBIDDEN: ({seen})", done.stdout), done.stdout
     assert done.returncode != 0

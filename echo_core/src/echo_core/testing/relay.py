@@ -11,6 +11,9 @@ from typing import Literal, Self
 
 __all__ = ["Link", "Relay"]
 
+# Of each buffer for received bytes in the kernel. Without a bound, it grows up to net.ipv4.tcp_rmem, which is 32 MiB on some machines: an end that the relay
+# does not read could then write whole messages and never wait.
+RECEIVED_BYTES = 128 << 10
 CRUMB_BYTES = 7  # of a link that is cut into crumbs
 NARROW_BYTES = 4096  # of each buffer in the kernel of a narrow link
 NARROW_SEGMENT_BYTES = 536  # the sizes of the buffers that the kernel gives the other ends follow from it
@@ -60,6 +63,7 @@ class Relay:
         self._over = False
         self._left = 0  # bytes of workers until the links stall; 0: they do not
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED_BYTES)  # connections that it accepts are like it
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="relay", daemon=True)
 
@@ -123,6 +127,7 @@ class Relay:
         """A new connection to the learner. OSError."""
         learner = socket.socket(socket.AF_INET6 if ":" in self.learner[0] else socket.AF_INET)
         try:
+            learner.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED_BYTES)
             if self._narrow:
                 _make_narrow(learner)
             learner.settimeout(20)
