@@ -28,6 +28,7 @@ log = logging.getLogger("echo")
 
 LINGER_SECONDS = 1.0  # after shutdown, a peer that reads slowly has so long to take the bytes that were sent
 LISTENER_LINGER_SECONDS = 0.5  # the same for a learner, whose close(timeout=0) takes as long
+NO_DEVICE = "No such device"  # UCX's words if an interface that its context has opened no longer exists
 PROBE_SECONDS = 3.0  # for a look at an address that UCX could not reach
 STOP_SECONDS = 5.0  # when the learner closes, an engine that was replaced has so long to end
 
@@ -138,8 +139,15 @@ def resolve(host: str, port: int) -> str:
 
 def engine(options: RdmaListenOptions | RdmaConnectOptions, listens: bool = False, context: _ucx.Context | None = None) -> _ucx.Engine:
     context, spin = context or library.context(), 1e9 if options.busy_poll else options.spin
-    with library.settings_of_listeners() if listens else nullcontext():
-        return _ucx.Engine(context, spin, options.heartbeat, options.lease, LISTENER_LINGER_SECONDS if listens else LINGER_SECONDS)
+    for last in (False, False, True):  # interfaces may come and go meanwhile
+        try:
+            with library.settings_of_listeners() if listens else nullcontext():
+                return _ucx.Engine(context, spin, options.heartbeat, options.lease, LISTENER_LINGER_SECONDS if listens else LINGER_SECONDS)
+        except OSError as error:
+            if last or NO_DEVICE not in str(error):
+                raise
+            context = library.renewed(context)
+    raise AssertionError("unreachable")
 
 
 def dial(address: Address, options: RdmaConnectOptions, timeout: float) -> RdmaChannel:

@@ -57,6 +57,7 @@ QUIET = {"ERROR_SIGNALS": "", "LOG_LEVEL": "fatal", "WARN_UNUSED_ENV_VARS": "n"}
 _lock = threading.Lock()
 _loaded: tuple[str, tuple[int, int, int]] | None = None
 _contexts: dict[tuple[tuple[str, str], ...], _ucx.Context] = {}
+_settings: dict[_ucx.Context, tuple[tuple[str, str], ...]] = {}  # of every context, also of those that were renewed
 _process = 0  # id of the process that set UCX up; 0: none yet
 
 
@@ -169,8 +170,24 @@ def context(loopback: bool = False) -> _ucx.Context:
                 _contexts[key] = _ucx.Context(list(chosen.items()))
             except RuntimeError as error:
                 raise ConfigError(f"rdma://: {error}; in the environment: {settings_shown() or 'no UCX_* variable'}") from None
+            _settings[_contexts[key]] = key
             if refused := _contexts[key].refused:
                 log.info("UCX %d.%d.%d does not know %s", *version, refused)
+        return _contexts[key]
+
+
+def renewed(context: _ucx.Context) -> _ucx.Context:
+    """UCX with the settings of `context` and the network interfaces that exist now.
+
+    A context opens the interfaces that existed when it was made. UCX makes no worker in it after one of them has gone, as those of containers do.
+
+    Raises RuntimeError if UCX cannot be set up.
+    """
+    with _lock:
+        key = _settings[context]
+        if _contexts[key] is context:
+            _contexts[key] = _ucx.Context([(name.removeprefix("UCX_"), value) for name, value in key])
+            _settings[_contexts[key]] = key
         return _contexts[key]
 
 

@@ -10,6 +10,7 @@ from echo_rl.engine import Engine, Model, ModelConfig, Request
 
 MIXES = 250 if os.environ.get("ECHO_SOAK_SECONDS") else 20
 """Mixes of each kind of model; a soak run does 500 in all."""
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA is not available"))
 
 
 def recomputed(model: Model, tokens: tuple[int, ...]) -> torch.Tensor:
@@ -43,12 +44,13 @@ def check(request: Request, models: dict[int, Model]) -> None:
 
 @pytest.mark.parametrize("seed", range(MIXES))
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_mix_equals_recomputation(kind: str, seed: int, configs: dict[str, ModelConfig]) -> None:
-    """Also with a small budget, aborts, forks and new versions between tokens."""
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_mix_equals_recomputation(device: str, kind: str, seed: int, configs: dict[str, ModelConfig]) -> None:
+    """Also with a small budget, aborts, forks and new versions between tokens. The recomputation is the CPU's, whatever the engine runs on."""
     rng = random.Random(seed)
     models = {0: Model.random(configs[kind], seed, scale=0.3)}
     engine = Engine(
-        models[0],
+        models[0].to(device),
         rng.choice([1, 3, 8]),
         24,
         rng.choice([90, 200, 5000]),

@@ -11,8 +11,9 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 transformers.utils.logging.disable_progress_bar()  # it would leave a thread behind
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA is not available"))])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_same_logprobs(kind: str, tmp_path: Path) -> None:
+def test_same_logprobs(kind: str, device: str, tmp_path: Path) -> None:
     """For requests that share a prefix, with grouped heads in the Llama."""
     torch.manual_seed(0)
     if kind == "gpt2":
@@ -31,7 +32,7 @@ def test_same_logprobs(kind: str, tmp_path: Path) -> None:
         )
         model = transformers.LlamaForCausalLM(config)
     model.eval().save_pretrained(tmp_path)
-    engine = Engine(Model.load(tmp_path), slots=4, room=32, seed=1)
+    engine = Engine(Model.load(tmp_path, device), slots=4, room=32, seed=1)
     requests = [engine.submit([*range(5, 40), i], 20) for i in range(6)]
     engine.run()
     for request in requests:

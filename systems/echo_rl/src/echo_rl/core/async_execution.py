@@ -95,7 +95,7 @@ class AsyncExecutionEngine:
         self._engine: Engine | None = None
         self._call: Callable[[Tensor], Any] | None = None
         if isinstance(model, Model):
-            model = model if model.device == self.device else Model(model.config, model.weights, str(self.device))
+            model = model.to(self.device)
             slots, room = self.config.max_concurrent_rollouts, min(model.config.context, self.config.max_cache_size)
             self._engine = Engine(model, slots, room, self.config.max_cache_size, self.config.scheduler)
         else:
@@ -202,8 +202,7 @@ class AsyncExecutionEngine:
                     raise ValueError("a plain callable has no weights that could be updated; give a Model or a torch module")
                 self._call.load_state_dict(params)
                 return
-            model = params if isinstance(params, Model) else Model(self._engine.model.config, params, str(self.device))
-            self._engine.update_weights(model, version)
+            self._engine.update_weights(params, version)
 
     def _find(self, number: int) -> _Rollout:
         if number not in self._rollouts:

@@ -199,7 +199,7 @@ class Engine:
         """Go on with other weights. Every key and value of the old ones is dropped; running requests compute their prefix again.
 
         Args:
-            params: A model, or tensors under the names of ``Model.weights``; they are copied.
+            params: A model, or tensors under the names of ``Model.weights``, on any device; they are copied.
             version: The label of the next tokens; it must be greater than the present one.
 
         Raises:
@@ -207,7 +207,7 @@ class Engine:
         """
         if version <= self.version:
             raise ValueError(f"version {version} is not newer than {self.version}")
-        model = params if isinstance(params, Model) else Model(self.model.config, params, str(self.model.device))
+        model = params.to(self.model.device) if isinstance(params, Model) else Model(self.model.config, params, str(self.model.device))
         if model.config != self.model.config:
             raise ValueError("the new model's config differs from the old one's; start another engine for it")
         self._flushed += self.tree.tokens + sum(r.length for r in self.decoding)

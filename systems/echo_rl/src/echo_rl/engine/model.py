@@ -105,7 +105,7 @@ class Model:
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], device: str = "cpu") -> None:
         self.config = config
-        self.device = torch.device(device)
+        self.device = torch.empty(0, device=device).device  # with its number: "cuda" is "cuda:0"
         prefix = "transformer." if config.kind == "gpt2" else "model."
         self.weights = {name.removeprefix(prefix): value.detach().to(self.device, torch.float32) for name, value in weights.items()}
         missing = sorted(set(shapes(config)) - set(self.weights))
@@ -146,6 +146,11 @@ class Model:
         for file in sorted(Path(folder).glob("*.safetensors")):
             weights.update(load_file(file))
         return cls(config, weights, device)
+
+    def to(self, device: str | torch.device) -> "Model":
+        """Return this model if it is on that device, else a copy of it there."""
+        device = torch.empty(0, device=device).device
+        return self if device == self.device else Model(self.config, self.weights, str(device))
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Return the last hidden states (N, width) of N tokens, which may belong to different sequences."""
