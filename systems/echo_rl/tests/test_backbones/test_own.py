@@ -68,7 +68,7 @@ def test_a_transformers_folder(tmp_path: Path) -> None:
         vocab_size=260, n_positions=128, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3, eos_token_id=None, bos_token_id=None
     )
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    with backbone(f"hf:{tmp_path}", batch=3) as hf, backbone(f"local:{tmp_path}", room=64) as local:
+    with backbone(f"hf:{tmp_path}", batch=3, four_bit=False) as hf, backbone(f"local:{tmp_path}", room=64) as local:
         prompts = ["abcd", [1, 2], [{"role": "user", "content": "x"}]]
         ours, theirs = (b.generate(prompts, n=2, max_tokens=12, temperature=0, logprobs=True) for b in (local, hf))
         assert [c.tokens for c in theirs] == [c.tokens for c in ours]
@@ -80,7 +80,7 @@ def test_a_transformers_folder(tmp_path: Path) -> None:
         assert (stopped[0].text, stopped[0].finish) == (expected, "stop")
         drawn = hf.generate(["abcd"], max_tokens=12, temperature=0.7, logprobs=True)[0]
         with torch.inference_mode():
-            scores = hf._model(torch.tensor([list(b"abcd") + list(drawn.tokens or ())])).logits[0, 3:-1]  # type: ignore[attr-defined]
+            scores = hf._model(torch.tensor([list(b"abcd") + list(drawn.tokens or ())], device=hf._device)).logits[0, 3:-1]  # type: ignore[attr-defined]
         known = torch.log_softmax(scores / 0.7, -1)
         assert drawn.logprobs == pytest.approx([float(known[i, t]) for i, t in enumerate(drawn.tokens or ())], abs=1e-4)
         pieces = hf.stream("abcd", max_tokens=64)
