@@ -33,7 +33,8 @@ for _ in range(2):
         print("listens")
 assert library.context() is not contexts[0] and library.context(loopback=True) is contexts[1], "only the one that had the interface is made anew"
 """
-PAIR = "mount -t sysfs none /sys && ip link set lo up && ip link add near type veth peer name far && ip address add 10.99.0.1/24 dev near && ip link set near up"
+SETUP = "mount -t sysfs none /sys && ip link set lo up"  # UCX finds interfaces there
+PAIR = SETUP + " && ip link add near type veth peer name far && ip address add 10.99.0.1/24 dev near && ip link set near up"
 
 
 def within_a_network(setup: str, program: str) -> subprocess.CompletedProcess[str]:

@@ -42,7 +42,7 @@ class Evosax(Whole):
         except TypeError as error:
             raise ConfigError(f"params of evosax's {name}: {error}") from None
         shapes = jax.eval_shape(self._algorithm.init, jax.random.key(0), np.zeros(dims, np.float32), self._settings)
-        self._structure = jax.tree.structure(shapes)
+        self._structure: Any = jax.tree.structure(shapes)
 
     def describe(self) -> dict[str, Any]:
         return {"strategy": "Whole", "dims": self.dims, "population": self.population}
