@@ -335,6 +335,8 @@ def test_a_slip_in_the_roles_is_never_a_token_of_every_role(tmp_path: Path, line
         (path, {}, f"{path}, line 3"),
         (path.read_text(), {}, "the token given, line 3"),
         (line, {}, "the token given has"),
+        ([line], {}, "the token given has"),
+        (["a" * 48, line], {}, "token 2 of those given has"),
         (None, {"ECHO_TOKEN": line}, "ECHO_TOKEN has"),
     ]:
         with pytest.raises(SecurityError) as error:

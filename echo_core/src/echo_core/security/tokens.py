@@ -125,7 +125,7 @@ def find_tokens(explicit: Explicit = None, env: Mapping[str, str] = os.environ) 
         given: list[str | bytes] = []
         for item in explicit:
             given += _read(Path(item).expanduser(), "token_file") if isinstance(item, os.PathLike) else [item]
-        return _parse(given, "the tokens given")
+        return _parse(given, {0: "the list of tokens", 1: "the token given"}.get(len(given), "those given"))
     if "ECHO_TOKEN" in env:
         return _parse([env["ECHO_TOKEN"]], "ECHO_TOKEN")
     if "ECHO_TOKEN_FILE" in env:
@@ -296,9 +296,10 @@ def check_exposure(
 
 def _parse(given: Sequence[str | bytes], where: str) -> list[Token]:
     tokens: dict[bytes, Token] = {}
-    for item in given:
+    for index, item in enumerate(given, 1):
+        place = where if len(given) == 1 else f"token {index} of {where}"
         if isinstance(item, bytes):
-            token = _checked(item, where)
+            token = _checked(item, place)
             token.roles = getattr(item, "roles", EVERYTHING)  # a token that was read before keeps its roles
             tokens.setdefault(bytes(token), token)
             continue
@@ -307,7 +308,7 @@ def _parse(given: Sequence[str | bytes], where: str) -> list[Token]:
             line = line.strip()
             if not line or line.startswith("#"):
                 continue
-            token = _of_line(line, where if len(lines) == 1 else f"{where}, line {number}")
+            token = _of_line(line, place if len(lines) == 1 else f"{place}, line {number}")
             tokens.setdefault(bytes(token), token)
     if not tokens:
         _checked(b"", where)
