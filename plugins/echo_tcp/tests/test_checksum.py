@@ -72,9 +72,9 @@ def test_bytes_keep_their_order_in_any_pieces() -> None:
 
 
 def test_one_end_with_checksums_and_one_without_is_an_error() -> None:
-    with serve() as server, pytest.raises(EchoTimeoutError):
+    with serve() as server, pytest.raises(EchoTimeoutError, match=r"as one with TLS \(tcps://\) or with checksum=true does"):
         Client(server.address, EXAMPLE, timeout=1)
-    with Server(EXAMPLE, 10, TcpTransport(port=0)) as server, pytest.raises(EchoTimeoutError):
+    with Server(EXAMPLE, 10, TcpTransport(port=0)) as server, pytest.raises(EchoTimeoutError, match="as one without checksum=true does"):
         Client(server.address, EXAMPLE, checksum=True, timeout=1)
 
 

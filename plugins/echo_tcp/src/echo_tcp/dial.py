@@ -115,7 +115,7 @@ def _receive(sock: socket.socket, most: int, end: float) -> bytes:
     except TimeoutError as error:
         raise EchoTimeoutError("the learner did not finish the handshake in time") from error
     if not data:
-        raise ConnectionClosedError("the learner hung up during the handshake, as one with TLS does (tcps://)")
+        raise ConnectionClosedError("the learner hung up during the handshake, as one with TLS (tcps://) or with checksum=true does")
     return data
 
 

@@ -56,10 +56,12 @@ class CheckedChannel(Channel):
         sock: is closed with this object.
         peer: the other end, shown to people.
         damaged: is called for every record that is damaged.
+        dialled: whether the other end is the learner.
     """
 
-    def __init__(self, sock: socket.socket, peer: str, damaged: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, sock: socket.socket, peer: str, damaged: Callable[[], None] = lambda: None, *, dialled: bool = False) -> None:
         self.peer = peer
+        self._dialled = dialled
         self._sock = sock
         self._damaged = damaged
         self._record = memoryview(bytearray(RECORD_BYTES))
@@ -96,6 +98,8 @@ class CheckedChannel(Channel):
         """Read and check the next record. False at the end of the stream."""
         head = memoryview(bytearray(HEAD.size))
         if not self._fill(head, may_end=True):
+            if self._dialled and not self._begun:
+                raise ConnectionResetError("the learner hung up during the handshake, as one without checksum=true does")
             return False
         length, crc = HEAD.unpack(head)
         if not self._begun and bytes(head[:4]) == MAGIC:
@@ -161,7 +165,7 @@ def _dial(address: Address, options: TcpConnectOptions, timeout: float) -> Check
     """Reach the learner. OSError."""
     sock = connect(address, options.send_buffer, timeout)
     sock.settimeout(None)
-    return CheckedChannel(sock, name_of(address.endpoint))
+    return CheckedChannel(sock, name_of(address.endpoint), dialled=True)
 
 
 class CheckedAcceptor(SocketAcceptor):
