@@ -320,6 +320,7 @@ class Recorder:
 
     def add_cuda_pending_span(self, name: str, *, args: dict[str, Any], start_event: Any, end_event: Any, **more: Any) -> None:
         assert start_event.timing and end_event.timing and args["tick_id"] == 0 and args["sample_seed"] == 100
+        assert args["slot"] == args["batch_host_slot"] == args["batch_gpu_slot"]
         self.names.append(name)
 
 

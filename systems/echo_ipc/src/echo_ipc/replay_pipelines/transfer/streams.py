@@ -70,6 +70,8 @@ class StreamReplayTransferBackend(ReplayTransferBackend):
                 "snapshot_size": getattr(metadata, "snapshot_size", None),
                 "sample_seed": getattr(metadata, "sample_seed", None),
                 "sample_count": getattr(metadata, "sample_count", None),
+                "slot": slot,
+                "batch_host_slot": getattr(metadata, "batch_host_slot", None),
                 "batch_gpu_slot": slot,
                 "pinned_memory": self.host_pinned,
                 "h2d_submitter": self.h2d_submitter,
