@@ -53,6 +53,20 @@ inline void copy_past_caches(char *to, const char *from, uint64_t count) {
     std::memcpy(to, from, count);
 }
 
+// Copies memory that another thread or process may write at the same time; the caller finds out afterwards whether it did.
+inline void copy_racing(char *to, const char *from, uint64_t count, bool past_caches) {
+#if defined(__SANITIZE_THREAD__)
+    // ThreadSanitizer must see that torn copies are meant: every access is atomic.
+    (void)past_caches;
+    const uint64_t words = (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 8 == 0 ? count / 8 : 0;
+    for (uint64_t i = 0; i < words; ++i)
+        __atomic_store_n(reinterpret_cast<uint64_t *>(to) + i, __atomic_load_n(reinterpret_cast<const uint64_t *>(from) + i, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+    for (uint64_t i = words * 8; i < count; ++i) __atomic_store_n(to + i, __atomic_load_n(from + i, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+#else
+    past_caches ? copy_past_caches(to, from, count) : void(std::memcpy(to, from, count));
+#endif
+}
+
 }  // namespace echo
 
 #endif

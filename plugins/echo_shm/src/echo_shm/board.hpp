@@ -11,7 +11,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #include "echo_copy.h"
 
@@ -47,7 +46,7 @@ struct Found : Version {
 // Copies large blocks past the caches, because whoever wrote them did so too.
 inline void copy_out(char *to, const char *from, uint64_t count) {
     constexpr uint64_t kLarge = 1 << 20;
-    count >= kLarge ? echo::copy_past_caches(to, from, count) : void(std::memcpy(to, from, count));
+    echo::copy_racing(to, from, count, count >= kLarge);
 }
 
 // The view that either end has of the memory. It does not own the memory. The learner's calls are for one thread at a time, a reader's for any number.
@@ -106,7 +105,7 @@ public:
     // Copies the version that look() found. True if it was still there and whole at the end; otherwise the bytes in `payload` and `meta` are invalid.
     bool copy(const Found &found, char *payload, char *meta) const {
         const char *from = base_ + start(found.place);
-        std::memcpy(meta, from + up(found.payload), found.meta);
+        copy_out(meta, from + up(found.payload), found.meta);
         copy_out(payload, from, found.payload);
         return still(found);
     }

@@ -180,19 +180,7 @@ inline const char *wrong(const char *base, uint64_t size, Kind kind) {
 // Whether copies of so many bytes in total go past the caches: if a cell that is three times as large does not fit there, with what it is copied from.
 inline bool is_large(uint64_t total) { return total >= echo::shared_cache() / 2; }
 
-// Copies memory that another process may write at the same time; the caller finds out afterwards whether it did. `past_caches` is decided by the size of
-// all parts together.
-inline void copy(char *to, const char *from, uint64_t count, bool past_caches) {
-#if defined(__SANITIZE_THREAD__)
-    // ThreadSanitizer must see that torn copies are meant: every access is atomic.
-    const uint64_t words = (reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 8 == 0 ? count / 8 : 0;
-    for (uint64_t i = 0; i < words; ++i)
-        __atomic_store_n(reinterpret_cast<uint64_t *>(to) + i, __atomic_load_n(reinterpret_cast<const uint64_t *>(from) + i, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
-    for (uint64_t i = words * 8; i < count; ++i) __atomic_store_n(to + i, __atomic_load_n(from + i, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
-#else
-    past_caches ? echo::copy_past_caches(to, from, count) : void(std::memcpy(to, from, count));
-#endif
-}
+using echo::copy_racing;
 
 // One array of the caller's, and where it is in a value, or one column of a batch of rows, and where it is in a row.
 struct Part {
@@ -204,13 +192,13 @@ struct Part {
 inline void copy_in(char *value, const Part *parts, int count) {
     uint64_t total = 0;
     for (int i = 0; i < count; ++i) total += parts[i].bytes;
-    for (int i = 0; i < count; ++i) copy(value + parts[i].offset, parts[i].memory, parts[i].bytes, is_large(total));
+    for (int i = 0; i < count; ++i) copy_racing(value + parts[i].offset, parts[i].memory, parts[i].bytes, is_large(total));
 }
 
 // A few bytes of a row. Columns are short, and a call of memcpy takes longer than the copy itself. The last pieces overlap the ones before.
 inline void copy_piece(char *to, const char *from, uint64_t count) {
 #if defined(__SANITIZE_THREAD__)
-    copy(to, from, count, false);
+    copy_racing(to, from, count, false);
 #else
     struct Sixteen {
         char bytes[16];
