@@ -66,6 +66,17 @@ def test_every_allowance_has_a_reason_and_a_file(suites: ModuleType) -> None:
         assert entry["reason"].endswith("."), entry
 
 
+def test_every_native_stress_program_is_run_by_a_test() -> None:
+    """One that only `./dev tsan` builds may have stopped compiling long ago."""
+    programs = sorted(path for place in ("", "*/", "*/*/") for path in ROOT.glob(f"{place}tests/native/*_stress.cpp") if ".tox" not in path.parts)
+    assert len(programs) > 10
+    for path in programs:
+        folders = (path.parent, path.parent.parent)
+        text = "".join(test.read_text() for folder in folders for test in folder.glob("test_*.py"))
+        short = path.stem.removesuffix("_stress").removeprefix("ipc_")
+        assert path.name in text or ("_stress.cpp" in text and f'"{short}"' in text), path.relative_to(ROOT)
+
+
 def test_an_environment_without_outcomes_is_an_error(suites: ModuleType) -> None:
     assert suites.told(suites.Outcome("x", 1.0, 1).counts) == "1 error"
     passed = suites.Outcome("x", 1.0, 0, record=record({"a": "passed", "b": "skipped", "c": "passed"}))

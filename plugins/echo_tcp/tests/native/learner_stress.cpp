@@ -352,7 +352,7 @@ static void weights_meanwhile(double seconds) {
         std::thread publisher([&] {
             for (std::uint64_t v = 1; v <= versions.size() && !over; ++v) {
                 const std::string &w = versions[v - 1];
-                world.learner->publish(v, std::string("\1\0\0\0", 4) + char(v), w.data(), w.size(), v);
+                world.learner->publish(v, 0, std::string("\1\0\0\0", 4) + char(v), w.data(), w.size(), v);
                 std::this_thread::sleep_for(std::chrono::milliseconds(3));
             }
         });
@@ -435,5 +435,5 @@ int main(int argc, char **argv) {
     scenario("batches of one, loops that take turns", {24}, 1, 3, 3, 6, rude, seconds);
     weights_meanwhile(seconds);
     closing(seconds);
-    std::puts("nothing forbidden happened");
+    std::puts("no forbidden outcome");
 }
