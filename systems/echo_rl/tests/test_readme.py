@@ -194,3 +194,11 @@ def test_the_packages_own_readme() -> None:
     exec("\n".join(code), names)
     assert len(names["weights"]) == 64
     names["buffer"].close()
+
+
+def test_every_configuration_can_be_found_in_core() -> None:
+    import echo_rl.core as core
+
+    assert set(core.__all__) <= set(dir(core)) and all(getattr(core, name).__name__ == name for name in core.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'PPOConfg'"):
+        core.PPOConfg  # noqa: B018

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_HOMES = {
+# Where each name lives.
+_HOME = {
     "BandwidthConfig": "bandwidth",
     "ExecutionConfig": "async_execution",
     "GRPOConfig": "grpo",
@@ -13,10 +14,23 @@ _HOMES = {
     "PlanningConfig": "latent_planning",
     "ReplayConfig": "prioritized_replay",
 }
-__all__ = ["BandwidthConfig", "ExecutionConfig", "GRPOConfig", "PPOConfig", "PlanningConfig", "ReplayConfig"]
+
+__all__ = sorted(_HOME)
+
+if TYPE_CHECKING:
+    from .async_execution import ExecutionConfig as ExecutionConfig
+    from .bandwidth import BandwidthConfig as BandwidthConfig
+    from .grpo import GRPOConfig as GRPOConfig
+    from .latent_planning import PlanningConfig as PlanningConfig
+    from .ppo_learner import PPOConfig as PPOConfig
+    from .prioritized_replay import ReplayConfig as ReplayConfig
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _HOME:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
