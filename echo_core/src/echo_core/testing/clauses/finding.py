@@ -101,8 +101,10 @@ class FindingClauses:
         stopped, killed = workers_there
         assert stopped.pid is not None
         os.kill(stopped.pid, signal.SIGSTOP)
-        threading.Timer(0.1, killed.kill).start()  # it may have been sent away before that, and have ended
+        killing = threading.Timer(0.1, killed.kill)  # it may have been sent away before that, and have ended
+        killing.start()
         assert returns(lambda: server.drain(timeout=1), PATIENCE) is None
+        killing.join(PATIENCE)  # a busy machine may be late
         assert server.peers() == [] and not server.ready
 
     def test_a_learner_that_is_killed_while_it_drains_is_noticed(self, rig: Rig, needs: Needs) -> None:
