@@ -6,9 +6,6 @@
 The wheels are built once for each Python: first those that most environments use, the others meanwhile. A test that no environment has
 run is an error, unless tests/may_skip.toml names it. The output of each environment is in build/outcomes/ENVIRONMENT.log, and is shown if the
 environment failed.
-
-If no more than three tests failed, each runs again when nothing else runs, three times. A test that passes each time is reported as flaky,
-by name. It has a defect or shows one of Echo, but it does not hide what the other 13 000 tests tell.
 """
 
 from __future__ import annotations
@@ -32,14 +29,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "outcomes"
-FAILED = {"failed", "error"}
-RAN = {"passed", "flaky", "xfailed"} | FAILED
+RAN = {"passed", "failed", "error", "xfailed"}
 KIT = "echo_core/testing/"
 SHOWN = 400  # the number of log lines shown of an environment that failed
 QUIET = 60.0  # seconds after which a line lists the running environments
-MOST_AGAIN = 3  # failed tests that are run again; if more fail, a change has broken something
-TIMES_AGAIN = 3
-TESTS_FAILED = 1  # pytest's exit code, which tox passes on, if tests failed and nothing else is wrong
 
 
 @dataclass
@@ -129,28 +122,6 @@ class Runner:
             return [future.result() for future in futures]
 
 
-def run_again(outcomes: list[Outcome]) -> list[str]:
-    """Run the tests that failed again, each alone. Those that pass every time become "flaky" in `outcomes`; return their names."""
-    failed = [(outcome, test) for outcome in outcomes for test, what in outcome.record.get("outcomes", {}).items() if what in FAILED]
-    flaky = []
-    for outcome, test in failed if len(failed) <= MOST_AGAIN else []:
-        if all(passes(outcome.name, test) for _ in range(TIMES_AGAIN)):
-            outcome.record["outcomes"][test] = "flaky"
-            outcome.code = int(not FAILED.isdisjoint(outcome.record["outcomes"].values())) if outcome.code == TESTS_FAILED else outcome.code
-            flaky.append(f"{test} ({outcome.name})")
-    return flaky
-
-
-def passes(environment: str, test: str) -> bool:
-    """Run one test alone in its environment; its output is added to the environment's log."""
-    file = OUT / f"{environment}-again.json"
-    file.unlink(missing_ok=True)
-    say(f"{environment}: {test} failed and runs again, alone")
-    with (OUT / f"{environment}.log").open("a") as out:
-        done = subprocess.run(["tox", "run", "-e", environment, "--", "--outcomes", str(file), test], cwd=ROOT, stdout=out, stderr=out, check=False)
-    return done.returncode == 0 and file.exists() and json.loads(file.read_text())["outcomes"].get(test) == "passed"
-
-
 def progress(environment: str) -> str:
     """The progress of its pytest, or that it is being installed."""
     found = re.findall(r"\[ *(\d+%)\]", (OUT / f"{environment}.log").read_text(errors="replace"))
@@ -159,7 +130,7 @@ def progress(environment: str) -> str:
 
 def told(counts: Counter[str]) -> str:
     """The counts in pytest's wording."""
-    names = ("failed", "passed", "flaky", "skipped", "xfailed", "error")
+    names = ("failed", "passed", "skipped", "xfailed", "error")
     words = [f"{counts[name]} {'errors' if name == 'error' and counts[name] > 1 else name}" for name in names if counts[name]]
     return ", ".join(words) or "no tests"
 
@@ -238,8 +209,6 @@ def main() -> int:
     rest = here[1:]
     threading.Thread(target=lambda: [build(python, "nice", "-n", "15") for python in rest], daemon=True).start()
     outcomes = Runner().all(wanted, arguments.jobs)
-    if flaky := run_again(outcomes):
-        say(f"These tests failed once and then passed {TIMES_AGAIN} times alone. Find out why, in Echo or in the test:\n  " + "\n  ".join(flaky))
     total = sum((outcome.counts for outcome in outcomes), Counter[str]())
     # Only the first Python of the list runs all suites; another Python does not replace it.
     suites = {name for name in listed if python_of(name) == python_of(listed[0])}

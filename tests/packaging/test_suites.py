@@ -179,13 +179,6 @@ import json, pathlib, sys
 if sys.argv[1] == "list":
     print("py3{minor}-one\\npy3{minor}-two\\npy399-two")
     sys.exit()
-if "--" in sys.argv:  # it runs again, alone
-    *_, name, _, _, file, test = sys.argv
-    times = pathlib.Path("again.txt")
-    times.write_text(times.read_text() + "+" if times.exists() else "+")
-    outcome = "failed" if len(times.read_text()) == {bad_time} else "passed"
-    pathlib.Path(file).write_text(json.dumps({{"outcomes": {{test: outcome}}}}))
-    sys.exit(outcome == "failed")
 name = sys.argv[-1]
 print("FAILURES of", name)
 good = {{"tests/test_it.py::test_a": "passed", "tests/test_it.py::test_b": "skipped"}}
@@ -210,9 +203,9 @@ def small(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     minor = sys.version_info.minor
     (tmp_path / "bin" / f"python3.{minor}").symlink_to(sys.executable)
 
-    def run(two: str, *names: str, bad_time: int = 1) -> subprocess.CompletedProcess[str]:
+    def run(two: str, *names: str) -> subprocess.CompletedProcess[str]:
         tox = tmp_path / "bin" / "tox"
-        tox.write_text(TOX.format(python=sys.executable, minor=minor, two=two, bad_time=bad_time))
+        tox.write_text(TOX.format(python=sys.executable, minor=minor, two=two))
         tox.chmod(0o755)
         env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
         wanted = [name.format(minor) for name in names]
@@ -235,32 +228,6 @@ def test_the_log_of_what_failed_is_shown(small: Callable[..., subprocess.Complet
     assert done.returncode == 1
     assert "two FAILED" in done.stdout and "FAILURES of" in done.stdout and f"FAILURES of py3{sys.version_info.minor}-one" not in done.stdout
     assert "1 failed, 2 passed, 1 skipped in" in done.stdout.splitlines()[-1]
-
-
-def test_a_failed_test_that_passes_three_times_alone_is_flaky(small: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = small("failed", bad_time=4)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "FAILURES of" in done.stdout and f"\n  tests/test_it.py::test_b (py3{sys.version_info.minor}-two)\n" in done.stdout
-    assert "2 passed, 1 flaky, 1 skipped in" in done.stdout.splitlines()[-1]
-
-
-@pytest.mark.parametrize("bad_time", [1, 2, 3])
-def test_a_failed_test_that_fails_again_has_failed(small: Callable[..., subprocess.CompletedProcess[str]], bad_time: int) -> None:
-    done = small("failed", bad_time=bad_time)
-    assert done.returncode == 1 and "1 failed, 2 passed, 1 skipped in" in done.stdout.splitlines()[-1]
-
-
-def test_many_failed_tests_do_not_run_again(suites: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suites, "passes", lambda *_: pytest.fail("it ran again"))
-    outcome = suites.Outcome("x", 1.0, 1, record=record(dict.fromkeys("abcd", "failed")))
-    assert suites.run_again([outcome]) == [] and outcome.counts["failed"] == 4
-
-
-def test_a_run_that_ended_in_another_way_stays_an_error(suites: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pytest's exit code 3 is an internal error: tests that came later did not run."""
-    monkeypatch.setattr(suites, "passes", lambda *_: True)
-    outcome = suites.Outcome("x", 1.0, 3, record=record({"a": "failed", "b": "passed"}))
-    assert suites.run_again([outcome]) == ["a (x)"] and outcome.code == 3 and outcome.counts["error"] == 1
 
 
 def test_a_test_that_is_skipped_everywhere_fails_the_run(small: Callable[..., subprocess.CompletedProcess[str]]) -> None:

@@ -43,4 +43,5 @@ class TestOverTcp(OverUcx):
 
 @pytest.mark.usefixtures("shared_memory")
 class TestOverSharedMemory(OverUcx):
+    capabilities = Capabilities(forks=False, relayable=False, independent=False)  # see ucx/watch.hpp
     lanes = "sysv,cma,tcp"

@@ -13,10 +13,18 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from echo_ipc import ReplayBuffer, RolloutRingBuffer, SharedObsNormStats, SharedWeightSync  # noqa: E402
 from echo_ipc.async_runner import _SPAWN_CTX  # noqa: E402
 from echo_ipc.replay_pipelines import CPUPinnedDoubleBufferReplayPipeline, SharedSlots  # noqa: E402
+from echo_ipc.replay_pipelines.collector import _service_collector_pack_requests  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA is not available")
 
 COUNT = 1024
+
+
+def pipeline_of(replay: ReplayBuffer, count: int, requests: Any, packed: Any, slots: SharedSlots, **more: Any) -> CPUPinnedDoubleBufferReplayPipeline:
+    queues = {"collector_pack_request_queue": requests, "collector_pack_ready_queue": packed}
+    return CPUPinnedDoubleBufferReplayPipeline(
+        replay, device="cuda", sample_count=count, base_seed=100, collector_pack_shared_slots=slots, **queues, **more
+    )
 
 
 def test_weights_from_the_device_and_into_it() -> None:
@@ -58,7 +66,7 @@ def test_transitions_and_rollouts() -> None:
 
 
 class Spans:
-    """What a recorder is told of copies that the device timed."""
+    """A recorder that keeps the events of the copies that the device has timed."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[Any, Any]] = []
@@ -76,16 +84,7 @@ def test_batches_are_copied_on_a_stream_while_the_learner_computes(traced: bool)
     replay, stop, spans = ReplayBuffer(4000, packers.OBS, packers.ACTION, "cpu"), _SPAWN_CTX.Event(), Spans()
     slots = SharedSlots(COUNT, replay._storage.shape[1])
     requests, packed = _SPAWN_CTX.Queue(), _SPAWN_CTX.Queue()
-    pipeline = CPUPinnedDoubleBufferReplayPipeline(
-        replay,
-        device="cuda",
-        sample_count=COUNT,
-        base_seed=100,
-        collector_pack_request_queue=requests,
-        collector_pack_ready_queue=packed,
-        collector_pack_shared_slots=slots,
-        **({"trace_recorder": spans} if traced else {}),
-    )
+    pipeline = pipeline_of(replay, COUNT, requests, packed, slots, **({"trace_recorder": spans} if traced else {}))
     assert pipeline.transfer_manifest["backend"] == "CudaReplayTransferBackend" and pipeline.transfer_manifest["host_pinned"]
     process = _SPAWN_CTX.Process(target=packers.add_and_pack, args=(replay, requests, packed, slots, stop))
     process.start()
@@ -116,21 +115,11 @@ def test_batches_are_copied_on_a_stream_while_the_learner_computes(traced: bool)
 
 def test_a_batch_is_the_draw_that_was_requested() -> None:
     """A collector in this process, with queues of threads."""
-    from echo_ipc.replay_pipelines.collector import _service_collector_pack_requests
-
     replay = ReplayBuffer(64, packers.OBS, packers.ACTION, "cpu")
     replay.add(**packers.batch(0, 8))
     slots = SharedSlots(8, replay._storage.shape[1])
     requests, packed = queue.Queue(), queue.Queue()
-    pipeline = CPUPinnedDoubleBufferReplayPipeline(
-        replay,
-        device="cuda",
-        sample_count=8,
-        base_seed=100,
-        collector_pack_request_queue=requests,
-        collector_pack_ready_queue=packed,
-        collector_pack_shared_slots=slots,
-    )
+    pipeline = pipeline_of(replay, 8, requests, packed, slots)
     assert pipeline.start_prepare(0, 8) and _service_collector_pack_requests(replay, requests, packed, slots)[0]
     batch = pipeline.sample_large_batch(0, 8)
     wanted = replay._storage[torch.randint(0, 8, (8,), generator=torch.Generator().manual_seed(100)), replay._rew_col]

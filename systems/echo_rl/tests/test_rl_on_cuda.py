@@ -42,8 +42,10 @@ def test_a_learner_learns_what_it_learns_on_the_cpu() -> None:
     for device in ("cpu", "cuda"):
         module = planner()
         for layer in module.modules():  # dropout draws other numbers on another device
-            if isinstance(layer, torch.nn.Dropout | torch.nn.MultiheadAttention):
-                setattr(layer, "p" if isinstance(layer, torch.nn.Dropout) else "dropout", 0.0)
+            if isinstance(layer, torch.nn.Dropout):
+                layer.p = 0.0
+            elif isinstance(layer, torch.nn.MultiheadAttention):
+                layer.dropout = 0.0
         config = PPOConfig(minibatch_size=STEPS // 2, epochs=2, seed=1)
         metrics = PPOLearner(module, config, device=device, auxiliary=module.auxiliary_loss, groups=module.groups()).update(rollout())
         assert all(value.device.type == device for value in module.parameters())

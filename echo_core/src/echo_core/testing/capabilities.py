@@ -24,6 +24,8 @@ class Capabilities:
         relayable: all bytes of a client travel over one TCP connection to the learner's address, so that a relay can stand
             between them (`TransportContract.relay`).
         damage_proof: a checksum or TLS covers every byte, so that bytes which were damaged on the way end the link and reach no store.
+        independent: a process that is stopped or killed in the middle of a message never costs another client its connection. False: all
+            clients of a machine send into one queue, and the learner starts it anew when it is blocked.
         dialable: unauthenticated clients can reach the address with a plain socket and write any bytes.
     """
 
@@ -35,4 +37,5 @@ class Capabilities:
     forks: bool = True
     relayable: bool = True
     damage_proof: bool = False
+    independent: bool = True
     dialable: bool = True

@@ -166,14 +166,19 @@ def context(loopback: bool = False) -> _ucx.Context:
     key = (*chosen.items(), *sorted((name, value) for name, value in os.environ.items() if name.startswith("UCX_")))
     with _lock:
         if key not in _contexts:
-            try:
-                _contexts[key] = _ucx.Context(list(chosen.items()))
-            except RuntimeError as error:
-                raise ConfigError(f"rdma://: {error}; in the environment: {settings_shown() or 'no UCX_* variable'}") from None
-            _settings[_contexts[key]] = key
+            _make(key)
             if refused := _contexts[key].refused:
                 log.info("UCX %d.%d.%d does not know %s", *version, refused)
         return _contexts[key]
+
+
+def _make(key: tuple[tuple[str, str], ...]) -> None:
+    """Set UCX up with these settings, also if it was before; the lock is held."""
+    try:
+        made = _ucx.Context([(name.removeprefix("UCX_"), value) for name, value in key])
+    except RuntimeError as error:
+        raise ConfigError(f"rdma://: {error}; in the environment: {settings_shown() or 'no UCX_* variable'}") from None
+    _contexts[key], _settings[made] = made, key
 
 
 def renewed(context: _ucx.Context) -> _ucx.Context:
@@ -181,13 +186,12 @@ def renewed(context: _ucx.Context) -> _ucx.Context:
 
     A context opens the interfaces that existed when it was made. UCX makes no worker in it after one of them has gone, as those of containers do.
 
-    Raises RuntimeError if UCX cannot be set up.
+    Raises ConfigError as `context`.
     """
     with _lock:
         key = _settings[context]
         if _contexts[key] is context:
-            _contexts[key] = _ucx.Context([(name.removeprefix("UCX_"), value) for name, value in key])
-            _settings[_contexts[key]] = key
+            _make(key)
         return _contexts[key]
 
 

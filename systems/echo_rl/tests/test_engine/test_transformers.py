@@ -11,7 +11,6 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 transformers.utils.logging.disable_progress_bar()  # it would leave a thread behind
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA is not available"))])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_same_logprobs(kind: str, device: str, tmp_path: Path) -> None:
     """For requests that share a prefix, with grouped heads in the Llama."""

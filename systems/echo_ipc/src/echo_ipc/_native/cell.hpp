@@ -108,7 +108,7 @@ private:
         for (int i = 0; i < count; ++i) {
             if (parts[i].offset >= held) continue;
             const uint64_t most = held - parts[i].offset;
-            copy_racing(parts[i].memory, start + parts[i].offset, parts[i].bytes < most ? parts[i].bytes : most, is_large(total));
+            echo::copy_racing(parts[i].memory, start + parts[i].offset, parts[i].bytes < most ? parts[i].bytes : most, is_large(total));
         }
         *used = held;
         return still(from, turn) ? kDone : kLater;

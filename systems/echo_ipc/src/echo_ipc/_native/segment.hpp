@@ -180,8 +180,6 @@ inline const char *wrong(const char *base, uint64_t size, Kind kind) {
 // Whether copies of so many bytes in total go past the caches: if a cell that is three times as large does not fit there, with what it is copied from.
 inline bool is_large(uint64_t total) { return total >= echo::shared_cache() / 2; }
 
-using echo::copy_racing;
-
 // One array of the caller's, and where it is in a value, or one column of a batch of rows, and where it is in a row.
 struct Part {
     char *memory;
@@ -192,13 +190,13 @@ struct Part {
 inline void copy_in(char *value, const Part *parts, int count) {
     uint64_t total = 0;
     for (int i = 0; i < count; ++i) total += parts[i].bytes;
-    for (int i = 0; i < count; ++i) copy_racing(value + parts[i].offset, parts[i].memory, parts[i].bytes, is_large(total));
+    for (int i = 0; i < count; ++i) echo::copy_racing(value + parts[i].offset, parts[i].memory, parts[i].bytes, is_large(total));
 }
 
 // A few bytes of a row. Columns are short, and a call of memcpy takes longer than the copy itself. The last pieces overlap the ones before.
 inline void copy_piece(char *to, const char *from, uint64_t count) {
 #if defined(__SANITIZE_THREAD__)
-    copy_racing(to, from, count, false);
+    echo::copy_racing(to, from, count, false);
 #else
     struct Sixteen {
         char bytes[16];
