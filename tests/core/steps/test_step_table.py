@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from step_tables import episode, serve, step
+from step_tables import STEP, episode, serve, step
 
 from echo_core import NStep, Sequences, Server, Slices, Table
 from echo_core.base.errors import SpecError
@@ -158,6 +159,31 @@ def test_a_sampler_written_in_python() -> None:
     for start in range(1, 100, 5):
         episode(writer, start, 5)
         assert server.sample(timeout=5).batch["obs"][-1, 0] == start + 4
+
+
+class Overtaken(Newest):
+    """The item that came first. Steps that arrive during a draw may take its place."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def sample(self, n: int, rng: np.random.Generator) -> tuple[Keys, Priorities]:
+        drawn = np.full(n, self.held[0], np.uint64)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return drawn, np.ones(n)
+
+
+@pytest.mark.parametrize("items", [Sequences(4), NStep(1), Slices(4, by="episodes")], ids=lambda items: items.kind)
+def test_an_item_that_goes_while_a_sampler_in_python_draws_it_is_drawn_again(items: Any) -> None:
+    sampler = Overtaken(capacity=Table("steps", STEP, capacity=16, items=items, sampler="uniform").rows)
+    server = serve(items, capacity=16, sampler=sampler)
+    writer = server.table().writer()
+    episode(writer, 1, 6)
+    episode(writer, 100, 6, end=None, stream=1)
+    sampler.meanwhile = lambda: episode(writer, 106, 12, end=None, stream=1)
+    batch = server.sample(timeout=5).batch["obs"]
+    assert sampler.meanwhile is None and (batch >= 100).all()
 
 
 def test_memory_beside_storing_items_whole() -> None:

@@ -95,10 +95,9 @@ inline Answer Table::admit(Batch *batch, uint32_t first, uint32_t n, bool counte
     }
     for (uint32_t i = first; i < first + n; ++i) {
         const uint32_t row = batch->rows[i];
-        label(batch, i);
-        // The sampler drew from what it knew. If another item is in the row by now, that is not the item that was drawn. 1: this draw is void.
-        batch->generations[i] = log_.known(row);
-        if (max_times_ && (!whole(batch, i) || !use(batch, row))) batch->generations[i] = 1;
+        // The sampler drew from what it knew. If that item has left its row by now, the draw is void (1), and label() must not look at the row.
+        if (log_.known(row) == generations_.of(row) && (!max_times_ || use(batch, row))) label(batch, i);
+        else batch->generations[i] = 1;
     }
     return kDrawn;
 }
@@ -156,7 +155,7 @@ inline Answer Table::sample(Batch *batch) {
         }
         for (size_t k = 0; !all && answer == kDrawn && k < batch->torn.size(); ++k) {
             answer = replacement_ || max_times_ == 1 ? draw_locked(batch, batch->torn[k], 1) : draw_another(batch, k);
-            label(batch, batch->torn[k]);
+            if (answer == kDrawn) label(batch, batch->torn[k]);  // otherwise the place still has the row of an item that is gone
         }
         if (answer == kNothing) answer = uncount_locked(batch);
         if (answer != kDrawn) break;

@@ -17,7 +17,7 @@ public:
     // the table may hold its mutex.
     virtual void gather(Batch *batch) const = 0;
     // Item i of `batch` was drawn, or found by its key if the generator is null: decides which part of it the batch shows. The caller holds
-    // the table's mutex, and has not yet noted the item's key and generation, because this call may choose another item.
+    // the table's mutex, under which the item is there, and has not yet noted its key and generation, because this call may choose another item.
     virtual void choose(Batch *, uint32_t, bitgen_t *) {}
     // The sum that the probabilities of a draw divide by after choose(); `mass` is that of the rows. The caller holds the table's mutex.
     virtual double mass(double mass) const { return mass; }
