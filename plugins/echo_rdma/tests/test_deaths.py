@@ -18,7 +18,7 @@ import pytest
 from echo_core import Client, Server
 from echo_core.base.errors import EchoTimeoutError
 from echo_core.testing import workers
-from echo_core.testing.processes import until
+from echo_core.testing.processes import stop, until
 from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.transport import RdmaTransport
 
@@ -125,7 +125,7 @@ def test_a_stopped_worker_is_given_up_and_comes_back(processes: list[Any]) -> No
     with Server(example(5000), 4, RdmaTransport(host=HOST, port=0, **LEASE), num_buffers=4) as server:
         process, ready = start(processes, server, 1, 5000)
         until(lambda: take(server, tally) and ready.poll(0), "the worker sends", 60)
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process.pid)
         began = time.monotonic()
         until(lambda: not take(server, tally, 0.05) and not server.peers(), "the learner gives it up", 20)
         assert time.monotonic() - began < 15 * LEASE["lease"]
@@ -149,7 +149,7 @@ def test_a_stopped_learner_is_given_up_and_found_again(processes: list[Any]) -> 
     with Client(address, example(), **LEASE, timeout=30) as client:
         client.send_batch(stacked(1, 0, 20))
         client.wait()
-        os.kill(learner.pid, signal.SIGSTOP)
+        stop(learner.pid)
         client.send_batch(stacked(1, 20, 20))
         with pytest.raises(EchoTimeoutError, match="acknowledge"):
             client.wait(timeout=0.3)

@@ -18,7 +18,7 @@ import pytest
 from echo_core import Client, Server
 from echo_core.base.errors import EchoTimeoutError
 from echo_core.testing import workers
-from echo_core.testing.processes import until
+from echo_core.testing.processes import stop, until
 from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.transport import RdmaTransport
 
@@ -126,7 +126,7 @@ def test_a_false_alarm_costs_a_reconnect_only(processes: list[Any]) -> None:
         stopped = [worker(processes, server, maker) for maker in (1, 2)]
         until(lambda: take(server, tally) and all(len(tally.numbers.get(maker, [])) > 100 for maker in (1, 2)), "the workers send", 60)
         for process in stopped:
-            os.kill(process.pid, signal.SIGSTOP)
+            stop(process.pid)
         until(lambda: not take(server, tally) and restarts(server) >= 1 and not server.peers(), "they are given up", 20)
         before = {maker: len(numbers) for maker, numbers in tally.numbers.items()}
         for process in stopped:
@@ -140,6 +140,6 @@ def test_one_silent_worker_beside_others_starts_nothing_anew(processes: list[Any
     with Server(example(), 4, RdmaTransport(port=0, **LEASE), num_buffers=8) as server:
         running = [worker(processes, server, maker) for maker in (1, 2)]
         until(lambda: take(server, tally) and len(tally.numbers) == 2, "the workers send", 60)
-        os.kill(running[0].pid, signal.SIGSTOP)
+        stop(running[0].pid)
         until(lambda: take(server, tally) and len(server.peers()) == 1, "it is given up", 20)
         assert restarts(server) == 0

@@ -18,7 +18,7 @@ import pytest
 
 from echo_core import Client, Server
 from echo_core.base.errors import EchoError, EchoTimeoutError
-from echo_core.testing.processes import descriptors, settled, until
+from echo_core.testing.processes import descriptors, settled, stop, until
 from echo_core.testing.samples import Tally, example, stacked
 from echo_shm.transport import ShmTransport
 from echo_shm.uplink import ShmUplink
@@ -152,7 +152,7 @@ def test_a_stopped_worker_loses_its_claim_and_finds_out(processes: list[Any], fi
         processes.append(process)
         process.start()
         assert heard.poll(30) and heard.recv() == "holding"
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process.pid)
         client.send_batch(stacked(1, 0 if first else 3, 6 if first else 3))
         (listener,) = server._listeners
         until(lambda: listener.stats()["moved_batches"] == 1, "the batch is moved away from it")
@@ -180,7 +180,7 @@ def test_a_stopped_worker_delays_no_batch_but_its_own(processes: list[Any]) -> N
         processes.append(process)
         process.start()
         assert heard.poll(30) and heard.recv() == "holding"
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process.pid)
         tally = Tally()
         with Client(server.address, example()) as client:
             client.send_batch(stacked(1, 0, 3 + 8))

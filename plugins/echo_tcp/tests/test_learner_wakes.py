@@ -18,6 +18,7 @@ import numpy as np
 
 from echo_core.base.address import Address
 from echo_core.spec.spec import Spec
+from echo_core.testing.processes import stop
 
 KILOBYTE = {"number": np.zeros(128, np.int64)}
 LARGE = {"image": np.zeros((100, 200), np.int32), "y": np.zeros(3, np.int64)}  # 80,024 bytes
@@ -56,7 +57,7 @@ def test_what_is_less_than_the_large_frame_before_it_is_read(dial) -> None:
         a, rest = worker.data(range(300)), worker.data(range(300, 680)) + worker.data(range(680, 690))
         worker.sock.sendall(a[:100_000])
         time.sleep(0.2)  # it is read, and the loop sleeps until there is more
-        os.kill(learner.pid, signal.SIGSTOP)
+        stop(learner.pid)
         sending = threading.Thread(target=worker.sock.sendall, args=(a[100_000:] + rest,))
         sending.start()  # in a thread, because with smaller kernel buffers the send needs the learner
         sending.join(0.5)

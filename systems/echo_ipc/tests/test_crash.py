@@ -21,6 +21,7 @@ from held_memory import held
 
 from echo_core.base.errors import EchoTimeoutError
 from echo_core.testing import stress
+from echo_core.testing.processes import stop
 from echo_ipc import Cell, SegmentGoneError
 
 context = multiprocessing.get_context("fork")
@@ -68,7 +69,7 @@ def test_a_writer_that_is_stopped_holds_up_no_reader() -> None:
         cell.write(value(0, WIDE))
         for _ in range(5):
             with running(write_for_ever, cell) as process:
-                os.kill(process.pid or 0, signal.SIGSTOP)
+                stop(process.pid)
                 tree, _ = cell.read()
                 assert tree is not None
                 check_value(tree)
@@ -115,7 +116,7 @@ def test_a_rollout_of_a_dead_consumer_is_taken_again(waits: bool) -> None:
 
 def test_a_stopped_producer_keeps_its_claim() -> None:
     with new_ring(slots=1, policy="block") as ring, running(actors.claim_and_wait, ring) as process:
-        os.kill(process.pid or 0, signal.SIGSTOP)
+        stop(process.pid)
         with pytest.raises(EchoTimeoutError, match="had no room"):
             ring.claim(timeout=0.2)
         assert ring.stats()["abandoned"] == 0

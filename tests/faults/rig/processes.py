@@ -6,11 +6,12 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection as Link
 from typing import Any
+
+from echo_core.testing.processes import stop
 
 __all__ = ["Child", "Children"]
 
@@ -74,11 +75,7 @@ class Child:
 
     def freeze(self) -> None:
         """SIGSTOP, and wait until no thread of it runs any more."""
-        os.kill(self.pid, signal.SIGSTOP)
-        end = time.monotonic() + 20
-        while any(state not in "TtZ" for state in _states(self.pid)):
-            assert time.monotonic() < end, f"process {self.pid} does not stop"
-            time.sleep(0.002)
+        stop(self.pid)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -146,15 +143,3 @@ def _run(
     except BaseException:
         link.send(_Failure(traceback.format_exc()))
         raise SystemExit(1) from None
-
-
-def _states(pid: int) -> list[str]:
-    """The state letter of every thread of a process: see proc(5)."""
-    states = []
-    for task in os.listdir(f"/proc/{pid}/task"):
-        try:
-            with open(f"/proc/{pid}/task/{task}/stat") as file:
-                states.append(file.read().rpartition(")")[2].split()[0])
-        except OSError:
-            pass  # it ended meanwhile
-    return states

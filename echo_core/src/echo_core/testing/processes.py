@@ -12,11 +12,12 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["LONG", "SLOWER", "descriptors", "forked", "has_stopped", "interrupted", "pressing_ctrl_c", "returns", "settled", "tasks", "until"]
+__all__ = ["LONG", "SLOWER", "descriptors", "forked", "interrupted", "pressing_ctrl_c", "returns", "settled", "stop", "tasks", "until"]
 
 _T = TypeVar("_T")
 
@@ -129,9 +130,17 @@ else:
         child.communicate()
 
 
-def has_stopped(pid: int) -> bool:
-    """Whether SIGSTOP has stopped the process."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+def stop(pid: int | None) -> None:
+    """SIGSTOP, and wait until no thread of the process runs any more: all of them go on until one of them has taken the signal."""
+    assert pid is not None, "the process has not been started"
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: all(state in "TtZX" for state in _states(pid)), f"process {pid} has stopped")
+
+
+def _states(pid: int) -> Iterator[str]:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # the thread has ended meanwhile
+            yield (thread / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def pressing_ctrl_c(call: Callable[[], object], ready: Callable[[], object] = lambda: time.sleep(0.2)) -> bool:

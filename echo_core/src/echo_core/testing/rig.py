@@ -148,24 +148,31 @@ def drain(server: Server, count: int, tally: Tally | None = None) -> Tally:
 def sever_sockets(address: Address, reset: bool = False) -> int:
     """Cut every connection of this process from or to `address`, as a failing network would. With
     `reset`, data under way is discarded too. Returns how many ends were cut."""
-    cut = 0
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the descriptor is not a connected socket, or was closed meanwhile
-            if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as twin:
-                ends = twin.getsockname(), twin.getpeername()
-                if twin.family in (socket.AF_INET, socket.AF_INET6):
-                    if address.port not in (end[1] for end in ends):
-                        continue
-                elif address.path == "" or address.path not in ends:
-                    continue
-                cut += 1
-                if reset and twin.family != socket.AF_UNIX:
-                    _abort(twin)
-                else:
-                    twin.shutdown(socket.SHUT_RDWR)
-    return cut
+    # Find all of them first: once one end is cut, its client connects again, and the new link must stay.
+    ends = [twin for name in os.listdir("/proc/self/fd") if (twin := _connected(name, address))]
+    for twin in ends:
+        with twin, suppress(OSError):  # it was closed meanwhile
+            if reset and twin.family != socket.AF_UNIX:
+                _abort(twin)
+            else:
+                twin.shutdown(socket.SHUT_RDWR)
+    return len(ends)
+
+
+def _connected(name: str, address: Address) -> socket.socket | None:
+    """A duplicate of this process's descriptor `name`, if it is a socket connected from or to `address`."""
+    try:
+        if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
+            return None
+        twin = socket.socket(fileno=os.dup(int(name)))
+    except OSError:  # it was closed meanwhile
+        return None
+    with suppress(OSError):  # it is not connected
+        ends = twin.getsockname(), twin.getpeername()
+        if address.port in (end[1] for end in ends) if twin.family in (socket.AF_INET, socket.AF_INET6) else address.path and address.path in ends:
+            return twin
+    twin.close()
+    return None
 
 
 def _abort(connected: socket.socket) -> None:

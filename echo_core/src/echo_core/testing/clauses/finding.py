@@ -13,7 +13,7 @@ import pytest
 from ...base.address import Address
 from ...base.errors import ClosedError, ConnectionClosedError, EchoTimeoutError, HandshakeRefused
 from ...testing import workers
-from ..processes import returns, until
+from ..processes import returns, stop, until
 from ..rig import PATIENCE, Rig, drain, hear
 from ..samples import stacked
 
@@ -99,8 +99,7 @@ class FindingClauses:
         for _ in workers_there:
             assert hear(hearing) == "asked"
         stopped, killed = workers_there
-        assert stopped.pid is not None
-        os.kill(stopped.pid, signal.SIGSTOP)
+        stop(stopped.pid)
         killing = threading.Timer(0.1, killed.kill)  # it may have been sent away before that, and have ended
         killing.start()
         assert returns(lambda: server.drain(timeout=1), PATIENCE) is None

@@ -11,7 +11,7 @@ import pytest
 
 from ....base.errors import EchoError, HandshakeRefused
 from ... import workers
-from ...processes import until
+from ...processes import stop, until
 from ...rig import Rig, drain, hear
 from ...samples import sample, stacked
 
@@ -81,8 +81,7 @@ class ClientIdClauses:
         options = {**self.connect_options, "client_id": CLIENT_ID}
         process = rig.spawn(workers.rest, str(server.address), 1, 4, writer, options)
         assert hear(reader) == "ready"
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process.pid)
         try:
             client = rig.client(server, client_id=CLIENT_ID, name="successor")
             client.send_batch(stacked(2, 0, 4))

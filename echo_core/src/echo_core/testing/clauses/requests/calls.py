@@ -16,7 +16,7 @@ from ....client.client import Client
 from ....server.server import Server
 from ....wire.peer import Peer
 from ... import workers
-from ...processes import has_stopped, returns, until
+from ...processes import returns, stop, until
 from ...rig import PATIENCE, Rig, drain, hear
 from ...samples import stacked
 
@@ -192,8 +192,7 @@ class CallClauses:
         assert server.ask(peer, "kit/pid", timeout=PATIENCE)[0] == {"pid": process.pid}
         asking, outcome = _background(lambda: server.ask(peer, "kit/sleep"))
         assert hear(hearing) == "asleep"
-        os.kill(process.pid, signal.SIGSTOP)
-        until(lambda: has_stopped(process.pid or 0), "it has stopped", PATIENCE)
+        stop(process.pid)
         with pytest.raises(EchoTimeoutError):
             server.ask(peer, "kit/pid", timeout=0.2)
         assert server.ask(_peer(server, here), "kit/pid", timeout=PATIENCE)[0] == {"pid": os.getpid()}

@@ -16,7 +16,7 @@ from ....server.server import Server
 from ....wire.later import Later
 from ....wire.peer import Peer
 from ... import workers
-from ...processes import has_stopped, returns, until
+from ...processes import returns, stop, until
 from ...rig import PATIENCE, Rig, drain, hear
 from ...samples import stacked
 
@@ -24,12 +24,6 @@ Needs = Callable[[str], None]
 
 LARGE = workers.LARGE  # its first bytes have arrived long before its last
 MOMENTS = (0.0, 0.003, 0.01, 0.03)  # seconds after the beginning of a large answer
-
-
-def _stop(process: BaseProcess) -> None:
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGSTOP)
-    until(lambda: has_stopped(process.pid or 0), "it has stopped", PATIENCE)
 
 
 def _go_on(process: BaseProcess) -> None:
@@ -60,7 +54,7 @@ class DeathClauses:
             learner.kill()
             assert isinstance(returns(lambda: pending(PATIENCE), PATIENCE), ConnectionClosedError)
             return
-        _stop(learner)
+        stop(learner.pid)
         with pytest.raises(EchoTimeoutError):
             pending(0.2)
         again = client._requests.ask("kit/large", {"n": 2})
@@ -102,7 +96,7 @@ class DeathClauses:
         telling.send("ask")
         assert began.wait(PATIENCE)
         if end == "stopped":
-            _stop(learner)
+            stop(learner.pid)
             go_on.set()
             rig.pause(0.1)
             _go_on(learner)
@@ -136,7 +130,7 @@ class DeathClauses:
             assert hear(hearing) == "answering"
             rig.pause(moment)
             if end == "stopped":
-                _stop(process)
+                stop(process.pid)
                 lost = False
                 try:
                     _call(server, "other")
@@ -181,8 +175,8 @@ class DeathClauses:
         client.send_batch(stacked(1, 0, 8))
         client.wait()
         if end == "stopped":
-            _stop(parking)
-            _stop(serving)
+            stop(parking.pid)
+            stop(serving.pid)
             assert parked[0]({}), "it is answered, although nobody reads the answer"
         killer = threading.Thread(target=lambda: [process.kill() for process in (parking, serving) if end == "killed"])
         killer.start()

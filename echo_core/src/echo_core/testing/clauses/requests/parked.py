@@ -16,7 +16,7 @@ from ....server.server import Server
 from ....wire.later import Later
 from ....wire.peer import Peer
 from ... import workers
-from ...processes import returns, until
+from ...processes import returns, stop, until
 from ...rig import PATIENCE, Rig, drain, hear
 from ...samples import sample, stacked
 
@@ -200,7 +200,7 @@ class ParkedClauses:
         assert hear(hearing) == "asked"
         later = desk.take(20)
         assert process.pid is not None
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process.pid)
         for one in later[:10]:
             assert one({})
         assert rig.client(server).request("ping", blob=b"others")[1] == b"others"
@@ -228,7 +228,7 @@ class ParkedClauses:
         assert client.request("ping", blob=b"here")[1] == b"here"
         assert learner.pid is not None
         if end == "stopped":
-            os.kill(learner.pid, signal.SIGSTOP)
+            stop(learner.pid)
             with pytest.raises(EchoTimeoutError):
                 pending.pop()(0.2)
         learner.kill()

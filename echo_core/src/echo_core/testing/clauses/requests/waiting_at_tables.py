@@ -16,7 +16,7 @@ from ....config.table import Table
 from ....server.server import Server
 from ....store.replay.rate_limiters import Queue
 from ... import workers
-from ...processes import pressing_ctrl_c, returns, until
+from ...processes import pressing_ctrl_c, returns, stop, until
 from ...rig import PATIENCE, Rig, hear
 from ...samples import example, stacked
 
@@ -164,8 +164,7 @@ class LineClauses:
         process = rig.spawn(workers.draw, str(server.address), 2, 3.0, saying, self.connect_options)  # type: ignore[attr-defined]
         assert hear(hearing) == "ready"
         waiting(server, 1)
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGSTOP)
+        stop(process.pid)
         other = rig.client(server)
         second = Call(lambda: other.sample(2).batch["number"].tolist())
         waiting(server, 2)
