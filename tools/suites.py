@@ -32,6 +32,7 @@ OUT = ROOT / "build" / "outcomes"
 RAN = {"passed", "failed", "error", "xfailed"}
 KIT = "echo_core/testing/"
 SHOWN = 400  # the number of log lines shown of an environment that failed
+REPEATED = 80  # the number of lines repeated of it at the very end
 QUIET = 60.0  # seconds after which a line lists the running environments
 
 
@@ -128,6 +129,13 @@ def progress(environment: str) -> str:
     return found[-1] if found else "(installing)"
 
 
+def failures(environment: str) -> str:
+    """Its failed tests, each with the line that failed and the error: a CI's page may show the end of the output only."""
+    lines = (OUT / f"{environment}.log").read_text(errors="replace").splitlines()
+    found = [line for line in lines if re.match(r"_{3,} .* _{3,}$|>  |E  |ERROR |FAILED ", line)]
+    return "\n".join([f"{environment} FAILED:", *(f"  {line}" for line in found[-REPEATED:])])
+
+
 def told(counts: Counter[str]) -> str:
     """The counts in pytest's wording."""
     names = ("failed", "passed", "skipped", "xfailed", "error")
@@ -217,6 +225,9 @@ def main() -> int:
     elif not arguments.environments:
         say(f"{python_of(listed[0])} runs every suite; without it most tests were not run")
         total["error"] += 1
+    for outcome in outcomes:
+        if outcome.code:
+            say(failures(outcome.name))
     seconds = time.monotonic() - begun
     bar = "=" * 20
     say(f"{bar} {told(total)} in {seconds:.2f}s ({int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02}) {bar}")

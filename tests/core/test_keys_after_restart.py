@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, NStep, Queue, Server, Table
+from echo_core.testing.ports import free_port
 
 EXAMPLE = {"x": np.float32(0)}
 
@@ -27,8 +28,8 @@ def rows(start: int, count: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("capacity", [100, 1 << 17])
 def test_keys_of_a_server_that_is_gone_do_nothing_at_its_successor(capacity: int) -> None:
-    first = server(capacity=capacity)
-    port = first.port
+    port = free_port()
+    first = server(capacity=capacity, port=port)
     with Client(first.address, EXAMPLE, table="t") as learner:
         first.submit_batch(rows(0, 10))
         old = learner.sample(4).keys
@@ -47,8 +48,8 @@ def test_keys_of_a_server_that_is_gone_do_nothing_at_its_successor(capacity: int
 
 
 def test_acknowledgements_of_a_dead_server_s_items_end_no_loan() -> None:
-    first = server("fifo", lease_timeout=30.0)
-    port = first.port
+    port = free_port()
+    first = server("fifo", port=port, lease_timeout=30.0)
     with Client(first.address, EXAMPLE, table="t") as learner:
         first.submit_batch(rows(0, 8))
         old = learner.sample(4).keys

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 import textwrap
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 from echo_core import Client, EchoTimeoutError, Queue, Server, Table
+from echo_core.testing.ports import free_port
 
 pytestmark = pytest.mark.needs("echo-tcp", "echo-samplers")
 
@@ -30,12 +30,6 @@ class Tensor:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
-
-
-def unused_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def server_at(action: Callable[[Server], object]) -> None:
@@ -107,8 +101,8 @@ def held() -> None:
 
 
 MISTAKES: dict[str, Callable[[], object]] = {
-    "nobody listens": lambda: Client(f"tcp://127.0.0.1:{unused_port()}", EXAMPLE, **WORKER),
-    "the wildcard": lambda: Client(f"tcp://0.0.0.0:{unused_port()}", EXAMPLE, **WORKER),
+    "nobody listens": lambda: Client(f"tcp://127.0.0.1:{free_port()}", EXAMPLE, **WORKER),
+    "the wildcard": lambda: Client(f"tcp://0.0.0.0:{free_port()}", EXAMPLE, **WORKER),
     "no such machine": lambda: Client("tcp://learner.invalid:5555", EXAMPLE, **WORKER),
     "no scheme": lambda: Client("127.0.0.1:5555", EXAMPLE),
     "no port": lambda: Client("tcp://127.0.0.1", EXAMPLE),

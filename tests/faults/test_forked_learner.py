@@ -15,6 +15,7 @@ from rig.processes import Child
 from rig.workers import forking_learner, forking_worker
 
 from echo_core import Client, EchoTimeoutError, Server
+from echo_core.testing.ports import free_port
 from echo_core.testing.processes import forked, until
 from echo_core.testing.samples import example, stacked
 
@@ -70,9 +71,10 @@ def test_a_connection_that_ends_is_watched_no_more(serve: Callable[..., Server],
 
 @pytest.mark.parametrize("scheme", ["tcp", "tcps"])
 def test_the_address_is_free_again_at_once(scheme: str, fork: Callable[[], None]) -> None:
-    with Server(example(), 2, {"type": scheme, "port": 0}) as first:
+    port = free_port()
+    with Server(example(), 2, {"type": scheme, "port": port}) as first:
         fork()
-        address, port = str(first.address), first.port
+        address = str(first.address)
     with pytest.raises(EchoTimeoutError, match="refused"):  # and not taken into a queue that nobody empties
         Client(address, example(), timeout=1)
     with Server(example(), 2, {"type": scheme, "port": port}) as second, Client(address, example(), timeout=20) as client:

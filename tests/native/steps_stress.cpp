@@ -3,6 +3,7 @@
 // under AddressSanitizer. Each FORBIDDEN outcome names the claim it breaks.
 //
 //   steps_stress [seconds per scenario]
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -65,6 +66,7 @@ double unit(void *state) { return double(next(static_cast<uint64_t *>(state)) >>
 
 constexpr uint32_t kWords = 96;  // of a step: each says which step it is
 constexpr uint32_t kStack = 3, kForward = 5;
+constexpr uint32_t kWorkers = 2, kLearners = 2;
 
 struct Scenario {
     const char *name;
@@ -81,7 +83,7 @@ struct Rig {
     Table *items;
     Steps *steps;
     std::atomic<bool> stop{false};
-    std::atomic<uint64_t> drawn{0};
+    std::atomic<uint64_t> written[kWorkers]{}, drawn[kLearners]{};  // steps, items
 
     Rig(const Scenario &s, uint32_t capacity) : uniform(capacity) {
         sampler = {ECHO_SAMPLER_VERSION, sizeof sampler, &uniform, Uniform::insert, Uniform::remove, Uniform::update, Uniform::sample,
@@ -101,7 +103,18 @@ struct Rig {
         items->release();
     }
 
-    void work(uint64_t client, uint64_t ending) {
+    // Wait until every worker has written and every learner has drawn. A sanitizer on a busy machine takes seconds for a batch.
+    void everybody() const {
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+        const auto idle = [](const std::atomic<uint64_t> &count) { return count.load() == 0; };
+        while (std::any_of(std::begin(written), std::end(written), idle) || std::any_of(std::begin(drawn), std::end(drawn), idle)) {
+            if (std::chrono::steady_clock::now() > end) forbidden("everybody gets their turn");
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+    }
+
+    void work(uint32_t index, uint64_t ending) {
+        const uint64_t client = index + 1;
         uint64_t state = 1234567 + client * 7919, at[3] = {}, words[kWords];
         while (!stop.load()) {
             echo_run run;
@@ -126,6 +139,7 @@ struct Rig {
             }
             if (next(&state) % 64 == 0) std::this_thread::yield();
             steps->commit(run);
+            written[index].fetch_add(run.count);
             if (next(&state) % 200 == 0) steps->end_streams(client);
         }
     }
@@ -151,13 +165,13 @@ struct Rig {
         return before;
     }
 
-    void learn(const Scenario &s) {
+    void learn(uint32_t index, const Scenario &s) {
         const uint32_t n = 8, length = s.burn_in + s.cut.forward;
         while (!stop.load()) {
             Batch *batch = items->take_batch(n);
             const Answer answer = items->sample(batch);
             if (answer == kDrawn) {
-                drawn.fetch_add(n);
+                drawn[index].fetch_add(n);
                 for (uint32_t i = 0; i < n; ++i) s.cut.transitions ? transition(batch, i, s) : window(batch, i, length);
             }
             items->give_back(batch);
@@ -197,9 +211,10 @@ struct Rig {
 void play(const Scenario &s, double seconds) {
     Rig rig(s, 61);
     std::vector<std::thread> threads;
-    for (uint64_t client = 1; client <= 2; ++client) threads.emplace_back([&, client] { rig.work(client, s.ending); });
-    for (int i = 0; i < 2; ++i) threads.emplace_back([&] { rig.learn(s); });
+    for (uint32_t i = 0; i < kWorkers; ++i) threads.emplace_back([&, i] { rig.work(i, s.ending); });
+    for (uint32_t i = 0; i < kLearners; ++i) threads.emplace_back([&, i] { rig.learn(i, s); });
     std::this_thread::sleep_for(std::chrono::milliseconds(int(seconds * 1000)));
+    rig.everybody();
     // A pause holds everything up, and nothing is lost by it.
     rig.items->pause();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -210,15 +225,15 @@ void play(const Scenario &s, double seconds) {
     rig.items->close();
     for (std::thread &thread : threads) thread.join();
     const Counters c = rig.items->counters();
-    if (rig.drawn.load() == 0 || rig.steps->counters().steps == 0) forbidden("everybody gets their turn");
     if (uint64_t(c.size) != rig.uniform.held.size()) forbidden("the table and its sampler have the same items");
     std::printf("%s: %llu steps, %llu items drawn, %llu redrawn\n", s.name, (unsigned long long)rig.steps->counters().steps,
-                (unsigned long long)rig.drawn.load(), (unsigned long long)c.redrawn);
+                (unsigned long long)(rig.drawn[0] + rig.drawn[1]), (unsigned long long)c.redrawn);
 }
 
 }  // namespace
 
 int main(int argc, char **argv) {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);  // after a forbidden outcome it says which scenarios went well
     const double seconds = argc > 1 ? std::atof(argv[1]) : 1;
     const Scenario scenarios[] = {
         {"windows", {2 + kStack - 1, kForward, 2, true, false, false, false}, 2, 0},

@@ -181,6 +181,7 @@ if sys.argv[1] == "list":
     sys.exit()
 name = sys.argv[-1]
 print("FAILURES of", name)
+print("E   the error of", name)
 good = {{"tests/test_it.py::test_a": "passed", "tests/test_it.py::test_b": "skipped"}}
 bad = {{"tests/test_it.py::test_a": "passed", "tests/test_it.py::test_b": "{two}"}}
 record = {{"outcomes": good if "one" in name else bad, "reasons": {{}}, "elsewhere": []}}
@@ -227,7 +228,9 @@ def test_the_log_of_what_failed_is_shown(small: Callable[..., subprocess.Complet
     done = small("failed")
     assert done.returncode == 1
     assert "two FAILED" in done.stdout and "FAILURES of" in done.stdout and f"FAILURES of py3{sys.version_info.minor}-one" not in done.stdout
-    assert "1 failed, 2 passed, 1 skipped in" in done.stdout.splitlines()[-1]
+    failed, error, last = done.stdout.splitlines()[-3:]
+    assert "1 failed, 2 passed, 1 skipped in" in last
+    assert failed.endswith("-two FAILED:") and error.endswith("-two") and "E   the error of" in error, "the end says it again"
 
 
 def test_a_test_that_is_skipped_everywhere_fails_the_run(small: Callable[..., subprocess.CompletedProcess[str]]) -> None:

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from echo_core import Client, Server
+from echo_core.base.address import Address
 from echo_core.base.errors import EchoTimeoutError
 from echo_core.testing import workers
+from echo_core.testing.ports import free_port
 from echo_core.testing.processes import stop, until
 from echo_core.testing.samples import Tally, example, stacked
 from echo_rdma.transport import RdmaTransport
@@ -162,8 +164,7 @@ def test_a_stopped_learner_is_given_up_and_found_again(processes: list[Any]) -> 
 @pytest.mark.usefixtures("lanes")
 @pytest.mark.parametrize("filler", [48, 300_000])
 def test_a_learner_killed_under_load_wedges_nobody(processes: list[Any], filler: int) -> None:
-    with Server(example(filler), 4, RdmaTransport(host=HOST, port=0)) as here:
-        address = here.address
+    address = Address("rdma", HOST, free_port(HOST))
     ours, theirs = spawning.Pipe(duplex=False)
     learner = spawning.Process(target=serve, args=(str(address), filler, theirs), daemon=True)
     processes.append(learner)

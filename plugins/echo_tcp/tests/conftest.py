@@ -20,6 +20,7 @@ import pytest
 from echo_core import Server
 from echo_core.security.tokens import find_token
 from echo_core.testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
+from echo_core.testing.ports import hold
 from echo_core.wire.handshake import ClientHandshake
 from echo_core.wire.protocol import HEADER_BYTES, Header, Kind, frame, pack_header, parse_header
 from echo_tcp.transport import TcpTransport
@@ -41,6 +42,13 @@ def no_descriptors_left() -> Iterator[None]:
         time.sleep(0.02)
         gc.collect()  # a traceback in a cycle may hold a closed listener
     assert _descriptors() <= before
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port for one listener after another: no other program gets it before the test ends."""
+    with hold("127.0.0.1", 0) as held:
+        yield held.getsockname()[1]
 
 
 def _descriptors() -> int:

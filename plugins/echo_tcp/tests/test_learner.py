@@ -258,8 +258,8 @@ def test_the_other_direction_may_end_first(dial, eventually, serve):
         half.acknowledged(4)
 
 
-def test_close_commits_what_has_arrived_and_says_goodbye(dial):
-    server = Server(SMALL, 4, TcpTransport(port=0), num_buffers=8).start()
+def test_close_commits_what_has_arrived_and_says_goodbye(dial, port):
+    server = Server(SMALL, 4, TcpTransport(port=port), num_buffers=8).start()
     worker, idle = dial(server), dial(server)
     worker.send(range(8))
     time.sleep(0.05)  # it has arrived, but perhaps was not read yet

@@ -19,7 +19,6 @@ from echo_core.base.errors import (
     EchoTimeoutError,
 )
 from echo_core.spec.spec import Spec
-from echo_core.testing.ports import free_port
 from echo_core.testing.processes import until
 from echo_tcp.transport import TcpTransport
 
@@ -83,14 +82,13 @@ def test_without_reconnect_a_lost_link_is_final() -> None:
             assert "not acknowledged" in str(error)
 
 
-def test_a_learner_that_was_never_there() -> None:
-    address = Address("tcp", "127.0.0.1", free_port())
+def test_a_learner_that_was_never_there(port: int) -> None:
+    address = Address("tcp", "127.0.0.1", port)
     with pytest.raises(EchoTimeoutError, match=r"(?s)could not reach tcp://.*refused.*start the"):
         TcpTransport.connect(address, Spec.from_example(NARROW), timeout=0.2)
 
 
-def test_a_learner_that_starts_later_is_found() -> None:
-    port = free_port()
+def test_a_learner_that_starts_later_is_found(port: int) -> None:
     learners: list[WireLearner] = []
     starter = threading.Timer(0.2, lambda: learners.append(WireLearner(NARROW, port=port)))
     starter.start()

@@ -75,8 +75,8 @@ def test_an_acknowledgement_may_be_lost_but_no_sample_comes_twice() -> None:
         learner.may_ack.set()
 
 
-def test_a_learner_on_the_same_port_is_carried_on_with() -> None:
-    with WireLearner(NARROW) as first:
+def test_a_learner_on_the_same_port_is_carried_on_with(port: int) -> None:
+    with WireLearner(NARROW, port=port) as first:
         worker = connect(first)
         for i in range(5):
             worker.send(narrow(i))

@@ -68,8 +68,8 @@ def test_the_last_attempt_cut_short_does_not_hide_what_the_learner_said() -> Non
             sock.close()
 
 
-def test_a_refusal_while_reconnecting_is_final() -> None:
-    with WireLearner(NARROW) as first:
+def test_a_refusal_while_reconnecting_is_final(port: int) -> None:
+    with WireLearner(NARROW, port=port) as first:
         worker = connect(first)
         first.close()
         other = {**NARROW, "c": np.zeros(1)}

@@ -140,8 +140,8 @@ def test_damaged_weights_are_never_shown() -> None:
         assert len(learner.receipts) == 1
 
 
-def test_a_restarted_learner_counts_from_one_again() -> None:
-    with WireLearner(EXAMPLE) as first:
+def test_a_restarted_learner_counts_from_one_again(port: int) -> None:
+    with WireLearner(EXAMPLE, port=port) as first:
         worker = connect(first)
         first.publish(packed(9))
         check(worker.weights(), 9)
@@ -154,8 +154,8 @@ def test_a_restarted_learner_counts_from_one_again() -> None:
         worker.close()
 
 
-def test_a_restarted_learner_may_give_the_same_number_to_other_weights() -> None:
-    with WireLearner(EXAMPLE) as first:
+def test_a_restarted_learner_may_give_the_same_number_to_other_weights(port: int) -> None:
+    with WireLearner(EXAMPLE, port=port) as first:
         worker = connect(first)
         first.publish(packed(1, 10))
         check(worker.weights(), 1, 10)

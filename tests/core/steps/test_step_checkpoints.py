@@ -12,6 +12,7 @@ from step_tables import STEP, episode, serve, step
 
 from echo_core import CheckpointError, Client, Sequences, Server, Steps, Table
 from echo_core.server import returning
+from echo_core.testing.ports import free_port
 from echo_core.testing.processes import until
 
 pytestmark = pytest.mark.needs("echo-samplers")
@@ -75,8 +76,10 @@ def test_restored_episodes_of_workers_that_do_not_return_end(tmp_path: Path, mon
     monkeypatch.setattr(returning, "SECONDS", 3.0)
     table = Table("steps", STEP, capacity=100, items=Sequences(4, pad=True), sampler="uniform")
 
-    def server(port: int = 0) -> Server:
-        return Server(tables=[table], batch_size=2, transport=f"tcp://127.0.0.1:{port}")
+    address = f"tcp://127.0.0.1:{free_port()}"
+
+    def server() -> Server:
+        return Server(tables=[table], batch_size=2, transport=address)
 
     first = server().start()
     with Client(first.address, Steps(STEP)) as returns:
@@ -86,9 +89,8 @@ def test_restored_episodes_of_workers_that_do_not_return_end(tmp_path: Path, mon
                 writer.send(step(i))
         returns.wait()
         first.checkpoint(tmp_path)
-        port = first.port
         first.close()
-        with server(port).restore(tmp_path) as again:
+        with server().restore(tmp_path) as again:
             assert again.stats()["table/steps/streams"] == 2
             returns.send(step(3))
             returns.wait()

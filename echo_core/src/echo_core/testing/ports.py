@@ -1,29 +1,32 @@
-"""Finds ports of this machine at which no process listens."""
+"""Holds ports of this machine, so that no other program gets one between two listeners of a test."""
 
 from __future__ import annotations
 
-import random
 import socket
-from pathlib import Path
 
-__all__ = ["free_port"]
+__all__ = ["free_port", "hold"]
 
-LOWEST = 10_000
-EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_held: list[socket.socket] = []
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that was free just now.
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of this machine's address `host` at which nobody listens, held until this process ends."""
+    _held.append(hold(host, 0))
+    return int(_held[-1].getsockname()[1])
 
-    It lies below the range from which the kernel chooses ports for sockets that ask for any port, or connect. Another process therefore
-    gets it only by asking for exactly this port.
+
+def hold(host: str, port: int) -> socket.socket:
+    """A socket that is bound to a port, 0 for any free one, but does not listen.
+
+    While it is open, the kernel gives the port to no socket that asks for any port. A listener that asks for exactly this port gets it if it
+    sets SO_REUSEADDR, as a listener must that wants to take its address again at once. Raises OSError if the port is taken.
     """
-    end = int(EPHEMERAL.read_text().split()[0])
-    while True:
-        port = random.SystemRandom().randrange(LOWEST, end) if end > LOWEST + 1000 else 0
-        with socket.socket() as sock:
-            try:
-                sock.bind(("127.0.0.1", port))
-            except OSError:
-                continue  # already in use
-            return int(sock.getsockname()[1])
+    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    held = socket.socket(family, kind, protocol)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(place)
+    except OSError:
+        held.close()
+        raise
+    return held

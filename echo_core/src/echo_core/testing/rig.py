@@ -21,6 +21,7 @@ from ..base.errors import EchoError, EchoTimeoutError
 from ..client.client import Client
 from ..server.server import Server
 from ..wire.transport import Transport
+from .ports import hold
 from .processes import LONG, SLOWER
 from .samples import Tally, example
 
@@ -51,6 +52,7 @@ class Rig:
         self._servers: list[Server] = []
         self._clients: list[Client] = []
         self._processes: list[BaseProcess] = []
+        self._held: list[socket.socket] = []
 
     def server(
         self,
@@ -71,6 +73,22 @@ class Rig:
             server = Server(example() if tree is None else tree, batch_size, transport, num_buffers=num_buffers, **options)
         self._servers.append(server)
         return server.start()
+
+    def place(self) -> Address:
+        """An address at which one learner after another can listen, in this process or in others. No other program gets its port meanwhile."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            server = self.server()
+            where = server.address
+            server.close()
+            if where.port is None:
+                return where
+            try:
+                self._held.append(hold(str(where.host), where.port))
+                return where
+            except OSError:  # another program was faster
+                if time.monotonic() > end:
+                    raise
 
     def client(self, to: Server | Address | str, tree: Any = None, **options: Any) -> Client:
         """A worker in this process. Its waits end after `PATIENCE` seconds."""
@@ -125,6 +143,8 @@ class Rig:
                 client.close(timeout=0)
         for server in self._servers:
             server.close(timeout=1)
+        for held in self._held:
+            held.close()
 
 
 def hear(pipe: Pipe) -> Any:

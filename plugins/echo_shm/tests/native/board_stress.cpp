@@ -90,13 +90,16 @@ static uint64_t reader(char *memory, uint64_t length, uint64_t most, const Told 
 
 static void free_running(uint64_t most, double seconds, char *memory, uint64_t length) {
     Told told{0};
-    const double end = now() + seconds;
-    std::thread writer(learner, memory, length, most, &told, end);
-    std::vector<std::thread> readers;
     std::atomic<uint64_t> read{0};
-    for (int i = 0; i < 3; ++i) readers.emplace_back([&] { read += reader(memory, length, most, &told, end, UINT64_MAX); });
-    writer.join();
-    for (auto &thread : readers) thread.join();
+    const double patience = now() + 60;
+    do {  // again if the readers have not run beside the learner, which happens on a busy machine
+        const double end = now() + seconds;
+        std::thread writer(learner, memory, length, most, &told, end);
+        std::vector<std::thread> readers;
+        for (int i = 0; i < 3; ++i) readers.emplace_back([&] { read += reader(memory, length, most, &told, end, UINT64_MAX); });
+        writer.join();
+        for (auto &thread : readers) thread.join();
+    } while (read.load() == 0 && now() < patience);
     printf("free-running, %llu bytes: %llu versions, %llu read\n", static_cast<unsigned long long>(most), static_cast<unsigned long long>(told.load()),
            static_cast<unsigned long long>(read.load()));
     if (read.load() == 0) forbidden("nobody could read");

@@ -184,8 +184,8 @@ class EndingClauses:
 
     def test_ctrl_c_in_the_close_of_a_server_leaves_nothing_open(self, rig: Rig, needs: Needs) -> None:
         needs("processes")
-        server = rig.server(batch_size=2, num_buffers=4)
-        address = server.address
+        address = rig.place()
+        server = rig.server(batch_size=2, num_buffers=4, at=address)
         hearing, saying = rig.pipe()
         worker = rig.spawn(workers.pour, str(address), 1, 48, False, saying, self.connect_options)
         drain(server, 20)

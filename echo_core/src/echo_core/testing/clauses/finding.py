@@ -109,9 +109,7 @@ class FindingClauses:
     def test_a_learner_that_is_killed_while_it_drains_is_noticed(self, rig: Rig, needs: Needs) -> None:
         needs("processes")
         needs("restarts")
-        here = rig.server()
-        address = here.address
-        here.close()
+        address = rig.place()
         hearing, saying = rig.pipe()
         learner = rig.spawn(workers.shelve, str(address), "kit/never", saying, self.listen_options())  # type: ignore[attr-defined]
         assert hear(hearing) == str(address)

@@ -106,13 +106,13 @@ class HygieneClauses:
 
     def test_an_address_is_free_again_at_once(self, rig: Rig, needs: Needs) -> None:
         needs("restarts")
-        address = rig.server().address
-        for _ in range(3):
-            rig._servers[-1].close()
+        address = rig.place()
+        for _ in range(4):
             server = rig.server(at=address)
             with rig.client(server) as client:
                 client.send_batch(stacked(1, 0, 8))
             assert server.sample(timeout=PATIENCE) is not None
+            server.close()
 
     def test_closing_under_load_ends_every_call(self, rig: Rig) -> None:
         server = rig.server(batch_size=4)

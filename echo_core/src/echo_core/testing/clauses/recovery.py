@@ -115,9 +115,7 @@ class RecoveryClauses:
         assert until(lambda: server.peers()[0].weights_version == 2, "the receipt has come")
 
     def test_nobody_there_is_an_error_in_time(self, rig: Rig) -> None:
-        server = rig.server()
-        address = server.address
-        server.close()
+        address = rig.place()
         outcome = returns(lambda: rig.client(address, timeout=0.4), PATIENCE)
         assert isinstance(outcome, EchoTimeoutError), outcome
         assert str(address).split("?")[0] in str(outcome)
@@ -125,9 +123,7 @@ class RecoveryClauses:
 
     def test_a_worker_may_come_before_its_learner(self, rig: Rig, needs: Needs) -> None:
         needs("restarts")
-        server = rig.server()
-        address = server.address
-        server.close()
+        address = rig.place()
         clients: list[Any] = []
         early = threading.Thread(target=lambda: clients.append(rig.client(address)), daemon=True)
         early.start()
@@ -140,7 +136,7 @@ class RecoveryClauses:
 
     def test_a_worker_carries_on_with_a_restarted_learner(self, rig: Rig, needs: Needs) -> None:
         needs("restarts")
-        old = rig.server()
+        old = rig.server(at=rig.place())
         client = rig.client(old)
         old.publish({"w": np.full(9, 1.0)})
         assert client.weights().params["w"][0] == 1.0
@@ -169,7 +165,7 @@ class RecoveryClauses:
             Table("jobs", example(), capacity=64, sampler="fifo", rate_limiter=Queue(64), lease_timeout=PATIENCE * 10, seed=1),
         ]
         examples = {table.name: table.example for table in tables}
-        old = rig.server(tables=tables)
+        old = rig.server(at=rig.place(), tables=tables)
         client = rig.client(old, tables=examples)
         for name in ("memory", "jobs"):
             old.submit_batch(stacked(1, 0, 16), table=name)
@@ -193,8 +189,8 @@ class RecoveryClauses:
         """The learner acknowledges all stored samples before its BYE and stores none after it, so the next learner gets the rest."""
         needs("restarts")
         tree = example(filler)
-        server = rig.server(tree, batch_size=1, num_buffers=64)
-        address = server.address
+        address = rig.place()
+        server = rig.server(tree, batch_size=1, num_buffers=64, at=address)
         sender = Sender(rig.client(server, tree), 1, filler)
         tally = Tally()
         for _ in range(4):
@@ -209,9 +205,7 @@ class RecoveryClauses:
     def test_a_killed_learner_is_replaced(self, rig: Rig, needs: Needs) -> None:
         needs("processes")
         needs("restarts")
-        here = rig.server()
-        address = here.address
-        here.close()
+        address = rig.place()
         hearing, saying = rig.pipe()
         learner = rig.spawn(workers.learn, str(address), 10, saying, self.listen_options())
         assert hear(hearing) == str(address)

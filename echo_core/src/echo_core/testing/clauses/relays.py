@@ -44,13 +44,13 @@ class RelayClauses:
 
     @pytest.mark.parametrize("number", [1, 7])
     def test_a_learner_that_was_started_again_counts_anew_behind_a_relay(self, rig: Rig, number: int) -> None:
-        learner = rig.server()
+        where = rig.place()
+        learner = rig.server(at=where)
         relay = relay_of(rig, learner)
         client, other = rig.client(relay), rig.client(relay)
         learner.publish(filled(7), version=7)
         check(client.weights())
         assert other.weights().learner == client.weights().learner
-        where = learner.address
         learner.close()
         again = rig.server(at=where)
         published = again.publish({**filled(number), "new": 1}, version=number)
@@ -62,12 +62,11 @@ class RelayClauses:
         check(client.weights(newer_than=number))
 
     def test_a_relay_that_was_started_again_tells_nothing_old_as_new(self, rig: Rig) -> None:
-        learner = rig.server()
-        relay = relay_of(rig, learner)
+        learner, where = rig.server(), rig.place()
+        relay = relay_of(rig, learner, at=where)
         client = rig.client(relay)
         learner.publish(filled(1))
         check(client.weights())
-        where = relay.address
         relay.close()
         rig.server(at=where, weights_from=rig.source(learner))
         until(lambda: client.stats()["reconnects"] > 0 and client.stats()["weights_received"] > 1, "the weights come again")
@@ -108,9 +107,7 @@ class RelayClauses:
         until(lambda: learner.receipts() == {published: 1}, "the receipt has come by way of the relay")
 
     def test_relays_in_a_circle_are_named(self, rig: Rig) -> None:
-        first = rig.server()
-        where = first.address
-        first.close()
+        where = rig.place()
         second = rig.server(weights_from=rig.source(where))
         circle = (second, rig.server(at=where, weights_from=rig.source(second)))
         until(lambda: any("would take its own weights" in str(one.stats()["weights/source_error"]) for one in circle), "one of them has noticed")

@@ -205,8 +205,9 @@ class CallClauses:
 
     def test_a_client_serves_the_next_server_too(self, rig: Rig, needs: Needs) -> None:
         needs("restarts")
-        server = rig.server()
-        address, client = server.address, rig.client(server)
+        address = rig.place()
+        server = rig.server(at=address)
+        client = rig.client(server)
         go_on = threading.Event()
 
         def task(body: dict[str, Any], blob: bytes) -> tuple[dict[str, Any], bytes]:

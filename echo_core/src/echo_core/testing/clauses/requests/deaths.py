@@ -79,9 +79,7 @@ class DeathClauses:
     def test_a_learner_that_dies_while_it_asks_frees_its_worker(self, rig: Rig, needs: Needs, end: str) -> None:
         needs("processes")
         needs("restarts")
-        here = rig.server()
-        address = here.address
-        here.close()
+        address = rig.place()
         learner, telling, hearing, _ = self._learner(rig, str(address))
         client = rig.client(address)
         began, go_on, done = threading.Event(), threading.Event(), []
@@ -214,9 +212,7 @@ class DeathClauses:
     def _learner(self, rig: Rig, address: str = "") -> tuple[BaseProcess, Any, Any, str]:
         """A process with a learner: the process, the pipe that it obeys, the pipe on which it reports, and its address."""
         if not address:
-            here = rig.server()
-            address = str(here.address)
-            here.close()
+            address = str(rig.place())
         obeying, telling = rig.pipe()
         hearing, saying = rig.pipe()
         learner = rig.spawn(workers.answer, address, obeying, saying, self.listen_options())  # type: ignore[attr-defined]

@@ -218,9 +218,7 @@ class ParkedClauses:
     @pytest.mark.parametrize("end", ["killed", "stopped"])
     def test_a_learner_that_dies_with_parked_requests_is_noticed(self, rig: Rig, needs: Needs, end: str) -> None:
         needs("processes")
-        here = rig.server()
-        address = here.address
-        here.close()
+        address = rig.place()
         hearing, saying = rig.pipe()
         learner = rig.spawn(workers.shelve, str(address), "kit/never", saying, self.listen_options())  # type: ignore[attr-defined]
         client = rig.client(hear(hearing))

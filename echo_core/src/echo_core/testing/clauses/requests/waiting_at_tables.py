@@ -209,9 +209,7 @@ class LineClauses:
 
     def test_a_learner_that_dies_ends_the_waits_at_its_tables(self, rig: Rig, needs: Needs) -> None:
         needs("processes")
-        here = rig.server()
-        address = here.address
-        here.close()
+        address = rig.place()
         hearing, saying = rig.pipe()
         learner = rig.spawn(workers.store, str(address), saying, self.listen_options())  # type: ignore[attr-defined]
         client = rig.client(hear(hearing))
