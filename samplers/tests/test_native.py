@@ -17,7 +17,7 @@ import echo_core
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent / "src" / "echo_samplers"
 CXX = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
-SECONDS = os.environ.get("ECHO_SOAK_SECONDS", "0.5")
+SECONDS = os.environ.get("ECHO_SOAK_SECONDS", "0.2")
 
 pytestmark = pytest.mark.skipif(CXX is None, reason="no C++ compiler (set CXX)")
 

@@ -18,7 +18,7 @@ pytestmark = stress.needs_compiler
 @stress.FLAGS
 @pytest.mark.parametrize("source", [TABLE, STEPS], ids=["table", "steps"])
 def test_no_forbidden_outcome(source: Path, flags: list[str], tmp_path: Path) -> None:
-    stress.clean(stress.play(source, tmp_path, *flags, arguments=[stress.seconds(0.3)]))
+    stress.clean(stress.play(source, tmp_path, *flags, arguments=[stress.seconds(0.1)]))
 
 
 @pytest.mark.timeout(300)

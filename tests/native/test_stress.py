@@ -17,19 +17,19 @@ pytestmark = stress.needs_compiler
 @pytest.mark.timeout(900)
 @stress.FLAGS
 def test_no_forbidden_outcome(flags: list[str], tmp_path: Path) -> None:
-    stress.clean(stress.play(RING, tmp_path, *flags, arguments=[stress.seconds(1)]))
+    stress.clean(stress.play(RING, tmp_path, *flags, arguments=[stress.seconds(0.3)]))
 
 
 @pytest.mark.timeout(900)
 @stress.FLAGS
 def test_writers_of_other_processes_as_threads(flags: list[str], tmp_path: Path) -> None:
-    stress.clean(stress.play(SHARED, tmp_path, *flags, arguments=["threads", stress.seconds(1)]))
+    stress.clean(stress.play(SHARED, tmp_path, *flags, arguments=["threads", stress.seconds(0.3)]))
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("sanitizer", [[], ["-fsanitize=address"]], ids=["plain", "asan"])
 def test_writers_that_are_killed_and_stopped(sanitizer: list[str], tmp_path: Path) -> None:
-    stress.clean(stress.play(SHARED, tmp_path, "-O1", "-g", *sanitizer, arguments=["processes", stress.seconds(1)]))
+    stress.clean(stress.play(SHARED, tmp_path, "-O1", "-g", *sanitizer, arguments=["processes", stress.seconds(0.3)]))
 
 
 @pytest.mark.timeout(300)

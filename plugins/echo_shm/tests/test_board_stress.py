@@ -17,7 +17,7 @@ pytestmark = stress.needs_compiler
 @pytest.mark.timeout(900)
 @stress.FLAGS
 def test_no_forbidden_outcome(flags: list[str], tmp_path: Path) -> None:
-    stress.clean(stress.play(SOURCE, tmp_path, *flags, arguments=[stress.seconds(0.5)]))
+    stress.clean(stress.play(SOURCE, tmp_path, *flags, arguments=[stress.seconds(0.2)]))
 
 
 @pytest.mark.timeout(300)

@@ -17,14 +17,9 @@ class TestTcp(TransportContract):
         return TcpTransport(port=0, **options)
 
 
-class TestTcpWithManyThreads(TransportContract):
+class TestTcp6WithManyThreads(TransportContract):
     def transport(self, **options: Any) -> TcpTransport:
-        return TcpTransport(port=0, num_threads=3, **options)
-
-
-class TestTcp6(TransportContract):
-    def transport(self, **options: Any) -> TcpTransport:
-        return TcpTransport(port=0, host="::1", **options)
+        return TcpTransport(port=0, host="::1", num_threads=3, **options)
 
 
 class TestTcpWithChecksums(TransportContract):

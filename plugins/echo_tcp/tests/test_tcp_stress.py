@@ -13,11 +13,11 @@ NATIVE = Path(__file__).resolve().parent / "native"
 
 # learner_fuzz.cpp runs the learner's engine under AddressSanitizer.
 PROGRAMS = [
-    ("worker", 0.7, stress.TSAN),
-    ("worker", 0.7, stress.ASAN),
+    ("worker", 0.3, stress.TSAN),
+    ("worker", 0.3, stress.ASAN),
     ("learner", 0.2, stress.TSAN),
-    ("tls", 0.5, stress.TSAN),
-    ("tls", 0.5, stress.ASAN),
+    ("tls", 0.2, stress.TSAN),
+    ("tls", 0.2, stress.ASAN),
 ]
 
 

@@ -141,14 +141,14 @@ class EndingClauses:
 
     @pytest.mark.parametrize("end", ["killed", "closed"])
     def test_a_call_that_gives_up_without_a_learner_says_that_it_is_gone(self, rig: Rig, needs: Needs, end: str) -> None:
-        server = rig.server(batch_size=1, num_buffers=2)
-        address: Any = server.address
         if end == "killed":
             needs("processes")
-            server.close(timeout=0)
             hearing, saying = rig.pipe()
-            learner = rig.spawn(workers.neglect, str(address), saying, self.listen_options())
+            learner = rig.spawn(workers.neglect, str(rig.place()), saying, self.listen_options())
             address = hear(hearing)
+        else:
+            server = rig.server(batch_size=1, num_buffers=2)
+            address = server.address
         client = rig.client(address, max_inflight_msgs=4)
         client.send_batch(stacked(1, 0, 6))  # two fit into the store, four into the window
         learner.kill() if end == "killed" else server.close(timeout=0)
