@@ -24,7 +24,6 @@ PROJECTS = {
 }
 
 pytestmark = [
-    pytest.mark.every_python,
     pytest.mark.skipif(shutil.which("uv") is None, reason="wheels are built with uv"),
     pytest.mark.timeout(900),
 ]
@@ -44,6 +43,7 @@ def wheel(wheels: Path, name: str) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
+@pytest.mark.every_python
 @pytest.mark.parametrize("name", PROJECTS)
 def test_a_wheel_holds_its_package_and_nothing_else(wheels: Path, name: str) -> None:
     package = name.replace("-", "_")
@@ -69,6 +69,7 @@ def test_a_wheel_holds_its_package_and_nothing_else(wheels: Path, name: str) -> 
         assert modules == {Path(file).stem for file in texts.keys() - parts}
 
 
+@pytest.mark.every_python
 def test_core_brings_what_native_plugins_compile_against(wheels: Path) -> None:
     with wheel(wheels, "echo-core") as archive:
         files = set(archive.namelist())
@@ -85,6 +86,7 @@ def test_core_brings_what_native_plugins_compile_against(wheels: Path) -> None:
     }
 
 
+@pytest.mark.every_python
 @pytest.mark.parametrize("name", PROJECTS)
 def test_plugins_announce_themselves(wheels: Path, name: str) -> None:
     with wheel(wheels, name) as archive:
@@ -146,6 +148,7 @@ def install(python: Path, wheels: Path, *wanted: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.every_python
 def test_core_alone_works_and_says_what_is_missing(
     wheels: Path, empty: Path, tmp_path: Path
 ) -> None:
@@ -177,6 +180,7 @@ def test_core_alone_works_and_says_what_is_missing(
     )
 
 
+@pytest.mark.every_python
 def test_the_tcp_extra_brings_everything_for_learner_and_worker(
     wheels: Path, empty: Path, tmp_path: Path
 ) -> None:

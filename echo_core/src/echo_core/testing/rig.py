@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,6 +22,7 @@ from ..base.errors import EchoError, EchoTimeoutError
 from ..client.client import Client
 from ..server.server import Server
 from ..wire.transport import Transport
+from . import workers
 from .ports import hold
 from .processes import LONG, SLOWER
 from .samples import Tally, example
@@ -29,7 +31,10 @@ __all__ = ["PATIENCE", "Rig", "drain", "hear", "sever_sockets"]
 
 PATIENCE = LONG * SLOWER  # seconds after which any step of these tests counts as hanging
 
-_spawning = multiprocessing.get_context("spawn")
+# A server that has imported what processes need forks each of them off in a few milliseconds. It has no threads and has made no connections,
+# so its children are as good as new processes, of which each would take a third of a second of processor time.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["pytest", workers.__name__])
 _names = itertools.count(1)
 
 
@@ -49,6 +54,7 @@ class Rig:
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
+        forkserver.ensure_running()  # before a test looks which descriptors are open
         self._servers: list[Server] = []
         self._clients: list[Client] = []
         self._processes: list[BaseProcess] = []
@@ -117,7 +123,7 @@ class Rig:
 
     def spawn(self, target: Callable[..., None], *arguments: Any) -> BaseProcess:
         """Run `target`, a function of an importable module, in a new process."""
-        process = _spawning.Process(target=target, args=arguments, daemon=True)
+        process = _context.Process(target=workers.run, args=(dict(os.environ), target, arguments), daemon=True)
         self._processes.append(process)
         process.start()
         return process
@@ -130,7 +136,7 @@ class Rig:
     @staticmethod
     def pipe() -> tuple[Pipe, Pipe]:
         """The (read, write) ends of a pipe on which a process can report."""
-        return _spawning.Pipe(duplex=False)
+        return _context.Pipe(duplex=False)
 
     def end(self) -> None:
         """Close everything without waiting, because the test itself has waited for everything that it checks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
@@ -21,9 +22,16 @@ from ..wire.transport import Transport
 from .processes import LONG
 from .samples import example, sample, stacked
 
-__all__ = ["LARGE", "answer", "draw", "flood", "learn", "neglect", "park", "pour", "serve", "shelve", "store", "use", "wander"]
+__all__ = ["LARGE", "answer", "draw", "flood", "learn", "neglect", "park", "pour", "run", "serve", "shelve", "store", "use", "wander"]
 
 LARGE = bytes(range(256)) * (8 << 12)  # 8 MiB
+
+
+def run(environment: dict[str, str], target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Call `target` with the environment of the test. The server that forks processes off may be older than it."""
+    os.environ.clear()
+    os.environ.update(environment)
+    target(*arguments)
 
 
 def flood(address: str, maker: int, count: int, batch: int, options: dict[str, Any]) -> None:
