@@ -123,7 +123,7 @@ class Rig:
 
     def spawn(self, target: Callable[..., None], *arguments: Any) -> BaseProcess:
         """Run `target`, a function of an importable module, in a new process."""
-        process = _context.Process(target=workers.run, args=(dict(os.environ), target, arguments), daemon=True)
+        process = _context.Process(target=workers.run, args=(workers.Environment(), target, *arguments), daemon=True)
         self._processes.append(process)
         process.start()
         return process

@@ -22,15 +22,26 @@ from ..wire.transport import Transport
 from .processes import LONG
 from .samples import example, sample, stacked
 
-__all__ = ["LARGE", "answer", "draw", "flood", "learn", "neglect", "park", "pour", "run", "serve", "shelve", "store", "use", "wander"]
+__all__ = ["LARGE", "Environment", "answer", "draw", "flood", "learn", "neglect", "park", "pour", "run", "serve", "shelve", "store", "use", "wander"]
 
 LARGE = bytes(range(256)) * (8 << 12)  # 8 MiB
 
 
-def run(environment: dict[str, str], target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    """Call `target` with the environment of the test. The server that forks processes off may be older than it."""
+class Environment:
+    """The environment variables of the test. A process has them as soon as it unpickles this: what follows in the pickle, such as a client that
+    connects, may need them, and the server that forked the process off may be older than they are."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _set_environment, (dict(os.environ),)
+
+
+def _set_environment(variables: dict[str, str]) -> None:
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(variables)
+
+
+def run(environment: None, target: Callable[..., None], *arguments: Any) -> None:
+    """Call `target` in a process that was given an `Environment`."""
     target(*arguments)
 
 
