@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import time
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +157,9 @@ def test_more_workers_than_records_use_the_socket() -> None:
 def test_workers_however_they_are_started(way: Any) -> None:
     context = multiprocessing.get_context(way)
     with Server(example(), 8, ShmTransport()) as server:
-        processes = [context.Process(target=workers.flood, args=(str(server.address), maker, 40, 8 * maker, {})) for maker in range(2)]
+        here = workers.Environment()  # the server that forks may have been started by a test before
+        jobs = [(here, workers.flood, str(server.address), maker, 40, 8 * maker, {}) for maker in range(2)]
+        processes = [context.Process(target=workers.run, args=job) for job in jobs]
         try:
             for process in processes:
                 process.start()
@@ -171,8 +172,6 @@ def test_workers_however_they_are_started(way: Any) -> None:
                 process.kill()
                 process.join()
                 process.close()
-            if way == "forkserver":
-                forkserver._forkserver._stop()  # type: ignore[attr-defined]  # it would stay until this process ends
 
 
 def test_a_forked_child_leaves_the_store_alone() -> None:

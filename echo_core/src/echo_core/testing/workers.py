@@ -40,8 +40,8 @@ def _set_environment(variables: dict[str, str]) -> None:
     os.environ.update(variables)
 
 
-def run(environment: None, target: Callable[..., None], *arguments: Any) -> None:
-    """Call `target` in a process that was given an `Environment`."""
+def run(environment: object, target: Callable[..., None], *arguments: Any) -> None:
+    """Call `target` in a process that was given an `Environment` before."""
     target(*arguments)
 
 
