@@ -183,7 +183,7 @@ void play(const Scenario &s, double seconds) {
     const int64_t end = now_ns() + int64_t(seconds * 1e9);
     uint64_t before = 0;
     int64_t moved = now_ns();
-    const auto unseen = [&] { return s.tapped && looked_at.load() == 0; };  // on a busy machine, who looks may not have run yet
+    const auto unseen = [&] { return s.tapped && looked_at.load() == 0; };  // on a busy machine, the thread that looks may not have run yet
     while (now_ns() < end || (unseen() && now_ns() < end + 60'000'000'000)) {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         const uint64_t now = batches.load();

@@ -104,7 +104,7 @@ struct Rig {
     }
 
     // Wait until every worker has written and every learner has drawn. A sanitizer on a busy machine takes seconds for a batch.
-    void everybody() const {
+    void wait_until_all_have_run() const {
         const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
         const auto idle = [](const std::atomic<uint64_t> &count) { return count.load() == 0; };
         while (std::any_of(std::begin(written), std::end(written), idle) || std::any_of(std::begin(drawn), std::end(drawn), idle)) {
@@ -214,7 +214,7 @@ void play(const Scenario &s, double seconds) {
     for (uint32_t i = 0; i < kWorkers; ++i) threads.emplace_back([&, i] { rig.work(i, s.ending); });
     for (uint32_t i = 0; i < kLearners; ++i) threads.emplace_back([&, i] { rig.learn(i, s); });
     std::this_thread::sleep_for(std::chrono::milliseconds(int(seconds * 1000)));
-    rig.everybody();
+    rig.wait_until_all_have_run();
     // A pause holds everything up, and nothing is lost by it.
     rig.items->pause();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -46,7 +46,8 @@ def no_descriptors_left() -> Iterator[None]:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """A port for one listener after another: no other program gets it before the test ends."""
+    """A port for one listener after another. No other program gets it before the test ends; `free_port()` would hold it longer than
+    `no_descriptors_left` allows."""
     with hold("127.0.0.1", 0) as held:
         yield held.getsockname()[1]
 

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection as Link
 from typing import Any
 
 from echo_core.testing.processes import stop
+from echo_core.testing.workers import Environment
 
 __all__ = ["Child", "Children"]
 
@@ -34,7 +35,7 @@ class Child:
         self.link, theirs = _context.Pipe()
         self.process = _context.Process(
             target=_run,
-            args=(dict(os.environ), list(sys.path), theirs, target, arguments),
+            args=(Environment(), list(sys.path), theirs, target, arguments),
             daemon=True,
         )
         self.process.start()
@@ -128,14 +129,12 @@ class _Failure:
 
 
 def _run(
-    environment: dict[str, str],
+    environment: object,
     path: list[str],
     link: Link,
     target: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
     sys.path[:] = path
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -31,8 +31,8 @@ __all__ = ["PATIENCE", "Rig", "drain", "hear", "sever_sockets"]
 
 PATIENCE = LONG * SLOWER  # seconds after which any step of these tests counts as hanging
 
-# A server that has imported what processes need forks each of them off in a few milliseconds. It has no threads and has made no connections,
-# so its children are as good as new processes, of which each would take a third of a second of processor time.
+# A prepared server has imported what a process needs, and forks it in a few milliseconds. A new process would need a third of a second of
+# processor time for its imports. The server has no threads of ours and has made no connections, so its children are as good as new processes.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["pytest", workers.__name__])
 _names = itertools.count(1)

@@ -28,8 +28,11 @@ LARGE = bytes(range(256)) * (8 << 12)  # 8 MiB
 
 
 class Environment:
-    """The environment variables of the test. A process has them as soon as it unpickles this: what follows in the pickle, such as a client that
-    connects, may need them, and the server that forked the process off may be older than they are."""
+    """The environment variables of the test, which a process adopts when it unpickles this object.
+
+    A process that a server has forked has the variables of that server, which an earlier test may have started. Pass this object before the
+    other arguments: a pickled client connects when it is unpickled, and needs the token.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _set_environment, (dict(os.environ),)
