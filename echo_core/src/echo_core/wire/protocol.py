@@ -203,8 +203,11 @@ def frame(kind: int, payload: bytes = b"", *, flags: int = 0, seq: int = 0) -> b
 # ----------------------------------------------------------------------------- JSON and CONTROL
 
 
+_encode_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for each message
+
+
 def dump_json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode("ascii")
+    return _encode_json(value).encode("ascii")
 
 
 def parse_json(data: Buffer, what: str) -> dict[str, Any]:

@@ -348,12 +348,12 @@ class Coordinator:
 
     def _hand(self, member: Member, task: Task) -> None:
         give, member.give = member.give, None
+        if give is not None:
+            self._then(self._give, give, member, task)
 
-        def hand() -> None:
-            if give is not None and not give(task):
-                self.disconnected(member)
-
-        self._then(hand)
+    def _give(self, give: Give, member: Member, task: Task) -> None:
+        if not give(task):
+            self.disconnected(member)
 
     def _copy_slow(self) -> None:
         """Have idle workers do the tasks that are far slower than the others as well, the slowest first."""
@@ -410,7 +410,7 @@ class Coordinator:
         except RefusedError:
             self.counts["refused"] += 1
             raise
-        self.counts["invalid"] += int(np.count_nonzero(~np.isfinite(values)))
+        self.counts["invalid"] += len(values) - int(np.count_nonzero(np.isfinite(values)))
         self._done(member)
         if task.kind is Kind.TEST:
             return self._count_test(task, values)

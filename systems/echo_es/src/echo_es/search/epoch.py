@@ -31,7 +31,11 @@ class Epoch:
         self.rewards: Rewards = np.full(population, np.nan)
         self.free = Ranges(slice(0, population))
         self.evaluated = 0
-        self._have: Mask = np.zeros(population, bool)
+        self._flags = bytearray(population)  # 1: the individual has a reward; for a few individuals, slices of bytes are faster than arrays
+
+    @property
+    def _have(self) -> Mask:
+        return np.frombuffer(self._flags, bool)
 
     @property
     def complete(self) -> bool:
@@ -46,16 +50,16 @@ class Epoch:
         """Take these rewards, in the order of the slices. Returns how many individuals had none before."""
         new, at = 0, 0
         for part in slices:
-            piece, have = values[at : at + part.stop - part.start], self._have[part]
-            if have.any():
-                missing = ~have
+            size = part.stop - part.start
+            piece = values[at : at + size]
+            if evaluated := self._flags.count(1, part.start, part.stop):
+                missing = ~self._have[part]
                 self.rewards[part][missing] = piece[missing]
-                new += int(missing.sum())
             else:
                 self.rewards[part] = piece
-                new += len(piece)
-            have[:] = True
-            at += len(piece)
+            self._flags[part] = b"\1" * size
+            new += size - evaluated
+            at += size
         self.evaluated += new
         return new
 
