@@ -1,4 +1,4 @@
-"""Run tox's environments, three at a time, and print the outcome of all tests in the last line.
+"""Run tox's environments, four at a time, and print the outcome of all tests in the last line.
 
     python tools/suites.py                    # every environment of tox.ini whose Python is installed
     python tools/suites.py py311-tcp ...      # these
@@ -198,7 +198,7 @@ def left_out(outcomes: list[Outcome]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("environments", nargs="*", metavar="ENVIRONMENT")
-    parser.add_argument("--jobs", type=int, default=3, help="how many environments run at the same time")
+    parser.add_argument("--jobs", type=int, default=4, help="how many environments run at the same time")
     arguments = parser.parse_args()
     begun = time.monotonic()
     listed = environments()
