@@ -116,7 +116,7 @@ else:
         while (line := child.stdout.readline()) not in ("ready\n", ""):
             logged += line  # a library's warning about this machine
         assert line, logged
-        time.sleep(0.2)
+        _wait_until_it_waits(child.pid)
         child.send_signal(signal.SIGINT)
         try:
             said, _ = child.communicate(timeout=within)
@@ -128,6 +128,19 @@ else:
     finally:
         child.kill()
         child.communicate()
+
+
+def _wait_until_it_waits(pid: int) -> None:
+    """Return once the main thread of a process sleeps, looked at ten times in 0.2 s; 10 s later in any case.
+
+    On a busy machine the thread may still import what the call needs. If Ctrl-C interrupts the code that a dataclass makes of text, CPython
+    ends the process with status -2 even if the program catches KeyboardInterrupt.
+    """
+    ends, asleep = time.monotonic() + 10 * SLOWER, 0
+    while asleep < 10 and time.monotonic() < ends:
+        time.sleep(0.02)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        asleep = asleep + 1 if state == "S" else 0
 
 
 def stop(pid: int | None) -> None:
