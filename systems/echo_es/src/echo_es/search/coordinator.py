@@ -330,6 +330,8 @@ class Coordinator:
 
         It looks at all of them, so it is not for every report: with hundreds of workers that would be most of what a server does.
         """
+        if self.phase == "tell":
+            return  # there are no tasks until the server has optimised
         for member in list(self._idle):
             if self._offer(member):
                 del self._idle[member]

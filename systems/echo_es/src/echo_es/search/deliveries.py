@@ -28,7 +28,7 @@ class Deliveries:
 
     def deliver(self) -> None:
         """Make the calls that are queued. If another thread makes calls, or this is one of them, they are made there, and this returns at once."""
-        while True:
+        while self._calls:  # a call that another thread queues behind this look is made by that thread
             with self._lock:
                 if self._delivering or not self._calls:
                     return
