@@ -131,7 +131,7 @@ else:
 
 
 def _wait_until_it_waits(pid: int) -> None:
-    """Return once the main thread of a process sleeps, looked at ten times in 0.2 s; 10 s later in any case.
+    """Return once the main thread of a process sleeps, looked at ten times in 0.2 s, or has ended; 10 s later in any case.
 
     On a busy machine the thread may still import what the call needs. If Ctrl-C interrupts the code that a dataclass makes of text, CPython
     ends the process with status -2 even if the program catches KeyboardInterrupt.
@@ -140,6 +140,8 @@ def _wait_until_it_waits(pid: int) -> None:
     while asleep < 10 and time.monotonic() < ends:
         time.sleep(0.02)
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if state == "Z":
+            return  # the call has returned or failed, and what the process said tells which
         asleep = asleep + 1 if state == "S" else 0
 
 
