@@ -48,7 +48,8 @@ def work(address: str, threads: int, pipe: Any) -> None:
     def learn() -> None:
         while True:
             sample = client.sample(1)
-            client.ack(sample.keys)
+            if client.ack(sample.keys) == 0:
+                continue  # over rdma a killed neighbour can cost the connection, and then another learner may get the item
             with lock:  # a killed process does not leave half a report: these are atomic
                 pipe.send(int(sample.batch["number"][0]))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from echo_core import Client, Server
+from echo_core import Client, Queue, Server, Table
 from echo_core.base.errors import EchoTimeoutError
 from echo_core.testing import workers
 from echo_core.testing.processes import stop, until
@@ -107,6 +107,17 @@ def test_a_blocked_queue_is_replaced_and_all_resume(processes: list[Any], how: s
             until(lambda: take(server, tally) and len(tally.numbers.get(2, [])) == 8 and len(tally.numbers[1]) > before + 100, "a new one, too", 20)
         assert server.address == address and "started anew" in caplog.text
         complete(tally)
+
+
+def test_a_learner_goes_on_when_a_neighbour_has_blocked_the_queue(processes: list[Any], tmp_path: Path) -> None:
+    """Its requests are lost with the former engine, and are sent again."""
+    table = Table("queue", example(), capacity=4, sampler="fifo", rate_limiter=Queue(4), lease_timeout=3600)
+    with Server(tables=[table], batch_size=1, transport=RdmaTransport(port=0, **LEASE)) as server, Client(server.address, example(), **LEASE) as client:
+        server.submit_batch(stacked(1, 0, 2))
+        drawn = client.sample(1)
+        block(processes, server.address, "killed", tmp_path / "gdb")
+        assert client.ack(drawn.keys, 30) == 1 and restarts(server) == 1
+        assert client.sample(1, 30).batch["number"].tolist() == [1], "the acknowledged item is not lent again"
 
 
 def test_a_queue_blocked_by_the_first_worker_lets_others_in(processes: list[Any], tmp_path: Path) -> None:

@@ -49,9 +49,13 @@ class Wait:
         self._began = time.monotonic()
         self._logged = getattr(_here, "unlogged", False)
 
+    def passed(self) -> float:
+        """How many seconds have passed."""
+        return time.monotonic() - self._began
+
     def left(self) -> float:
         """How many seconds are left; 0 when the time is over."""
-        return max(0.0, self.timeout - (time.monotonic() - self._began))
+        return max(0.0, self.timeout - self.passed())
 
     def farewell(self) -> float:
         """How long a goodbye at the end of the call may take: what is left of its time, within the limits of this module."""
@@ -65,7 +69,7 @@ class Wait:
         Raises:
             EchoTimeoutError: the time is over.
         """
-        waited = time.monotonic() - self._began
+        waited = self.passed()
         if waited >= self.timeout:
             raise EchoTimeoutError(expired())
         if waited >= LOG_AFTER and not self._logged:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..base.errors import ClosedError, EchoError, EchoTimeoutError, SpecError
+from ..base.errors import ClosedError, ConnectionClosedError, EchoError, EchoTimeoutError, SpecError
 from ..base.memory.recycled import empty
 from ..base.plural import counted
+from ..base.waiting import Wait
 from ..spec.spec import Spec
 from ..store.replay.replay_info import importance_weights
 from ..store.sampler import Keys, check_keys, check_priorities
 from ..wire.blobs import DRAWN, MAX_BYTES, MAX_KEYS, MOST_BYTES, fill, join, max_rows, split
-from .turn import Turn, patience
+from . import asking_again
+from .asking_again import patience
+from .turn import Turn
 
 if TYPE_CHECKING:
     from ..spec.leaf import LeafSpec
@@ -77,13 +77,25 @@ class Drawing:
     to_ask: int = 0  # the first item that was not requested yet
     asked: deque[Pending] = field(default_factory=deque)  # the requests under way
     first: tuple[dict[str, Any], Buffer] | None = None  # the first answer, once it has arrived
-    number: int = field(default_factory=partial(next, itertools.count(1)))  # unique among the batches of this process
+    number: int = 0  # of the first request; the others of a large batch name it
+    lost: bool = False  # the connection was lost since the first request was sent
+
+    def begin(self) -> None:
+        """The first request is about to be sent. It keeps its number if it is sent again."""
+        if not self.lost:
+            self.number = next(asking_again.numbers)
+
+    def lose(self) -> None:
+        """The connection was lost, with answers: all of the batch is requested again."""
+        self.to_ask, self.first, self.lost = 0, None, True
+        self.asked.clear()
 
     def body(self, start: int) -> dict[str, Any]:
         """The body of the request for the items from `start` on."""
+        more = self.more if start else self.more | {"number": self.number}
         if self.n <= self.step:
-            return self.more
-        return self.more | {"batch": self.number, "start": start, "rows": min(self.step, self.n - start)}
+            return more
+        return more | {"batch": self.number, "start": start, "rows": min(self.step, self.n - start)}
 
 
 class RemoteTable:
@@ -117,7 +129,7 @@ class RemoteTable:
         checked = check_keys(keys)
         deleted = 0
         for part in _parts(checked, MAX_KEYS):
-            deleted += self._ask("delete", len(part), join(part), timeout)[0]["deleted"]
+            deleted += self._ask("delete", len(part), join(part), timeout, counts=True)[0]["deleted"]
         return deleted
 
     def ack(self, keys: Any, timeout: float | None = None) -> int:
@@ -125,7 +137,7 @@ class RemoteTable:
         checked = check_keys(keys)
         ended = 0
         for part in _parts(checked, MAX_KEYS):
-            ended += self._ask("ack", len(part), join(part), timeout)[0]["acknowledged"]
+            ended += self._ask("ack", len(part), join(part), timeout, counts=True)[0]["acknowledged"]
         return ended
 
     def peek(self, keys: Any, timeout: float | None = None) -> tuple[Any, np.ndarray]:
@@ -188,7 +200,7 @@ class RemoteTable:
             n = min(step, total - start)
             blob = join(*given, *(leaf[part] for leaf in leaves))
             try:
-                answer = self._until_there("insert", n, blob, timeout, {"priorities": bool(given)})
+                answer = Turn(self._requests, "insert", {"n": n, **self._named(), "priorities": bool(given)}, blob, self._seconds(timeout)).wait()
             except EchoTimeoutError as error:
                 error.inserted = start
                 raise
@@ -204,7 +216,8 @@ class RemoteTable:
 
         Raises:
             ValueError: n is not a whole number of at least 1.
-            EchoTimeoutError: the rate limiter allowed no such batch in time. ClosedError: the server is closed.
+            EchoTimeoutError: the rate limiter allowed no such batch in time. ClosedError: the server is closed. ConnectionClosedError: the
+                connection was lost and did not return in time, or items that are drawn only a few times were lost with it.
         """
         return self._finish(self._begin(n, beta), timeout)
 
@@ -232,16 +245,24 @@ class RemoteTable:
     ) -> tuple[list[np.ndarray], RemoteInfo, dict[str, Any]]:
         """The keys, probabilities and leaves of a batch, and information about the table and the draw. `answered` is called after each answer."""
         n, step, wanted = drawing.n, drawing.step, drawing.wanted
-        ends = time.monotonic() + (self._timeout if timeout is None else timeout)  # for all messages together
+        wait = Wait(self._seconds(timeout))  # for all messages together
         arrays: list[np.ndarray] = []
         shapes: list[tuple[Any, tuple[int, ...]]] = [(np.uint64, ()), (np.float64, ()), *((leaf.dtype, leaf.shape) for leaf in wanted)]
-        for start in range(0, n, step):
+        start = 0
+        while start < n:
             k = min(step, n - start)
             if start == 0:
-                body, blob = drawing.first or self._until_there("sample", n, b"", timeout, drawing.body(0))
+                body, blob = drawing.first or self._first(drawing, wait.left())
                 drawing.to_ask = max(drawing.to_ask, k)
             else:
-                body, blob = self._part(drawing, start, max(0.0, ends - time.monotonic()))
+                try:
+                    body, blob = self._part(drawing, start, wait.left())
+                except ConnectionClosedError as error:
+                    if isinstance(error, ClosedError) or not wait.left():
+                        raise
+                    drawing.lose()
+                    start = 0
+                    continue
             if body.get("closed"):
                 raise ClosedError("sample(): the server is closed")
             if answered is not None:
@@ -253,6 +274,7 @@ class RemoteTable:
                 arrays = [empty((n, *shape), dtype) for dtype, shape in [*shapes, *versions]]
             fill(blob, [array[start : start + k] for array in arrays])
             figures = body
+            start += k
         made_by = arrays.pop() if figures.get("versions") else None
         w = 1.0 / arrays[1]
         info = RemoteInfo(
@@ -268,6 +290,14 @@ class RemoteTable:
         )
         return arrays, info, figures
 
+    def _first(self, drawing: Drawing, timeout: float) -> tuple[dict[str, Any], Buffer]:
+        """The first answer of a batch, which is drawn as soon as the table has one."""
+        drawing.begin()
+        body = {"n": drawing.n, **self._named(), **drawing.body(0)}
+        answer = Turn(self._requests, "sample", body, b"", timeout, drawing.number, drawing.lost).wait()
+        drawing.lost = False
+        return answer
+
     def _part(self, drawing: Drawing, start: int, left: float) -> tuple[dict[str, Any], Buffer]:
         """The answer with the items from `start` on, of a batch that is already drawn."""
         if left == 0:
@@ -275,7 +305,7 @@ class RemoteTable:
         self._ask_ahead((drawing,), 1)
         answer = drawing.asked.popleft()(patience(left))
         if answer[0].get("gone"):  # this part was requested before the batch was drawn
-            answer = self._ask("sample", drawing.n, b"", left, **drawing.body(start))
+            answer = self._send("sample", drawing.n, **drawing.body(start))(patience(left))
         if answer[0].get("gone"):
             raise EchoError(f"the server has dropped the rest of this batch of {drawing.n}; draw such large batches in fewer threads")
         return answer
@@ -298,7 +328,12 @@ class RemoteTable:
                 # A batch that could not be drawn when it was requested comes after the next drawn one, and is requested again with it.
                 for _ in range(len(drawings)):
                     if (drawing := drawings[0]).asked:
-                        drawing.first = drawing.asked.popleft()(patience(timeout))
+                        try:
+                            drawing.first = drawing.asked.popleft()(patience(timeout))
+                        except ConnectionClosedError as error:
+                            if isinstance(error, ClosedError):
+                                raise
+                            drawing.lose()
                     if drawing.first is None or "wait" not in drawing.first[0]:
                         break
                     drawing.first, drawing.to_ask = None, 0
@@ -315,19 +350,21 @@ class RemoteTable:
         under_way = sum(len(drawing.asked) for drawing in drawings)
         for drawing in drawings:
             while drawing.to_ask < drawing.n and under_way < most:
-                drawing.asked.append(self._send("sample", drawing.n, b"", **drawing.body(drawing.to_ask)))
+                if drawing.to_ask == 0:
+                    drawing.begin()
+                drawing.asked.append(self._send("sample", drawing.n, **drawing.body(drawing.to_ask)))
                 drawing.to_ask = min(drawing.to_ask + drawing.step, drawing.n)
                 under_way += 1
 
-    def _until_there(self, op: str, n: int, blob: bytes, timeout: float | None, more: dict[str, Any]) -> tuple[dict[str, Any], Buffer]:
-        """The answer to a request that may wait at its table."""
-        return Turn(self._requests, op, {"n": n, **self._named(), **more}, blob, self._timeout if timeout is None else timeout).wait()
+    def _ask(self, op: str, n: int, blob: bytes, timeout: float | None, counts: bool = False, **body: Any) -> tuple[dict[str, Any], Buffer]:
+        """The answer to a request that may be carried out twice; see `asking_again.ask`."""
+        return asking_again.ask(self._requests, op, {"n": n, **self._named(), **body}, blob, self._seconds(timeout), counts)
 
-    def _ask(self, op: str, n: int, blob: bytes, timeout: float | None, **body: Any) -> tuple[dict[str, Any], Buffer]:
-        return self._send(op, n, blob, **body)(patience(timeout))
+    def _send(self, op: str, n: int, **body: Any) -> Pending:
+        return self._requests.ask(op, {"n": n, **self._named(), **body})
 
-    def _send(self, op: str, n: int, blob: bytes, **body: Any) -> Pending:
-        return self._requests.ask(op, {"n": n, **self._named(), **body}, blob)
+    def _seconds(self, timeout: float | None) -> float:
+        return self._timeout if timeout is None else timeout
 
     def _named(self) -> dict[str, str]:
         return {} if self._name is None else {"table": self._name}

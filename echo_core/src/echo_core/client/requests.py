@@ -34,6 +34,10 @@ class Requests:
         self._request = connection.request
         self._stats = connection.stats
 
+    def reconnects(self) -> int:
+        """How often the connection was lost and stood again."""
+        return int(self._stats()["reconnects"])
+
     def ask(self, op: str, body: dict[str, Any], blob: Buffer = b"") -> Pending:
         """Like `Connection.ask`, for a request and an answer of any size."""
         if len(blob) > MAX_BYTES:

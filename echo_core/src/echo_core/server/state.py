@@ -67,6 +67,7 @@ class ServerState(Store):
         self._calls = Calls(connected)
         self._lines = Lines()
         self._carried_out = CarriedOut()
+        self._ended = CarriedOut()  # of requests that end items. There are many, so they must not push out the others
         self._added_stats = AddedStats()
         # Of large answers. They begin anywhere, so that a client never takes a piece of this server for one of the server that was here before.
         self._answer_numbers = itertools.count(secrets.randbits(48))

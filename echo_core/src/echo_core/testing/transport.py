@@ -31,6 +31,7 @@ from .clauses.refusal import RefusalClauses
 from .clauses.relays import RelayClauses
 from .clauses.requests.calls import CallClauses
 from .clauses.requests.deaths import DeathClauses
+from .clauses.requests.lost_links import LostLinkClauses
 from .clauses.requests.parked import ParkedClauses
 from .clauses.requests.waiting_at_tables import LineClauses
 from .clauses.silence import SilenceClauses
@@ -60,6 +61,7 @@ class TransportContract(
     ClientIdClauses,
     ParkedClauses,
     LineClauses,
+    LostLinkClauses,
     CallClauses,
     DeathClauses,
     FindingClauses,

@@ -30,12 +30,14 @@ def update_priorities(server: ServerState, peer: Peer, body: dict[str, Any], blo
 
 def delete(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     n = count_of(body, MAX_KEYS)
-    return {"deleted": table_of(server, body).delete(split(blob, (np.uint64, (n,)))[0])}, b""
+    table, keys = table_of(server, body), split(blob, (np.uint64, (n,)))[0]
+    return server._ended.once(peer, body, lambda: {"deleted": table.delete(keys)}), b""
 
 
 def ack(server: ServerState, peer: Peer, body: dict[str, Any], blob: bytes) -> Answer:
     n = count_of(body, MAX_KEYS)
-    return {"acknowledged": table_of(server, body).ack(split(blob, (np.uint64, (n,)))[0])}, b""
+    table, keys = table_of(server, body), split(blob, (np.uint64, (n,)))[0]
+    return server._ended.once(peer, body, lambda: {"acknowledged": table.ack(keys)}), b""
 
 
 def _samples(server: ServerState, body: dict[str, Any]) -> ReplayTable:

@@ -1,11 +1,12 @@
-"""Which requests of clients were carried out, so that one that is sent again after a lost connection is not carried out twice: inserts, and draws
-of items that are drawn only a few times."""
+"""Which requests of clients were carried out, so that one that is sent again after a lost connection is not carried out twice: inserts, draws
+of items that are drawn only a few times, and requests that end items and tell how many there were."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...wire.peer import Peer
@@ -16,16 +17,18 @@ CLIENTS, NUMBERS = 4096, 64  # how many clients are remembered, and of each how 
 
 
 class _Numbers:
-    """The numbers of one client's requests: the last ones, and the largest of those that were forgotten."""
+    """The numbers of one client's requests: the last ones with their answers, and the largest of those that were forgotten."""
 
     def __init__(self) -> None:
-        self.last: deque[int] = deque()
+        self.last: dict[int, dict[str, Any] | None] = {}
         self.forgotten = -1
 
-    def add(self, number: int) -> None:
-        self.last.append(number)
+    def add(self, number: int, answer: dict[str, Any] | None) -> None:
+        self.last[number] = answer
         if len(self.last) > NUMBERS:
-            self.forgotten = max(self.forgotten, self.last.popleft())
+            oldest = next(iter(self.last))
+            del self.last[oldest]
+            self.forgotten = max(self.forgotten, oldest)
 
 
 class CarriedOut:
@@ -33,17 +36,30 @@ class CarriedOut:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._one_at_a_time = threading.Lock()
         self._of: OrderedDict[str, _Numbers] = OrderedDict()
         self._forgot = False  # a client was forgotten, because there were too many
 
-    def add(self, peer: Peer, number: object) -> None:
+    def once(self, peer: Peer, body: dict[str, Any], carry_out: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Carry a request out, and remember its answer. One that is sent again gets the answer of the first time."""
+        number = body.get("number")
+        with self._one_at_a_time:  # the lost connection may have left the request in progress
+            if body.get("again") and (done := self.by(peer, number)):
+                with self._lock:
+                    answer = self._of[peer.id].last.get(number) if peer.id in self._of and type(number) is int else None
+                return answer or {"carried_out": done}
+            answer = carry_out()
+            self.add(peer, number, answer)
+            return answer
+
+    def add(self, peer: Peer, number: object, answer: dict[str, Any] | None = None) -> None:
         """A request of the client was carried out, or a part of it. Without a number it will not be sent again."""
         if type(number) is not int:
             return
         with self._lock:
             if (numbers := self._of.get(peer.id)) is not None and number in numbers.last:
                 return
-            self._of.setdefault(peer.id, _Numbers()).add(number)
+            self._of.setdefault(peer.id, _Numbers()).add(number, answer)
             self._of.move_to_end(peer.id)
             if len(self._of) > CLIENTS:
                 self._of.popitem(last=False)
