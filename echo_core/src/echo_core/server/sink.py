@@ -139,4 +139,7 @@ class ServerSink(Sink):
 
     def _packed(self, peer: Peer, body: dict[str, Any], blob: Blob) -> list[Buffer]:
         """The payload of an answer that comes later."""
-        return reply_pieces(*fitting(self._alive(), peer, body, blob))
+        try:
+            return reply_pieces(body, blob)
+        except ValueError:  # it is too large for one message, or cannot be written, which is found again
+            return reply_pieces(*fitting(self._alive(), peer, body, blob))

@@ -204,6 +204,7 @@ def frame(kind: int, payload: bytes = b"", *, flags: int = 0, seq: int = 0) -> b
 
 
 _encode_json = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make an encoder for each message
+_decode_json = json.JSONDecoder()
 
 
 def dump_json(value: Any) -> bytes:
@@ -213,7 +214,10 @@ def dump_json(value: Any) -> bytes:
 def parse_json(data: Buffer, what: str) -> dict[str, Any]:
     """Read `data` as a JSON object. Raises ProtocolError with `what` for anything else, also if it is nested too deeply."""
     try:
-        value = json.loads(bytes(data))
+        text = str(data, "utf-8")
+        value, end = _decode_json.raw_decode(text) if text[:1] == "{" else (None, 0)
+        if end != len(text):  # white space around it, which only other programs write; or no object
+            value = _decode_json.decode(text)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise ProtocolError(f"{what} is not JSON: {reason}") from None

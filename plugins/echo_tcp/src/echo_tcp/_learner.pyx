@@ -45,13 +45,13 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
     cdef cppclass Request:
         uint64_t group, client, number
         string payload
+        cbool alone
 
     cdef cppclass CRequests "echo_tcp::learner::Requests":
         CRequests() except +
         optional[Request] take()
-        void done(uint64_t, uint64_t)
+        cbool done(uint64_t, uint64_t)
         cbool has(uint64_t, uint64_t)
-        unsigned idle()
         void end()
 
     cdef struct PeerRow:
@@ -101,27 +101,23 @@ cdef class RequestQueue:
     def __cinit__(self):
         self.requests = make_shared[CRequests]()
 
-    def take(self) -> tuple[int, int, int, bytes] | None:
-        """Wait for the next request: (group of loops, key of the client, number, payload). The caller carries it out and then calls `done`.
-        The requests of one client come one after another. None: `end` was called and no request is left."""
+    def take(self) -> tuple[int, int, int, bytes, bool] | None:
+        """Wait for the next request: (group of loops, key of the client, number, payload, alone). The caller carries it out and then calls `done`.
+        The requests of one client come one after another. `alone`: no other thread waits. None: `end` was called and no request is left."""
         cdef optional[Request] request
         with nogil:
             request = self.requests.get().take()
         if not request.has_value():
             return None
-        return request.value().group, request.value().client, request.value().number, <bytes>request.value().payload
+        return request.value().group, request.value().client, request.value().number, <bytes>request.value().payload, request.value().alone
 
-    def done(self, uint64_t group, uint64_t client) -> None:
-        """The request of this client that was taken is carried out."""
-        self.requests.get().done(group, client)
+    def done(self, uint64_t group, uint64_t client) -> bool:
+        """The request of this client that was taken is carried out. Returns whether more of its requests wait."""
+        return self.requests.get().done(group, client)
 
     def has(self, uint64_t group, uint64_t client) -> bool:
         """Whether requests of this client wait or are being carried out."""
         return self.requests.get().has(group, client)
-
-    def idle(self) -> int:
-        """How many threads wait in `take`, about."""
-        return self.requests.get().idle()
 
     def end(self) -> None:
         """Let `take` return None once no request is left."""

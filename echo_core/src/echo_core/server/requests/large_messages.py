@@ -27,7 +27,7 @@ MOST_GROWTH = 12  # JSON has at most so many bytes for each character of a Pytho
 def fitting(server: ServerState, peer: Peer, body: dict[str, Any], blob: Blob) -> Answer:
     """An answer as it is, or the first piece of a large one, which is then kept."""
     buffers: list[Buffer] = [blob] if isinstance(blob, (bytes, bytearray, memoryview)) else list(blob)
-    size = sum(memoryview(buffer).nbytes for buffer in buffers)
+    size = len(blob) if type(blob) is bytes else sum(memoryview(buffer).nbytes for buffer in buffers)
     if size + MOST_GROWTH * len(repr(body)) + JSON_ROOM <= MAX_CONTROL_BYTES:  # cheaper than to write the JSON twice
         return body, blob
     text = dump_json({"body": body})

@@ -84,7 +84,7 @@ public:
     }
     // A request of this connection is answered later, and no longer counts as one that is being answered.
     void parked(std::uint64_t key) {
-        loop_of(key).mailbox.put([&](Commands &c) { c.parked.push_back(key); });
+        loop_of(key).mailbox.put_unhurried([&](Commands &c) { c.parked.push_back(key); });
     }
     void refuse(std::uint64_t key, std::string reason) {
         loop_of(key).mailbox.put([&](Commands &c) { c.refused.emplace_back(key, std::move(reason)); });

@@ -192,6 +192,7 @@ private:
     void write(Peer &p);
     bool put_off(Peer &p);
     void write_put_off();
+    void asks_much(Peer &p, bool now);
     void watch_for(Peer &p, std::uint32_t interest);
     void park(Peer &p, std::deque<Peer *> &queue, bool in_front = false);
     void unpark(Peer &p);
@@ -250,6 +251,7 @@ private:
     std::int64_t next_beat_ = INT64_MAX;  // when to look for silence, and to send signs of life
     std::int64_t next_probe_ = 0;     // meaningful while a peer is parked
     std::int64_t next_farewell_ = 0;  // the earliest leave_by; meaningful while a peer is leaving
+    std::size_t asking_much_ = 0;     // peers that ask so much that they are not read
     std::size_t shares_left_ = 0;     // shares left in this loop's turn
     bool in_turns_ = false;           // this loop is in the queue of turns_
     bool armed_ = false;              // the store will write to space_

@@ -53,6 +53,7 @@ inline void Loop::end_of(Peer &p) {
     ingest_.forget(p);
     keep_open_list(p);
     put_off_.forget(p);
+    asks_much(p, false);
     std::erase(undecided_, &p);
     if (p.parked) {
         unpark(p);

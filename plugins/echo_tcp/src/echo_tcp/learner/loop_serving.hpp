@@ -127,9 +127,18 @@ inline void Loop::write(Peer &p) {
     if (p.dead) return;
     const bool done = outbox_.pump(p);
     p.show_held();
-    const bool full = p.asked >= most_asked || p.unsent() >= most_out;
+    asks_much(p, p.asked >= most_asked);
+    const bool full = p.asks_much || p.unsent() >= most_out;
     const std::uint32_t in = p.parked || full ? 0u : std::uint32_t(EPOLLIN);
     watch_for(p, in | (done ? 0u : std::uint32_t(EPOLLOUT)));
+}
+
+// A peer that is not read, because it waits for answers, is read again as soon as requests of it were parked.
+inline void Loop::asks_much(Peer &p, bool now) {
+    if (now == p.asks_much) return;
+    p.asks_much = now;
+    now ? ++asking_much_ : --asking_much_;
+    mailbox.hurry(asking_much_ != 0);
 }
 
 inline void Loop::watch_for(Peer &p, std::uint32_t interest) {

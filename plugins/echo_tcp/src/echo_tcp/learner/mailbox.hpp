@@ -54,20 +54,38 @@ public:
     void put(Change change) {
         std::lock_guard<std::mutex> lock(lock_);
         change(commands_);
-        if (!std::exchange(rung_, true)) ring_eventfd(fd_);
+        ring();
+    }
+    // The loop need not wake for this change, unless it waits for such changes (`hurry`).
+    template <class Change>
+    void put_unhurried(Change change) {
+        std::lock_guard<std::mutex> lock(lock_);
+        change(commands_);
+        unseen_ = true;
+        if (hurry_) ring();
+    }
+    void hurry(bool now) {
+        std::lock_guard<std::mutex> lock(lock_);
+        hurry_ = now;
+        if (hurry_ && unseen_) ring();
     }
     Commands take() {
         std::lock_guard<std::mutex> lock(lock_);
-        rung_ = false;
+        rung_ = unseen_ = false;
         clear_eventfd(fd_);
         return std::exchange(commands_, {});
     }
 
 private:
+    void ring() {
+        if (!std::exchange(rung_, true)) ring_eventfd(fd_);
+    }
+
     const int fd_;
     std::mutex lock_;
     Commands commands_;
     bool rung_ = false;
+    bool unseen_ = false, hurry_ = false;
 };
 
 }  // namespace echo_tcp::learner

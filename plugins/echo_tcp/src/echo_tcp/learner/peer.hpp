@@ -96,6 +96,7 @@ struct Peer {
     bool hung_up = false;    // the socket is dead and removed from epoll, but whole samples of it wait for space
     std::uint64_t queued = 0;  // its part of the store's gauge of waiting samples
     std::uint32_t asked = 0;   // CONTROL requests without an answer yet
+    bool asks_much = false;    // so many that it is not read
     int open_at = -1;          // its place in the loop's list of peers whose landing holds slots
 
     std::int64_t heard_at = 0; // clock_ns() from which its silence counts, if it was not read later

@@ -15,7 +15,7 @@ _log = logging.getLogger("echo")
 
 CarryOut = Callable[[int, int, int, bytes], None]
 
-MOST_THREADS = 4  # the first one always waits for requests; the others start when it is at work
+MOST_THREADS = 4  # one of them does the work, and the others help if its requests take long (learner/requests.hpp)
 
 
 class Requests:
@@ -65,20 +65,19 @@ class Requests:
 
     def _run(self, carry_out: CarryOut) -> None:
         while (request := self.queue.take()) is not None:
-            if not self.queue.idle() and len(self._threads) < MOST_THREADS:
+            group, client, number, payload, alone = request
+            if alone and len(self._threads) < MOST_THREADS:
                 with self._lock:
                     if len(self._threads) < MOST_THREADS:  # another thread may have been quicker
                         try:
                             self._start_thread(carry_out)
                         except RuntimeError:  # the process has no more threads; the others do the work
                             pass
-            group, client = request[:2]
             try:
-                carry_out(*request)
+                carry_out(group, client, number, payload)
             except Exception:  # the next request belongs to another client
                 _log.exception("tcp: while a request of a client was carried out")
             with self._lock:
-                self.queue.done(group, client)
-                job = None if self.queue.has(group, client) else self._afterwards.pop((group, client), None)
+                job = None if self.queue.done(group, client) else self._afterwards.pop((group, client), None)
             if job is not None:
                 job()
