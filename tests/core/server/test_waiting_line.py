@@ -193,6 +193,24 @@ def test_what_was_carried_out_is_remembered_as_long_as_it_is_safe() -> None:
     assert (done.by(peers[0], 2 * NUMBERS), done.by(peers[1], 1), done.by(peers[1], 2)) == ("unknown", "yes", "")
 
 
+def test_a_request_that_ends_items_is_carried_out_once_and_its_answer_is_remembered() -> None:
+    done, counts = CarriedOut(), iter(range(10 * CLIENTS))
+    peers = [Peer(id=f"{number:032x}", name="", address="") for number in range(CLIENTS + 1)]
+
+    def ask(peer: Peer, **body: Any) -> Any:
+        return done.once(peer, body, lambda: {"ended": next(counts)})
+
+    assert [ask(peers[0]), ask(peers[0], number=1)] == [{"ended": 0}, {"ended": 1}]
+    assert [ask(peers[0], number=number, again=True) for number in (1, 2, 2)] == [{"ended": 1}, {"ended": 2}, {"ended": 2}]
+    assert ask(peers[1], number=1, again=True) == {"ended": 3}, "another client"
+    for number in range(3, 3 + NUMBERS):
+        ask(peers[0], number=number)
+    assert ask(peers[0], number=2, again=True) == {"carried_out": "unknown"}
+    for peer in peers[1:]:
+        ask(peer, number=5)
+    assert ask(peers[0], number=3 + NUMBERS, again=True) == {"carried_out": "unknown"}, "this client is forgotten"
+
+
 def test_a_client_that_leaves_is_out_of_the_line(server: Server) -> None:
     first, second = Asker(server, 1), Asker(server, 2)
     first.ask("sample", 1)

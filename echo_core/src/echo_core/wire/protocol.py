@@ -215,7 +215,7 @@ def parse_json(data: Buffer, what: str) -> dict[str, Any]:
     """Read `data` as a JSON object. Raises ProtocolError with `what` for anything else, also if it is nested too deeply."""
     try:
         text = str(data, "utf-8")
-        value, end = _decode_json.raw_decode(text) if text[:1] == "{" else (None, 0)
+        value, end = _decode_json.raw_decode(text) if text[:1] == "{" else (None, -1)
         if end != len(text):  # white space around it, which only other programs write; or no object
             value = _decode_json.decode(text)
     except (ValueError, RecursionError) as error:

@@ -22,6 +22,13 @@ class _Numbers:
     def __init__(self) -> None:
         self.last: dict[int, dict[str, Any] | None] = {}
         self.forgotten = -1
+        self.one_at_a_time = threading.Lock()
+
+    def by(self, number: object) -> str:
+        """Whether a request was carried out: "yes", "unknown", or "" if not."""
+        if number in self.last:
+            return "yes"
+        return "" if isinstance(number, int) and number > self.forgotten else "unknown"
 
     def add(self, number: int, answer: dict[str, Any] | None) -> None:
         self.last[number] = answer
@@ -36,34 +43,33 @@ class CarriedOut:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._one_at_a_time = threading.Lock()
         self._of: OrderedDict[str, _Numbers] = OrderedDict()
         self._forgot = False  # a client was forgotten, because there were too many
 
     def once(self, peer: Peer, body: dict[str, Any], carry_out: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Carry a request out, and remember its answer. One that is sent again gets the answer of the first time."""
-        number = body.get("number")
-        with self._one_at_a_time:  # the lost connection may have left the request in progress
-            if body.get("again") and (done := self.by(peer, number)):
-                with self._lock:
-                    answer = self._of[peer.id].last.get(number) if peer.id in self._of and type(number) is int else None
-                return answer or {"carried_out": done}
+        number, again = body.get("number"), body.get("again") is True
+        if type(number) is not int:
+            return carry_out()
+        with self._lock:
+            if again and self._forgot and peer.id not in self._of:
+                return {"carried_out": "unknown"}
+            numbers = self._numbers_of(peer)
+        with numbers.one_at_a_time:  # the lost connection may have left the request in progress
+            if again and (done := numbers.by(number)):
+                return numbers.last.get(number) or {"carried_out": done}
             answer = carry_out()
-            self.add(peer, number, answer)
-            return answer
+            with self._lock:
+                numbers.add(number, answer)
+        return answer
 
-    def add(self, peer: Peer, number: object, answer: dict[str, Any] | None = None) -> None:
+    def add(self, peer: Peer, number: object) -> None:
         """A request of the client was carried out, or a part of it. Without a number it will not be sent again."""
         if type(number) is not int:
             return
         with self._lock:
-            if (numbers := self._of.get(peer.id)) is not None and number in numbers.last:
-                return
-            self._of.setdefault(peer.id, _Numbers()).add(number, answer)
-            self._of.move_to_end(peer.id)
-            if len(self._of) > CLIENTS:
-                self._of.popitem(last=False)
-                self._forgot = True
+            if (numbers := self._of.get(peer.id)) is None or number not in numbers.last:
+                self._numbers_of(peer).add(number, None)
 
     def by(self, peer: Peer, number: object) -> str:
         """Whether an earlier request was carried out: "yes", "unknown", or "" if not. A client counts its requests upwards."""
@@ -71,6 +77,13 @@ class CarriedOut:
             numbers = self._of.get(peer.id)
             if numbers is None:
                 return "unknown" if self._forgot else ""
-            if number in numbers.last:
-                return "yes"
-            return "" if isinstance(number, int) and number > numbers.forgotten else "unknown"
+            return numbers.by(number)
+
+    def _numbers_of(self, peer: Peer) -> _Numbers:
+        """The numbers of the client, which was here last now; the lock is held."""
+        numbers = self._of.setdefault(peer.id, _Numbers())
+        self._of.move_to_end(peer.id)
+        if len(self._of) > CLIENTS:
+            self._of.popitem(last=False)
+            self._forgot = True
+        return numbers
