@@ -22,6 +22,7 @@ ALLOWED = {
     "recovery.py": ("prioritized", "fifo"),  # a clause about the keys of replay tables
     "workers.py": {"fifo"},  # a queue, at which draws wait
     "waiting_at_tables.py": {"fifo"},  # the same
+    "lost_links.py": {"fifo"},  # the same
     "server.py": {"fifo"},
     "arguments.py": {"fifo"},
     "table.py": {"fifo", "uniform"},  # the remover of the same name, which is core's own; the only sampler that slices of steps leave as it is
