@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -35,6 +36,8 @@ from .view import View, view_of
 __all__ = ["Coordinator"]
 
 _log = logging.getLogger("echo.es")
+AT_ONCE = 16  # tasks that are made before the first of them is handed over
+
 _COUNTS = ("evaluations", "duplicates", "reassigned", "speculated", "stale", "refused", "joined", "left", "invalid", "cancelled", "diverged")
 
 
@@ -330,11 +333,23 @@ class Coordinator:
 
         It looks at all of them, so it is not for every report: with hundreds of workers that would be most of what a server does.
         """
+        self._offer_in_turn(deque(self._idle))
+
+    def _offer_in_turn(self, waiting: deque[Member]) -> None:
+        """Offer tasks to some of these workers, and to the others after those tasks were handed over. So the first ones of hundreds work already while the
+        tasks of the last ones are made."""
         if self.phase == "tell":
             return  # there are no tasks until the server has optimised
-        for member in list(self._idle):
-            if self._offer(member):
+        for _ in range(min(len(waiting), AT_ONCE)):
+            member = waiting.popleft()
+            if member in self._idle and self._offer(member):
                 del self._idle[member]
+        if waiting:
+            self._then(self._offer_to_others, waiting)
+
+    def _offer_to_others(self, waiting: deque[Member]) -> None:
+        with self._lock:
+            self._offer_in_turn(waiting)
 
     def _offer(self, member: Member) -> bool:
         """Give the worker a task that fits it. False: there is none."""
