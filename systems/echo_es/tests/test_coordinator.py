@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_es.search.coordinator import Coordinator
+from echo_es.search import coordinator as search
+from echo_es.search.coordinator import AT_ONCE, Coordinator
 from echo_es.search.tasks import Kind, Member, Outcome, RefusedError, Rewards, Task, individuals
 
 SEEDS = 1000
@@ -150,7 +151,8 @@ def lies(coordinator: Coordinator, worker: Worker, chance: random.Random) -> Ite
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_epochs_are_exact_whatever_workers_do(seed: int) -> None:
+def test_epochs_are_exact_whatever_workers_do(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "AT_ONCE", 1 + seed % 3)  # these searches have fewer workers than the 16 of the product
     chance = random.Random(seed)
     population, epochs = chance.randint(1, 40), chance.randint(2, 6)
     record, clock = Record(), Clock()
@@ -204,6 +206,25 @@ def test_epochs_are_exact_whatever_workers_do(seed: int) -> None:
     exact(record, population)
     assert len(record.epochs) == epochs and record.ended == 1
     assert [version for version, _ in record.states] == list(range(epochs + 1))
+
+
+def test_the_first_workers_begin_while_the_tasks_of_the_others_are_made() -> None:
+    count, record, made = 3 * AT_ONCE, Record(), []
+    coordinator = Coordinator(count, record, server_optimizes=True)
+    workers = [Worker(coordinator, str(number), 1) for number in range(count)]
+    for worker in workers:
+        task, worker.task = worker.task, None
+        assert task is not None
+        coordinator.report(worker.member, task.id, [reward(1, i) for part in task.slices for i in range(part.start, part.stop)])
+
+        def give(task: Task, worker: Worker = worker) -> bool:
+            made.append(sum(one.member.task is not None for one in workers))
+            return worker.give(task)
+
+        coordinator.take(worker.member, give)
+    coordinator.told()
+    assert made == [AT_ONCE] * AT_ONCE + [2 * AT_ONCE] * AT_ONCE + [3 * AT_ONCE] * AT_ONCE
+    assert sorted(worker.task.slices[0].start for worker in workers if worker.task is not None) == list(range(count))
 
 
 def test_slices_in_another_order_are_put_right() -> None:

@@ -3,9 +3,9 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "../../src/echo_tcp/learner/requests.hpp"
 

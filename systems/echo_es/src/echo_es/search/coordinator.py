@@ -36,8 +36,8 @@ from .view import View, view_of
 __all__ = ["Coordinator"]
 
 _log = logging.getLogger("echo.es")
-AT_ONCE = 16  # tasks that are made before the first of them is handed over
 
+AT_ONCE = 16  # tasks that are made before the first of them is handed over
 _COUNTS = ("evaluations", "duplicates", "reassigned", "speculated", "stale", "refused", "joined", "left", "invalid", "cancelled", "diverged")
 
 
