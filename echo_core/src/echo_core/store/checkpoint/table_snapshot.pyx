@@ -16,7 +16,7 @@ from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
 from libcpp.vector cimport vector
 
-from echo_core.store.lease cimport ReplayLease, replay_lease
+from echo_core.store.sample cimport ReplayLease, replay_lease
 from echo_core.store.replay.keyed_table cimport KeyedTable
 from echo_core.spec.pytree.flattener cimport Flattener
 from echo_core.store.replay.table cimport Batch, Bytes

@@ -11,7 +11,7 @@ from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
 from echo_core.store.door.door cimport Door, open_door
-from echo_core.store.lease cimport ReplayLease, replay_lease
+from echo_core.store.sample cimport ReplayLease, replay_lease
 from echo_core.store.local_insert cimport LocalInsert, page_lock
 from echo_core.store.replay.labelled.labelled_door cimport open_labelled
 from echo_core.store.replay.table cimport ECHO_SAMPLER_VERSION, NO_LIMIT, Batch, LagLimits, Limits, Rows, Table, bitgen_t, echo_sampler

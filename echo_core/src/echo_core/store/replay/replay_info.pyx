@@ -7,9 +7,8 @@ from libc.math cimport isnan
 from libc.stdint cimport uint64_t
 
 from echo_core.spec.pytree.flattener cimport Flattener
-from echo_core.store.lease cimport ReplayLease, replay_lease
 from echo_core.store.replay.table cimport Batch, Table, TableCounters
-from echo_core.store.sample cimport Sample, replay_sample
+from echo_core.store.sample cimport ReplayLease, Sample, replay_lease, replay_sample
 
 cdef extern from "store/replay/importance_weights.hpp" namespace "echo::replay" nogil:
     void weigh "echo::replay::importance_weights" (const double*, uint64_t, double, float*)

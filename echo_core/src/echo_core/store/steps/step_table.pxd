@@ -4,7 +4,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from echo_core.spec.pytree.flattener cimport Flattener
-from echo_core.store.lease cimport ReplayLease
+from echo_core.store.sample cimport ReplayLease
 from echo_core.store.replay.table cimport Table
 from echo_core.store.replay.replay_table cimport ReplayTable
 from echo_core.store.door.echo_run cimport echo_run

@@ -7,14 +7,13 @@ from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
 from echo_core.store.door.door cimport Door, open_door
-from echo_core.store.lease cimport ReplayLease
 from echo_core.store.local_insert cimport copy_in
 from echo_core.spec.pytree.flattener cimport Flattener
 from echo_core.spec.sample_labels cimport Labels
 from echo_core.store.replay.table cimport Rows
 from echo_core.store.replay.replay_table cimport ReplayTable
 from echo_core.store.door.echo_run cimport echo_run
-from echo_core.store.sample cimport Sample
+from echo_core.store.sample cimport ReplayLease, Sample
 
 from echo_core.base.errors import EchoError, UnknownTableError
 from echo_core.store.steps.items import NStep, Slices

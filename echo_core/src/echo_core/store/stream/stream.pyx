@@ -11,8 +11,7 @@ from echo_core.spec.sample_labels cimport Labels
 from echo_core.store.stream.ring cimport Counters, Ring
 from echo_core.store.door.echo_run cimport ECHO_TIMEOUT, echo_run
 from echo_core.store.wait.clock cimport now_ns
-from echo_core.store.lease cimport StreamLease, stream_lease
-from echo_core.store.sample cimport new_sample, snapshot
+from echo_core.store.sample cimport StreamLease, new_sample, snapshot, stream_lease
 from echo_core.store.wait.patience cimport SLICE_NS, Patience
 
 from echo_core.base.errors import LeaseError
