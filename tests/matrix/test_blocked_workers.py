@@ -66,12 +66,14 @@ def test_who_waits_for_whom(
             assert [EMPTY in line for line in lines("sample() has waited")] == [True]
             threading.Event().wait(0.5)
             assert len(lines("worker digger has waited")) == 1, "once for each wait"
+            assert waiting_workers.BlockedWorkers().look(server) == 0.0, "it must be looked at again soon"
             seen: list[int] = []
             while len(seen) < 40:
                 seen += server.sample(timeout=30).batch["number"].tolist()
             assert seen == [*range(40)]
             worker.wait(30)
             soon(lambda: server.stats()["table/queue/blocked"] == "samples", "nobody fills it any more")
+            soon(lambda: waiting_workers.BlockedWorkers().look(server) == 0.3, "nobody waits, and who does from now on is not logged before")
         finally:
             server.close()
             sending.join(30)

@@ -93,10 +93,16 @@ class Held:
                 peer.memory.close()
             self._of.pop(id(peer), None)
 
-    def expire(self) -> None:
-        """Drop what no client has asked for during `FRESH_SECONDS`."""
-        now = time.monotonic()
+    def expire(self) -> float:
+        """Drop what no client has asked for during `FRESH_SECONDS`.
+
+        Returns:
+            for how many seconds nothing else can expire.
+        """
+        now = oldest = time.monotonic()
         with self._lock:
             for account, kept in self._of.values():
                 for key in [key for key, value in kept.items() if now - value.used_at > FRESH_SECONDS]:
                     account.give(kept.pop(key).size)
+                oldest = min([oldest, *(value.used_at for value in kept.values())])
+        return max(0.0, oldest + FRESH_SECONDS - now)

@@ -82,7 +82,8 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
         void publish(uint64_t, uint64_t, string, const char*, uint64_t, uint64_t) except +
         void withdraw() except +
         vector[PeerRow] peers() except +
-        vector[HeldRow] held(uint64_t) except +
+        void tell_when_holding()
+        vector[HeldRow] held() except +
         TotalsRow totals()
         void stop(int64_t, string)
 
@@ -92,6 +93,7 @@ LOST = 1
 RECEIPT = 2
 cdef enum:
     RELEASED = 3
+HOLDING = 4
 
 
 cdef class RequestQueue:
@@ -200,7 +202,7 @@ cdef class NativeLearner:
         """All events since the last call, in order: (kind, key, number, digest, text).
 
         `ADDED`: the connection is served after `begin` is called. `LOST`: text is the reason, and number is 1 if the peer broke the protocol.
-        `RECEIPT`: number is the version.
+        `RECEIPT`: number is the version. `HOLDING`: see `tell_when_holding`; it belongs to no connection.
         """
         cdef vector[Event] events = self.learner.get().take_events()
         cdef size_t i
@@ -271,10 +273,14 @@ cdef class NativeLearner:
         cdef vector[PeerRow] rows = self.learner.get().peers()
         return [row for row in rows]
 
-    def held(self, uint64_t least) -> list[dict[str, int]]:
-        """Connections for which at least `least` bytes are held beside samples, or to which weights are on their way: key, bytes, version (of
-        the weights; 0: none) and version_bytes."""
-        cdef vector[HeldRow] rows = self.learner.get().held(least)
+    def tell_when_holding(self) -> None:
+        """Ask for one event `HOLDING` as soon as `held` has something to report. It is asked for at first, and again after each call of this."""
+        self.learner.get().tell_when_holding()
+
+    def held(self) -> list[dict[str, int]]:
+        """Connections for which 16 KiB or more are held beside samples, or to which weights are on their way: key, bytes, version (of the
+        weights; 0: none) and version_bytes."""
+        cdef vector[HeldRow] rows = self.learner.get().held()
         return [row for row in rows]
 
     def totals(self) -> dict[str, int]:

@@ -313,7 +313,8 @@ public:
                 if (e.kind == Event::lost) learner.forget(e.peer);
             }
             learner.peers();
-            learner.held(0);
+            learner.held();
+            learner.tell_when_holding();
             learner.totals();
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }

@@ -24,8 +24,12 @@ class BlockedWorkers:
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()  # ids and tables of workers whose present wait was logged
 
-    def look(self, server: ServerState) -> None:
-        """Log the workers that have waited for longer than `LOG_AFTER` and were not logged yet."""
+    def look(self, server: ServerState) -> float:
+        """Log the workers that have waited for longer than `LOG_AFTER` and were not logged yet.
+
+        Returns:
+            for how many seconds no other look is needed.
+        """
         now = time.monotonic()
         waiting = {(peer.id, peer.table): peer for peer in server.peers() if _waits(peer)}
         self._told &= waiting.keys()
@@ -35,6 +39,7 @@ class BlockedWorkers:
             if why := reason(server, peer):  # otherwise there is room at this moment, and the next look decides
                 self._told.add(key)
                 _log.warning("worker %s has waited %.0f s for space: %s", peer.name, now - peer.state_since, why)
+        return 0.0 if waiting else LOG_AFTER  # a wait that begins now need not be logged before
 
 
 def reason(server: ServerState, peer: Peer) -> str:

@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <mutex>
@@ -34,6 +35,7 @@ struct Event {
         lost = 1,      // text: the reason; number: 1 if the peer broke the protocol
         receipt = 2,   // number: version; digest
         released = 3,  // number: the ticket of weights that are no longer in use
+        holding = 4,   // memory that counts is held for a connection, see tell_when_holding()
     };
     Kind kind;
     std::uint64_t peer = 0;
@@ -56,6 +58,13 @@ public:
         queue_.push_back(std::move(event));
         if (queue_.size() == 1) ring_eventfd(fd_);
     }
+    // Asks for one event `holding` as soon as a loop holds memory that counts for a connection. At first it is asked for.
+    // Both ends exchange, so one of them comes first: either the loop sees the wish, or the caller sees the loop's figures from now on.
+    void tell_when_holding() noexcept { asked_.exchange(true, std::memory_order_acq_rel); }  // SYNC holding
+    // A loop holds such memory, and its figures say so.
+    void holding() {
+        if (asked_.exchange(false, std::memory_order_acq_rel)) push({Event::holding, 0, 0, 0, {}});  // SYNC holding
+    }
     std::vector<Event> take() {
         std::lock_guard<std::mutex> lock(lock_);
         clear_eventfd(fd_);
@@ -66,6 +75,7 @@ private:
     const int fd_;
     std::mutex lock_;
     std::vector<Event> queue_;
+    std::atomic<bool> asked_{true};
 };
 
 }  // namespace echo_tcp::learner

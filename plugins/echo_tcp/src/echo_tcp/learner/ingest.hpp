@@ -71,7 +71,7 @@ public:
         }
         count_queued(p, waiting);
         p.figures->partial.set(p.mid_message());
-        p.show_held();
+        p.show_held(events_);
         return step;
     }
 

@@ -53,6 +53,7 @@ public:
 
     int events_fd() const noexcept { return events_->fd(); }
     std::vector<Event> take_events() { return events_->take(); }
+    void tell_when_holding() noexcept { events_->tell_when_holding(); }
 
     // The key by which events name the connection; `peer.fd` belongs to its loop from now on.
     std::uint64_t add(NewPeer peer) {
@@ -144,12 +145,12 @@ public:
         return rows;
     }
 
-    // The connections for which at least `least` bytes are held, or to which a version of the weights is on its way.
-    std::vector<HeldRow> held(std::uint64_t least) const {
+    // The connections for which memory is held that counts: `least_held` bytes, or a version of the weights that is on its way.
+    std::vector<HeldRow> held() const {
         std::lock_guard<std::mutex> lock(figures_lock_);
         std::vector<HeldRow> rows;
         for (const auto &[key, f] : figures_)
-            if (f->held.get() >= least || f->sending.get() != 0) rows.push_back({key, f->held.get(), f->sending.get(), f->sending_bytes.get()});
+            if (f->count()) rows.push_back({key, f->held.get(), f->sending.get(), f->sending_bytes.get()});
         return rows;
     }
 

@@ -126,7 +126,7 @@ inline void Loop::write_put_off() {
 inline void Loop::write(Peer &p) {
     if (p.dead) return;
     const bool done = outbox_.pump(p);
-    p.show_held();
+    p.show_held(*events_);
     asks_much(p, p.asked >= most_asked);
     const bool full = p.asks_much || p.unsent() >= most_out;
     const std::uint32_t in = p.parked || full ? 0u : std::uint32_t(EPOLLIN);

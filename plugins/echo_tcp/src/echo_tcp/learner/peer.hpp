@@ -26,6 +26,8 @@ private:
     std::atomic<std::uint64_t> value_{0};
 };
 
+inline constexpr std::uint64_t least_held = 16 << 10;  // a connection for which fewer bytes are held does not count
+
 // Figures of one connection, for people to look at while it runs.
 struct Figures {
     Count samples;          // inserted, over all connections of this client
@@ -36,6 +38,8 @@ struct Figures {
     Count parked_at;        // clock_ns() when it began to wait for space; 0 if it does not wait
     Count held;             // bytes that lie here for it: unsent answers, and the beginning of a message
     Count sending, sending_bytes;  // the version of the weights that is on its way, and its size; 0 if none is
+
+    bool count() const noexcept { return held.get() >= least_held || sending.get() != 0; }
 };
 
 // Figures of one loop since it started.
@@ -134,10 +138,11 @@ struct Peer {
     std::size_t out_left() const noexcept { return out.size() - out_at; }
     std::size_t unsent() const noexcept { return out_left() + answer_bytes; }
     // Shows the other threads how much memory lies here for this peer. Frames of samples have a limit of their own (staging).
-    void show_held() noexcept {
+    void show_held(Events &events) {
         figures->held.set(unsent() + message.size() + tail.size());
         figures->sending.set(sending ? sending->version : 0);
         figures->sending_bytes.set(sending ? sending->size() : 0);
+        if (figures->count()) events.holding();
     }
     bool mid_message() const noexcept {
         return landing || !message.empty() || discard != 0 || tail.size() != tail_at;

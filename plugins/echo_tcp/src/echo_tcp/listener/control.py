@@ -28,12 +28,12 @@ from echo_core.wire.later import Later
 from echo_core.wire.peer import Peer
 from echo_core.wire.protocol import MAX_NUMBER, pack_error, parse_request, reply_frame, reply_pieces
 
-from .._learner import ADDED, LOST, RECEIPT
+from .._learner import ADDED, HOLDING, LOST, RECEIPT
 from .client_acceptor import ClientAcceptor
 from .complaints import Seldom
 from .holder import TcpHolder
 from .loops import Loops
-from .memory_watch import LOOK_SECONDS, MemoryWatch
+from .memory_watch import MemoryWatch
 from .pending import Pending
 from .requests import Requests
 
@@ -161,9 +161,8 @@ class Control:
         if not self._acceptor.is_open and not self._closing:
             times.append(self._acceptor.opens_at)
         times += [claim.ask_again for _, claim in self._undecided()]
-        if self._peers:
-            times.append(self.memory_watch.looked_at + LOOK_SECONDS)
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        times.append(self.memory_watch.due)
+        return None if min(times) == math.inf else max(0.0, min(times) - time.monotonic())
 
     def _undecided(self) -> list[tuple[Pending, Claim]]:
         return [(p, p.claim) for p in self._pending.values() if p.claim is not None and not (p.claim.granted or p.hanging_up)]
@@ -179,8 +178,7 @@ class Control:
             self._drop(pending)
         if not self._acceptor.is_open and not self._closing and self._acceptor.opens_at <= now:
             self._acceptor.open()
-        if self._peers and self.memory_watch.looked_at + LOOK_SECONDS <= now:
-            self.memory_watch.look()
+        self.memory_watch.look_if_due()
 
     # --------------------------------------------------------------------------- before the handshake
 
@@ -338,6 +336,9 @@ class Control:
     def _report(self, table: str, _: int) -> None:
         native = self._natives[table]
         for kind, key, number, digest, text in native.take_events():
+            if kind == HOLDING:
+                self.memory_watch.holding()
+                continue
             peer = self._peers.get((table, key))
             if peer is None:
                 continue

@@ -1,11 +1,13 @@
 """Counts what the native loops hold for each client in the client's account (`echo_core.base.memory.client_memory`).
 
 The loops cannot ask before they keep something: answers that a client does not read, the beginning of a message, a version of the weights
-that is on its way. So their figures are looked at every second, after every publish, and whenever answers of many bytes were given.
+that is on its way. So their figures are looked at every second while there is something, after every publish, and whenever answers of many
+bytes were given.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from functools import partial
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["LOOK_SECONDS", "MemoryWatch"]
 
 LOOK_SECONDS = 1.0
-LEAST_BYTES = 16 << 10  # a client for which less is held does not count
 TOO_MUCH = b"the learner held too much memory for this client"
 PART_ANSWERED = 16  # answers of so large a part of the budget are a reason to look
 
@@ -28,11 +29,12 @@ class MemoryWatch:
     """Thread-safe.
 
     Attributes:
-        looked_at: when the figures were looked at last (`time.monotonic()`).
+        due: when the figures must be looked at next (`time.monotonic()`); infinite until a loop reports `HOLDING`. The thread that takes the
+            loops' events sets and reads it.
     """
 
     def __init__(self, natives: Loops, memory: ClientMemory) -> None:
-        self.looked_at = time.monotonic()
+        self.due = math.inf
         self._natives = natives
         self._memory = memory
         self._lock = threading.Lock()
@@ -60,14 +62,28 @@ class MemoryWatch:
                 return
         self.look()
 
-    def look(self) -> None:
-        """Bring the accounts up to date, which cuts off the clients that make the learner hold too much."""
+    def holding(self) -> None:
+        """A loop has reported `HOLDING`."""
+        self.due = min(self.due, time.monotonic() + LOOK_SECONDS)
+
+    def look_if_due(self) -> None:
+        if self.due > time.monotonic():
+            return
+        anything = self.look()
+        if not anything:
+            for native in list(self._natives.values()):
+                native.tell_when_holding()
+            anything = self.look()  # what came before the loops were asked
+        self.due = time.monotonic() + LOOK_SECONDS if anything else math.inf
+
+    def look(self) -> bool:
+        """Bring the accounts up to date, which cuts off the clients that make the learner hold too much. Returns whether anything is held."""
         held: dict[Account, int] = {}
         downloads: list[tuple[Account, int, int]] = []
         with self._lock:
-            self.looked_at, self._answered = time.monotonic(), 0
+            self._answered = 0
             for table, native in list(self._natives.items()):
-                for row in native.held(LEAST_BYTES):
+                for row in native.held():
                     account = self._accounts.get((table, row["key"]))
                     if account is None:
                         continue
@@ -80,3 +96,4 @@ class MemoryWatch:
         for account, size in held.items():
             account.measured(size)
         self._memory.limit_downloads(self._natives.version(), downloads)
+        return bool(held)
