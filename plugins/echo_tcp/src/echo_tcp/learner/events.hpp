@@ -61,7 +61,7 @@ public:
     // Asks for one event `holding` as soon as a loop holds memory that counts for a connection. At first it is asked for.
     // Both ends exchange, so one of them comes first: either the loop sees the wish, or the caller sees the loop's figures from now on.
     void tell_when_holding() noexcept { asked_.exchange(true, std::memory_order_acq_rel); }  // SYNC holding
-    // A loop holds such memory, and its figures say so.
+    // A loop holds such memory for a connection for which it held none, and its figures say so.
     void holding() {
         if (asked_.exchange(false, std::memory_order_acq_rel)) push({Event::holding, 0, 0, 0, {}});  // SYNC holding
     }

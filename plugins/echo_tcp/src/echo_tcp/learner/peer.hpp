@@ -139,10 +139,11 @@ struct Peer {
     std::size_t unsent() const noexcept { return out_left() + answer_bytes; }
     // Shows the other threads how much memory lies here for this peer. Frames of samples have a limit of their own (staging).
     void show_held(Events &events) {
+        const bool counted = figures->count();
         figures->held.set(unsent() + message.size() + tail.size());
         figures->sending.set(sending ? sending->version : 0);
         figures->sending_bytes.set(sending ? sending->size() : 0);
-        if (figures->count()) events.holding();
+        if (!counted && figures->count()) events.holding();
     }
     bool mid_message() const noexcept {
         return landing || !message.empty() || discard != 0 || tail.size() != tail_at;
