@@ -58,17 +58,17 @@ def test_the_goodbye_has_only_the_rest_of_the_time(may_ack: bool, given: float, 
         if not may_ack:
             learner.may_ack.clear()
         worker.send(small(0))
-        waits: list[float] = []
+        farewells: list[tuple[float, float]] = []
 
         class Recorded(Wait):
-            def __init__(self, timeout: float) -> None:
-                super().__init__(timeout)
-                waits.append(timeout)
+            def farewell(self) -> float:
+                farewells.append((self.timeout, super().farewell()))
+                return farewells[-1][1]
 
         monkeypatch.setattr(_worker, "Wait", Recorded)
         with nullcontext() if may_ack else pytest.raises(EchoTimeoutError, match="closed with 1 "):
             worker.close(given)
-        assert waits == [given, farewell]
+        assert farewells == [(given, farewell)]
 
 
 def test_close_cuts_other_calls_short() -> None:

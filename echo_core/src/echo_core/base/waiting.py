@@ -42,11 +42,11 @@ def unlogged() -> Iterator[None]:
 
 
 class Wait:
-    """One wait of a blocking call. `timeout` is in seconds; `math.inf` waits for ever."""
+    """One wait of a blocking call, which began now, or at `began` (`time.monotonic()`). `timeout` is in seconds; `math.inf` waits for ever."""
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, began: float | None = None) -> None:
         self.timeout = timeout
-        self._began = time.monotonic()
+        self._began = time.monotonic() if began is None else began
         self._logged = getattr(_here, "unlogged", False)
 
     def passed(self) -> float:

@@ -8,6 +8,7 @@ from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 cdef extern from "worker/engine.hpp" namespace "echo_tcp::worker" nogil:
+    uint64_t now_ns()  # CLOCK_MONOTONIC
     cdef enum class Status:
         ok
         due
@@ -148,8 +149,10 @@ cdef class Worker:
 cdef class Patience:
     cdef Worker worker
     cdef object wait
-    cdef double seconds, longest
+    cdef double seconds, longest, began
+    cdef bint looked
     cdef str what
+    cdef object begun(self)
     cdef int64_t next_slice(self) except -1
     cdef str situation(self)
     cdef str advice(self)

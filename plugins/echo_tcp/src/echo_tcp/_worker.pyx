@@ -346,7 +346,7 @@ cdef class Worker:
                 with nogil:
                     self.engine.part(b"closed")
                 try:
-                    self.until(PARTED, 0, Patience(self, patience.wait.farewell(), "close"))
+                    self.until(PARTED, 0, Patience(self, patience.begun().farewell(), "close"))
                 except EchoError:
                     pass  # the learner will see the end of the stream instead
             finally:

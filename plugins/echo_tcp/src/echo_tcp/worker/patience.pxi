@@ -1,5 +1,7 @@
 # The wait of one call of a worker. Part of _worker.pyx.
 
+@cython.final
+@cython.freelist(8)
 cdef class Patience:
     """The wait of one call: gives slices between which it looks for Ctrl-C, writes a line to the log after
     some seconds, and at the end raises the error that says who waits for whom."""
@@ -7,14 +9,23 @@ cdef class Patience:
     def __cinit__(self, Worker worker, timeout, str what):
         self.worker, self.what = worker, what
         self.seconds = worker.timeout if timeout is None else timeout
-        self.wait = Wait(self.seconds)
-        self.longest = SLICE
+        self.began, self.longest = now_ns() / 1e9, SLICE
+
+    cdef object begun(self):
+        """The `Wait`, which is made when it is needed: most waits end within the first slice, and a worker waits at every send while the learner is slower."""
+        if self.wait is None:
+            self.wait = Wait(self.seconds, self.began)
+        return self.wait
 
     cdef int64_t next_slice(self) except -1:
         PyErr_CheckSignals()
         cdef double left
+        if not self.looked:
+            self.looked = True
+            if self.seconds > self.longest:
+                return <int64_t>(self.longest * 1e9)
         try:
-            left = self.wait.look(self.expired, self.so_far)
+            left = self.begun().look(self.expired, self.so_far)
         except EchoTimeoutError as error:
             # The type says whether there is a learner; the first dial has no connection that could be lost.
             if self.what != "connect" and not self.worker.engine.stats().connected:
