@@ -18,6 +18,6 @@ their spread, the quartiles. It prints the table, and writes JSON with `--out`.
 | `replay` | rows of 444 bytes in a table of a million, added and sampled in batches of 256 and 4096: rows/s |
 
 The rival's weights go through its lock, as its users' do. Its ring never waits for the consumer; for `stream` its producer therefore waits until there is
-room, as ours does by its policy. `ping` is measured with the default, in which both sleep, and with 50 microseconds of spinning, which only
-Echo has.
+room, as ours does by its policy. `ping` is measured with the default, in which both sides spin for as long as a wake-up would take, and without spinning,
+which is what the kernel's wake-ups of two processes allow.
 """

@@ -73,7 +73,7 @@ def _ask(rings: list[Any]) -> Callable[[], None]:
     return once
 
 
-def _answer_spinning(link: Any, there: Any, back: Any) -> None:
+def _answer_asleep(link: Any, there: Any, back: Any) -> None:
     while count := link.recv():
         for _ in range(count):
             with there.take(timeout=60) as slot:
@@ -102,14 +102,14 @@ def _round_trips(once: Callable[[], None], partner: _Partner) -> Slice:
 def ping() -> Iterator[Case]:
     shape = (1, 1, 1, 1)
     ours = [RolloutRingBuffer(*shape, num_slots=2) for _ in range(2)]
-    spinning = [Ring({"obs": ((1,), "float32")}, 2, policy="block", spin=50e-6) for _ in range(2)]
+    sleeping = [Ring({"obs": ((1,), "float32")}, 2, policy="block", spin=0.0) for _ in range(2)]
     theirs = [_theirs(shape, 2) for _ in range(2)] if unilab_rl("rollout_ring_buffer") else []
-    partners = [_Partner(_answer, tuple(ours)), _Partner(_answer_spinning, *spinning)]
+    partners = [_Partner(_answer, tuple(ours)), _Partner(_answer_asleep, *sleeping)]
     value = {"obs": np.ones(1, np.float32)}
 
-    def spun() -> None:
-        spinning[0].put(value, timeout=60)
-        spinning[1].take(timeout=60).release()
+    def asleep() -> None:
+        sleeping[0].put(value, timeout=60)
+        sleeping[1].take(timeout=60).release()
 
     rival: Slice | None = None
     if theirs:
@@ -117,11 +117,11 @@ def ping() -> Iterator[Case]:
         rival = _round_trips(_ask(theirs), partners[-1])
     try:
         yield Case("ping-pong", "us", _round_trips(_ask(ours), partners[0]), rival, must=30, scale=1e6, lower=True)
-        yield Case("ping-pong, 50 us of spinning", "us", _round_trips(spun, partners[1]), rival, scale=1e6, lower=True)
+        yield Case("ping-pong, both asleep", "us", _round_trips(asleep, partners[1]), rival, scale=1e6, lower=True)
     finally:
         for partner in partners:
             partner.end()
-        for ring in [*ours, *spinning, *theirs]:
+        for ring in [*ours, *sleeping, *theirs]:
             ring.cleanup()
 
 

@@ -235,8 +235,8 @@ def test_wait() -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("spin", [0.0, 1e-4])
-def test_ping_pong(spin: float) -> None:
+@pytest.mark.parametrize("spin", [None, 0.0, 1e-4])
+def test_ping_pong(spin: float | None) -> None:
     fields = {"n": ((), "int64")}
     with Ring(fields, 2, policy="block", spin=spin) as there, Ring(fields, 2, policy="block", spin=spin) as back:
 
@@ -252,6 +252,32 @@ def test_ping_pong(spin: float) -> None:
             with back.take(timeout=30) as slot:
                 assert slot.arrays["n"] == number + 1
         thread.join()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="on one processor nothing spins")
+def test_who_waits_long_stops_spinning() -> None:
+    with Ring({"n": ((), "int64")}, 2, policy="block") as ring:
+        native = ring._use()
+        assert native.spins == (50_000, 50_000)
+        for _ in range(7):
+            assert not ring.wait(timeout=0.002)
+        assert native.spins == (50_000, 0), "for takes"
+        for number in range(2):
+            ring.put({"n": np.int64(number)})
+        for _ in range(7):
+            with pytest.raises(EchoTimeoutError):
+                ring.claim(timeout=0.002)
+        assert native.spins == (0, 0), "and for claims"
+        with pytest.raises(EchoTimeoutError):
+            ring.claim(timeout=0)
+        assert native.spins == (0, 0), "a look that waits for nothing says nothing"
+        deadline = time.monotonic() + 60
+        while native.spins[0] != 50_000:  # a short wait begins it again; on a busy machine, not every wait is short
+            assert time.monotonic() < deadline
+            freed = threading.Thread(target=lambda: ring.take().release())
+            freed.start()
+            ring.put({"n": np.int64(2)}, timeout=30)
+            freed.join()
 
 
 def test_after_close() -> None:

@@ -83,6 +83,7 @@ def odd_tensors() -> dict[str, Any]:
         "every second column": wide[:, ::2],
         "transposed": plain.t().contiguous().t(),
         "negated in name only": torch.complex(torch.zeros(4, 3), -plain).conj().imag,
+        "negated in name only, and without gaps": torch._neg_view(-plain),
         "needs a gradient": plain.clone().requires_grad_(),
         "a parameter": torch.nn.Parameter(plain.clone()),
         "a buffer": torch.nn.Buffer(plain.clone()),

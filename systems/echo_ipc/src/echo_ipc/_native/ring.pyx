@@ -2,6 +2,7 @@
 """A ring of slots that are filled and read in place: ring.hpp for Python."""
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from .segment cimport (
@@ -44,6 +45,11 @@ cdef extern from "ring.hpp" namespace "echo_ipc" nogil:
     uint64_t kMostSlots, kNoNumber
     uint64_t kErrorPolicy "echo_ipc::kError"
 
+cdef extern from "spin.hpp" namespace "echo_ipc" nogil:
+    cdef cppclass Spin:
+        int64_t time()
+        void waited(int64_t, cbool)
+
 MOST_SLOTS = kMostSlots
 
 
@@ -56,6 +62,7 @@ cdef class Ring(_Closing):
     cdef CRing* ring
     cdef int pid
     cdef int64_t started
+    cdef Spin claims, takes
 
     def __cinit__(self, Mapping mapping not None):
         cdef Header* header = <Header*>mapping.memory
@@ -106,37 +113,49 @@ cdef class Ring(_Closing):
             "abandoned": words.abandoned.load(), "returned": words.returned.load(), "repairs": self.ring.header().lock.repairs(),
         }
 
-    def claim(self, timeout=None, double spin=0.0) -> tuple:
-        """A slot to fill: (DONE, Hold), or (FULL, None) or (HELD, None) if there was none in time."""
+    def claim(self, timeout=None, spin=None) -> tuple:
+        """A slot to fill: (DONE, Hold), or (FULL, None) or (HELD, None) if there was none in time. `spin`: seconds; None: see spin.hpp."""
         return self.hold(True, timeout, spin)
 
-    def take(self, timeout=None, double spin=0.0) -> tuple:
+    def take(self, timeout=None, spin=None) -> tuple:
         """The oldest slot that is ready: (DONE, Hold), or (NOTHING, None) if there was none in time."""
         return self.hold(False, timeout, spin)
 
-    cdef tuple hold(self, bint writing, timeout, double spin):
-        cdef int64_t deadline = deadline_of(timeout), until = now_ns() + <int64_t>(min(spin, 0.1) * 1e9) if spin > 0 else 0, most
+    @property
+    def spins(self) -> tuple:
+        """For how many ns `claim` and `take` would spin now if they are told nothing else."""
+        return self.claims.time(), self.takes.time()
+
+    cdef tuple hold(self, bint writing, timeout, spin):
+        cdef int64_t deadline = deadline_of(timeout), fixed = fixed_of(spin), began = 0, until = 0, most
         cdef int outcome
         cdef uint32_t seen
+        cdef bint spinning = True
+        cdef Spin* adapting = &self.claims if writing else &self.takes
         cdef Event* event = &self.ring.header().freed if writing else &self.ring.header().changed
         # Made beforehand, so that nothing can go wrong between getting a slot and having an object that gives it back.
         cdef Hold hold = Hold.__new__(Hold)
         hold.ring, hold.writing = self, writing
         self.myself()
-        if deadline >= 0 and until > deadline:
-            until = deadline
         while True:
             self.check()
             with nogil:
                 while True:
                     seen = event.look()
-                    outcome = kNothing
                     if writing:
                         outcome = self.ring.claim(self.pid, self.started, &hold.held)
-                    elif until == 0 or self.ring.available() > 0 or now_ns() > until:
+                    elif began == 0 or not spinning or self.ring.available() > 0:  # while this spins, it looks without the lock
                         outcome = self.ring.take(self.pid, self.started, &hold.held)
-                    if outcome == kDone or until == 0 or now_ns() > until:
+                    if outcome == kDone or not spinning or (outcome == kFull and self.ring.policy() == kErrorPolicy):
                         break
+                    if began == 0:
+                        began = now_ns()
+                        until = end_of(began, fixed, adapting, deadline)
+                        spinning = until > began
+                        if not spinning:
+                            break
+                    else:
+                        spinning = now_ns() < until
                     sched_yield()  # the other side may be waiting for this very core
                 if outcome != kDone and not (outcome == kFull and self.ring.policy() == kErrorPolicy):
                     most = slice_until(deadline)
@@ -144,20 +163,28 @@ cdef class Ring(_Closing):
                         event.sleep(seen, most)
             if outcome == kDone:
                 hold.live = True
+                if began != 0:
+                    adapting.waited(now_ns() - began, True)
                 return kDone, hold
             if outcome == kFull and self.ring.policy() == kErrorPolicy:
                 return kFull, None
             PyErr_CheckSignals()
             if slice_until(deadline) == 0:
+                adapting.waited(now_ns() - began, False)
                 return outcome, None
 
-    def wait(self, timeout=None) -> bool:
+    def wait(self, timeout=None, spin=None) -> bool:
         """Sleep until a slot can be taken; False if the timeout passed first."""
-        cdef int64_t deadline = deadline_of(timeout), most
+        cdef int64_t deadline = deadline_of(timeout), fixed = fixed_of(spin), began = 0, until = 0, most
         cdef uint32_t seen
         while True:
             self.check()
             with nogil:
+                if began == 0 and self.ring.available() == 0:
+                    began = now_ns()
+                    until = end_of(began, fixed, &self.takes, deadline)
+                    while self.ring.available() == 0 and now_ns() < until:
+                        sched_yield()
                 seen = self.ring.header().changed.look()
                 if self.ring.available() == 0:
                     self.ring.look()
@@ -165,10 +192,26 @@ cdef class Ring(_Closing):
                 if most > 0:
                     self.ring.header().changed.sleep(seen, most)
             if self.ring.available() > 0:
+                if began != 0:
+                    self.takes.waited(now_ns() - began, True)
                 return True
             PyErr_CheckSignals()
             if slice_until(deadline) == 0:
+                self.takes.waited(now_ns() - began, False)
                 return False
+
+
+cdef int64_t fixed_of(spin) except? -2:
+    """ns; -1: as `Spin` says."""
+    if spin is None:
+        return -1
+    return <int64_t>(min(max(<double>spin, 0.0), 0.1) * 1e9)
+
+
+cdef int64_t end_of(int64_t began, int64_t fixed, const Spin* adapting, int64_t deadline) noexcept nogil:
+    """Until when to spin."""
+    cdef int64_t until = began + (fixed if fixed >= 0 else adapting.time())
+    return deadline if deadline >= 0 and until > deadline else until
 
 
 cdef class Hold:

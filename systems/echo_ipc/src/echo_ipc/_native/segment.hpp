@@ -177,8 +177,8 @@ inline const char *wrong(const char *base, uint64_t size, Kind kind) {
     return nullptr;
 }
 
-// Whether copies of so many bytes in total go past the caches: if a cell that is three times as large does not fit there, with what it is copied from.
-inline bool is_large(uint64_t total) { return total >= echo::shared_cache() / 2; }
+// Whether copies of so many bytes in total go past the caches: if the three places of a cell do not fit there together with what they are copied from.
+inline bool is_large(uint64_t total) { return total >= echo::shared_cache() / 4; }
 
 // One array of the caller's, and where it is in a value, or one column of a batch of rows, and where it is in a row.
 struct Part {

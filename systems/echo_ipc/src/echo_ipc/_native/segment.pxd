@@ -38,7 +38,7 @@ cdef class Mapping:
 
 cdef class Layout:
     cdef list dtypes
-    cdef list of_torch
+    cdef list of_torch, codes, widths
     cdef tuple shapes
     cdef list offsets
     cdef list sizes
@@ -47,6 +47,7 @@ cdef class Layout:
 
     cdef int fill(self, list arrays, Part* parts, bint write, int64_t* rows) except -1
     cdef bint fits(self, int index, object tensor, Part* part, int64_t* rows) except -1
+    cdef bint fits_dlpack(self, int index, object tensor, Part* part, int64_t* rows) except -1
 
 
 cdef class _Closing:

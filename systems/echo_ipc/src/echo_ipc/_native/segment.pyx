@@ -6,8 +6,10 @@ end every wait.
 """
 cimport numpy as np
 from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.exc cimport PyErr_Clear
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t, uintptr_t
 
 import sys
 from os import strerror
@@ -40,6 +42,22 @@ cdef extern from *:
 cdef extern from "segment.hpp" namespace "echo_ipc" nogil:
     uint64_t kPage
     uint64_t kPopulated
+
+cdef extern from "dlpack.hpp" namespace "echo_ipc::dlpack":
+    const char* kCapsule
+    int kCpu
+    ctypedef struct Tensor:
+        void* data
+        int device, dimensions
+        unsigned char code, bits
+        uint16_t lanes
+        int64_t* shape
+        uint64_t offset
+    ctypedef struct Api:
+        int (*look)(void*, Tensor*)
+    const Api* usable(const Api*)
+    int code_of(char)
+    bint packed(const Tensor&)
 
 CELL, RING, ROWS = 1, 2, 3
 PAGE = kPage
@@ -97,16 +115,20 @@ cdef class Mapping:
 cdef object _tensor = None  # torch.Tensor and what goes with it, once a program has imported torch
 cdef object _parameter = None
 cdef object _strided = None
+cdef const Api* _dlpack = NULL
 cdef dict _of_numpy = {}  # the dtype of an array with the same bits, for each dtype of a tensor that was seen
 
 
 cdef bint is_tensor(item) except -1:
     """Whether this is an ordinary tensor of torch, and not of a subclass. Whoever has a tensor has imported torch."""
-    global _tensor, _parameter, _strided
+    global _tensor, _parameter, _strided, _dlpack
     if _tensor is None:
         torch = sys.modules.get("torch")
         if not hasattr(torch, "nn") or not hasattr(torch.nn, "Parameter"):  # it may be in the middle of being imported
             return False
+        capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+        if PyCapsule_IsValid(capsule, kCapsule):
+            _dlpack = usable(<const Api*>PyCapsule_GetPointer(capsule, kCapsule))
         _tensor, _parameter, _strided = torch.Tensor, torch.nn.Parameter, torch.strided
     return type(item) is _tensor or type(item) is _parameter
 
@@ -131,6 +153,8 @@ cdef class Layout:
     def __init__(self, dtypes, shapes, offsets, bint rows=False):
         self.dtypes = list(dtypes)
         self.of_torch = [None] * len(self.dtypes)
+        self.widths = [np.dtype(dtype).itemsize for dtype in self.dtypes]
+        self.codes = [code_of(ord(dtype.kind)) if dtype.isnative else -1 for dtype in map(np.dtype, self.dtypes)]
         self.shapes = tuple(tuple(shape) for shape in shapes)
         self.offsets = list(offsets)
         self.rows = rows
@@ -153,7 +177,10 @@ cdef class Layout:
             parts[i].offset = self.offsets[i]
             parts[i].bytes = self.sizes[i]
             if not isinstance(item, np.ndarray):
-                if not is_tensor(item) or not self.fits(i, item, &parts[i], rows):
+                if not is_tensor(item):
+                    return i + 1
+                # To write, torch itself must be asked: the memory may have to become the tensor's own first.
+                if not (self.fits(i, item, &parts[i], rows) if write or _dlpack == NULL or <int>self.codes[i] < 0 else self.fits_dlpack(i, item, &parts[i], rows)):
                     return i + 1
                 continue
             array = <np.ndarray>item
@@ -203,6 +230,30 @@ cdef class Layout:
         except RuntimeError:  # a transformation of torch.func traces it, and it has no memory
             return False
         return part.memory != NULL
+
+
+    cdef bint fits_dlpack(self, int index, object tensor, Part* part, int64_t* rows) except -1:
+        """`fits`, with one call in place of most of its own."""
+        cdef Tensor there
+        cdef int d, extra = 1 if self.rows else 0
+        cdef tuple shape = <tuple>self.shapes[index]
+        if _dlpack.look(<void*>tensor, &there) != 0:
+            PyErr_Clear()  # it is sparse, or traced; the caller tries it as an array, which tells what is wrong
+            return False
+        if there.device != kCpu or there.code != <int>self.codes[index] or there.lanes != 1 or there.bits != 8 * <int>self.widths[index]:
+            return False
+        if there.dimensions != len(shape) + extra or not packed(there) or tensor.is_neg():
+            return False
+        for d in range(len(shape)):
+            if there.shape[d + extra] != <int64_t>shape[d]:
+                return False
+        if extra:
+            if rows[0] < 0:
+                rows[0] = there.shape[0]
+            elif rows[0] != there.shape[0]:
+                return False
+        part.memory = <char*>there.data + there.offset
+        return there.data != NULL
 
 
 cdef class _Closing:

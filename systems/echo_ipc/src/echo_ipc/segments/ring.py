@@ -119,8 +119,8 @@ class Ring(Handle):
         policy: what happens when `slots` rollouts are ready. "drop_oldest" drops the oldest one; "block" makes `claim` wait; "drop_newest" drops
             the new one; "error" makes `claim` raise RingFullError.
         name: attach to the ring with this name. `slots`, `producers`, `consumers` and `policy` are then those of the ring.
-        spin: seconds for which `claim` and `take` look again and again before they sleep. Some microseconds save the wake-up if the other
-            side is quick, at the cost of a busy core.
+        spin: seconds for which `claim`, `take` and `wait` look again and again before they sleep. Some microseconds save the wake-up if the other
+            side is quick, at the cost of a busy core. None: up to 50 microseconds while that helps, and no more once waits are long.
 
     Raises:
         ConfigError: a number is below one, or there is no such policy.
@@ -138,7 +138,7 @@ class Ring(Handle):
         consumers: int = 1,
         policy: str = "drop_oldest",
         name: str | None = None,
-        spin: float = 0.0,
+        spin: float | None = None,
     ) -> None:
         wanted = None if fields is None else Schema.of(fields)
         if name is not None:
@@ -170,7 +170,7 @@ class Ring(Handle):
         native = _native.Ring(memory.mapping)
         super().__init__(memory, native)
         self.policy = POLICIES[policy]
-        self.spin = float(state["spin"])
+        self.spin: float | None = state["spin"]
         self._arrays: list[dict[str, Any] | None] = [None] * self._physical
         fields = self.schema.fields
         self._layout = _native.Layout([f.dtype for f in fields], [f.shape for f in fields], [f.offset for f in fields])
@@ -250,7 +250,7 @@ class Ring(Handle):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep until a rollout can be taken; False if `timeout` (seconds; None: for ever) passed first. Another consumer may still take it first."""
-        return self._use().wait(timeout)
+        return self._use().wait(timeout, self.spin)
 
     def available(self) -> int:
         """How many rollouts can be taken now."""
