@@ -1,5 +1,5 @@
 import socket
-from typing import Any, Final
+from typing import Any, Final, final
 
 from typing_extensions import disjoint_base
 
@@ -55,7 +55,7 @@ class Worker:
     def stats(self) -> dict[str, Any]: ...
     def close(self, timeout: float | None = None) -> None: ...
 
-@disjoint_base
+@final
 class Patience:
     def __new__(cls, worker: Worker, timeout: float | None, what: str) -> Patience: ...
     def expired(self) -> str: ...
