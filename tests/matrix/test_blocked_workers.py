@@ -73,7 +73,7 @@ def test_who_waits_for_whom(
             assert seen == [*range(40)]
             worker.wait(30)
             soon(lambda: server.stats()["table/queue/blocked"] == "samples", "nobody fills it any more")
-            soon(lambda: waiting_workers.BlockedWorkers().look(server) == 0.3, "nobody waits, and who does from now on is not logged before")
+            soon(lambda: waiting_workers.BlockedWorkers().look(server) == 0.3, "nobody waits, and a wait that begins now is not logged before")
         finally:
             server.close()
             sending.join(30)

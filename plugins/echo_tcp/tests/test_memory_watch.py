@@ -1,4 +1,4 @@
-"""What the loops hold for a client is looked at while there is something, and an idle learner sleeps."""
+"""The learner counts the memory that its loops hold for a client, and an idle learner sleeps."""
 
 from __future__ import annotations
 

@@ -254,14 +254,14 @@ def test_ping_pong(spin: float | None) -> None:
         thread.join()
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="on one processor nothing spins")
-def test_who_waits_long_stops_spinning() -> None:
+def test_a_side_that_waits_long_stops_spinning() -> None:
+    most = 0 if len(os.sched_getaffinity(0)) == 1 else 50_000  # on one processor nothing spins
     with Ring({"n": ((), "int64")}, 2, policy="block") as ring:
         native = ring._use()
-        assert native.spins == (50_000, 50_000)
+        assert native.spins == (most, most)
         for _ in range(7):
             assert not ring.wait(timeout=0.002)
-        assert native.spins == (50_000, 0), "for takes"
+        assert native.spins == (most, 0), "for takes"
         for number in range(2):
             ring.put({"n": np.int64(number)})
         for _ in range(7):
@@ -272,7 +272,7 @@ def test_who_waits_long_stops_spinning() -> None:
             ring.claim(timeout=0)
         assert native.spins == (0, 0), "a look that waits for nothing says nothing"
         deadline = time.monotonic() + 60
-        while native.spins[0] != 50_000:  # a short wait begins it again; on a busy machine, not every wait is short
+        while native.spins[0] != most:  # a short wait begins it again; on a busy machine, not every wait is short
             assert time.monotonic() < deadline
             freed = threading.Thread(target=lambda: ring.take().release())
             freed.start()

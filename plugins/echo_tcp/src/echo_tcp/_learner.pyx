@@ -91,9 +91,9 @@ cdef extern from "learner/learner.hpp" namespace "echo_tcp::learner" nogil:
 ADDED = 0
 LOST = 1
 RECEIPT = 2
-cdef enum:
-    RELEASED = 3
 HOLDING = 4
+cdef enum:
+    RELEASED = 3  # handled here
 
 
 cdef class RequestQueue:

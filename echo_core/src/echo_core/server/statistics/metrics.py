@@ -102,10 +102,11 @@ def as_html(title: str, stats: Mapping[str, float | int | str]) -> str:
 
 
 class StatsTicker:
-    """A thread that, about once a second, calls the observers' `echo_stats`, logs which workers wait for space, and drops what clients left.
+    """A thread that, about once a second, calls the observers' `echo_stats`, logs which workers wait for space, and drops batches that clients
+    did not fetch.
 
-    If it has nothing to do, it sleeps until it could have: each time when it wakes, an idle server uses 0.2 ms of a core. It is not started if
-    the server has neither observers nor tables nor transports."""
+    Without observers it sleeps until the next wait could be logged or the next batch dropped, because each wake-up costs an idle server 0.2 ms
+    of processor time. It is not started if the server has neither observers nor tables nor transports."""
 
     INTERVAL = 1.0  # seconds
 

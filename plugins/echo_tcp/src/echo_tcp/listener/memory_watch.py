@@ -29,8 +29,8 @@ class MemoryWatch:
     """Thread-safe.
 
     Attributes:
-        due: when the figures must be looked at next (`time.monotonic()`); infinite until a loop reports `HOLDING`. The thread that takes the
-            loops' events sets and reads it.
+        due: when the figures must be looked at next (`time.monotonic()`); infinite while nothing is held. Only the thread that takes the
+            loops' events uses it.
     """
 
     def __init__(self, natives: Loops, memory: ClientMemory) -> None:
@@ -67,6 +67,7 @@ class MemoryWatch:
         self.due = min(self.due, time.monotonic() + LOOK_SECONDS)
 
     def look_if_due(self) -> None:
+        """Look if it is time. If nothing is held, ask the loops to report when something is."""
         if self.due > time.monotonic():
             return
         anything = self.look()

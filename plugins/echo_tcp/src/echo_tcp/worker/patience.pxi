@@ -12,7 +12,8 @@ cdef class Patience:
         self.began, self.longest = now_ns() / 1e9, SLICE
 
     cdef object begun(self):
-        """The `Wait`, which is made when it is needed: most waits end within the first slice, and a worker waits at every send while the learner is slower."""
+        """The `Wait`. It is made when it is needed: a worker waits at every send while the learner is slower, and most of these waits end within
+        the first slice."""
         if self.wait is None:
             self.wait = Wait(self.seconds, self.began)
         return self.wait

@@ -1,5 +1,5 @@
-// Where the memory of a tensor is, by DLPack's table of C functions (https://dmlc.github.io/dlpack/latest/, `__dlpack_c_exchange_api__`; torch has it since
-// 2.10). One call tells what seven calls of Python tell, and makes no objects. The layouts below are those of DLPack 1.
+// Finds the memory of a tensor by DLPack's table of C functions (https://dmlc.github.io/dlpack/latest/, `__dlpack_c_exchange_api__`; torch has had it since
+// 2.10). One call replaces six calls through Python, and makes no objects. The layouts below are those of DLPack 1.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Api {
     } version;
     Api *older;
     void *allocate, *to_managed, *from_managed;
-    int (*look)(void *object, Tensor *out);  // for the length of the call, as nothing is held; -1 with an exception
+    int (*look)(void *object, Tensor *out);  // `out` is valid while the object lives and is unchanged; -1 with an exception
     void *stream;
 };
 

@@ -46,8 +46,8 @@ cdef class Layout:
     cdef readonly int count
 
     cdef int fill(self, list arrays, Part* parts, bint write, int64_t* rows) except -1
-    cdef bint fits(self, int index, object tensor, Part* part, int64_t* rows) except -1
-    cdef bint fits_dlpack(self, int index, object tensor, Part* part, int64_t* rows) except -1
+    cdef bint fits(self, int index, object tensor, Part* part, bint write, int64_t* rows) except -1
+    cdef bint fits_by_dlpack(self, int index, object tensor, Part* part, int64_t* rows) except -1
 
 
 cdef class _Closing:

@@ -177,10 +177,7 @@ cdef class Layout:
             parts[i].offset = self.offsets[i]
             parts[i].bytes = self.sizes[i]
             if not isinstance(item, np.ndarray):
-                if not is_tensor(item):
-                    return i + 1
-                # To write, torch itself must be asked: the memory may have to become the tensor's own first.
-                if not (self.fits(i, item, &parts[i], rows) if write or _dlpack == NULL or <int>self.codes[i] < 0 else self.fits_dlpack(i, item, &parts[i], rows)):
+                if not is_tensor(item) or not self.fits(i, item, &parts[i], write, rows):
                     return i + 1
                 continue
             array = <np.ndarray>item
@@ -202,11 +199,15 @@ cdef class Layout:
             parts[i].memory = <char*>np.PyArray_DATA(array)
         return 0
 
-    cdef bint fits(self, int index, object tensor, Part* part, int64_t* rows) except -1:
+    cdef bint fits(self, int index, object tensor, Part* part, bint write, int64_t* rows) except -1:
         """Point the part to the memory of a tensor, if an array over the tensor would lie there. To make such an array takes longer than to copy a row."""
         cdef int d, extra = 1 if self.rows else 0
-        cdef object there, dtype = tensor.dtype
+        cdef object there, dtype
         cdef tuple shape = <tuple>self.shapes[index]
+        # Before a write, torch itself must be asked: it may first have to give the tensor memory of its own.
+        if not write and _dlpack != NULL and <int>self.codes[index] >= 0:
+            return self.fits_by_dlpack(index, tensor, part, rows)
+        dtype = tensor.dtype
         if dtype is not self.of_torch[index]:
             same = dtype_with_the_bits_of(dtype)
             if same is None or same != self.dtypes[index] or dtype.is_complex:  # complex tensors may be conjugated in name only
@@ -232,13 +233,13 @@ cdef class Layout:
         return part.memory != NULL
 
 
-    cdef bint fits_dlpack(self, int index, object tensor, Part* part, int64_t* rows) except -1:
+    cdef bint fits_by_dlpack(self, int index, object tensor, Part* part, int64_t* rows) except -1:
         """`fits`, with one call in place of most of its own."""
         cdef Tensor there
         cdef int d, extra = 1 if self.rows else 0
         cdef tuple shape = <tuple>self.shapes[index]
         if _dlpack.look(<void*>tensor, &there) != 0:
-            PyErr_Clear()  # it is sparse, or traced; the caller tries it as an array, which tells what is wrong
+            PyErr_Clear()  # it is sparse or traced, for example; the caller tries it as an array, which says what is wrong
             return False
         if there.device != kCpu or there.code != <int>self.codes[index] or there.lanes != 1 or there.bits != 8 * <int>self.widths[index]:
             return False

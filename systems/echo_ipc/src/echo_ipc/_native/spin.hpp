@@ -1,8 +1,8 @@
 // How long a wait looks again and again before it sleeps.
 //
-// To be woken costs about as long as kMost, so a wait that is shorter pays if it spins, and spinning in vain costs at most as much again (competitive
-// spinning: Karlin et al., "Empirical studies of competitive spinning for a shared-memory multiprocessor", 1991). Most waits resemble the one before, so the
-// time is halved after each long wait, and is kMost again after a short one: who waits long for each rollout soon spins no more.
+// A wake-up takes about as long as kMost. So spinning saves time if the wait is shorter, and costs at most as much again if it is longer (competitive
+// spinning: Karlin et al., "Empirical studies of competitive spinning for a shared-memory multiprocessor", 1991). Most waits resemble the one before:
+// the time is halved after each long wait, and is kMost again after a short one. A learner that waits long for each rollout soon stops spinning.
 #pragma once
 
 #include <sched.h>
