@@ -55,6 +55,25 @@ def test_a_window_keeps_the_engine_that_it_rings() -> None:
     engines[1].stop()
 
 
+@pytest.mark.usefixtures("ucx")
+def test_a_send_that_fails_says_what_ucx_said() -> None:
+    """The endpoint fails while `send` waits for the engine's lock. The reason must not be lost then: it tells the user what to do."""
+    engine = channel.engine(RdmaConnectOptions())
+    try:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            port = nobody.getsockname()[1]
+            with pytest.raises(ConnectionResetError) as received:
+                engine.connect("127.0.0.1", port).receive()
+            for _ in range(20):
+                wire = engine.connect("127.0.0.1", port)
+                with pytest.raises(ConnectionAbortedError, match=str(received.value)):
+                    while True:
+                        wire.send([b"hello"])
+    finally:
+        engine.stop()
+
+
 def test_stopping_counts_what_is_being_copied() -> None:
     """Otherwise close() would find nothing to wait for, and the sample of a successful call would be lost."""
     sample = {"x": np.ones(128 << 20, np.uint8)}

@@ -125,7 +125,7 @@ class Engine {
         if (!peer.inbox.wait_credit(size, why)) return false;
         Visit visit(*this);
         if (peer.failed || peer.stage != Stage::OPEN) {
-            why = "the connection is closed";
+            why = peer.inbox.why_ended(); // the endpoint may have failed since `wait_credit`, and the reason tells people what to do
             return false;
         }
         post(peer, Head{.kind = STREAM, .flags = whole ? WHOLE : uint8_t(0), .number = peer.pieces++}, std::move(data), size);

@@ -116,11 +116,17 @@ class Inbox {
         std::unique_lock hold(lock_);
         changed_.wait(hold, [&] { return over_ || ended_ || sent_ + bytes <= read_there_ + STREAM_CREDIT; });
         if (over_ || ended_) {
-            why = over_ && !why_.empty() ? why_ : "the connection is closed";
+            why = reason();
             return false;
         }
         sent_ += bytes;
         return true;
+    }
+
+    // Why nothing more can be sent, as an error text.
+    std::string why_ended() {
+        std::lock_guard hold(lock_);
+        return reason();
     }
 
     bool over() {
@@ -129,6 +135,8 @@ class Inbox {
     }
 
   private:
+    std::string reason() const { return over_ && !why_.empty() ? why_ : "the connection is closed"; }
+
     std::mutex lock_;
     std::condition_variable changed_;
     std::deque<Piece> ready_;
