@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import enum
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -135,3 +137,9 @@ def test_update_items_takes_only_what_the_leaf_holds() -> None:
             with pytest.raises(SpecError, match=r"leaf 'x' must have shape \(2,\), got \(3,\)"):
                 table.update_items(keys, {"x": np.ones(3, np.float32)})
             assert table.update_items(keys, {"x": np.ones(2, np.float32)}).all()
+
+
+def test_a_client_does_not_import_numpy_ma() -> None:
+    """Looking for masked arrays must not import their module: that would take a worker 20 ms at its start."""
+    code = "import sys, numpy; before = 'numpy.ma' in sys.modules; from echo_core import Client; sys.exit('numpy.ma' in sys.modules and not before)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -35,7 +35,7 @@ def as_array(value: Any, where: str) -> np.ndarray | device.Lent:
     Raises:
         NotAnArrayError: the value is no array. SpecError: numpy could not read it without changing it.
     """
-    if isinstance(value, np.ma.MaskedArray):
+    if _is_masked(value):
         raise SpecError(f"{where} is a masked array, whose mask would be lost; use value.filled(...)")
     if isinstance(value, np.ndarray):
         return np.asarray(value)
@@ -97,6 +97,11 @@ def _landing(lent: device.Lent | str, where: str) -> device.Lent:
     if isinstance(lent, str):
         raise SpecError(f"{where}: {lent}")
     return lent
+
+
+def _is_masked(value: Any) -> bool:
+    # numpy imports numpy.ma on demand. A process that has not imported it has no masked arrays, and shall not spend the time at its start.
+    return isinstance(value, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ()))
 
 
 def _readable(value: Any, where: str) -> Any:
