@@ -64,10 +64,15 @@ def test_every_installed_system_delivers_over_tcp(system: str) -> None:
     need(system)
     can = harness.abilities("stream", system, [])
     case = next(f"{mode}/20B/1w" for mode, needs in (("tcp", "tcp"), ("shm", "shm"), ("ucx-tcp", "ucx-tcp"), ("ucx-tcp", "ucx")) if needs in can)
-    result = harness.run_once(CASES[case], system, TINY if case.startswith("tcp") else PATIENT)
-    assert result["status"] == "ok", result
-    assert result["figures"]["rate"] > 0
-    assert system in PROGRAMS or result["figures"]["worker_cpu_us"] > 0
+    settings = TINY if case.startswith("tcp") else PATIENT
+    # A busy machine may let a worker wait for a processor all through a short window, while the learner reads what the kernel has kept.
+    for seconds in (settings.seconds, 1.0, 10.0):
+        result = harness.run_once(CASES[case], system, replace(settings, seconds=seconds))
+        assert result["status"] == "ok", result
+        assert result["figures"]["rate"] > 0
+        if system in PROGRAMS or result["figures"]["worker_cpu_us"] > 0:
+            return
+    pytest.fail(f"the workers' processor time was not measured: {result}")
 
 
 def test_a_program_that_is_missing_is_skipped_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
