@@ -15,8 +15,8 @@ from libcpp.vector cimport vector
 from echo_core.spec.pytree.flattener cimport GIL_BYTES, Flattener
 from echo_core.wire.reservation cimport Reservation
 
-cdef extern from "base/memory/streaming_copy.hpp" namespace "echo" nogil:
-    void copy_past_cache(void* to, const void* source, size_t size)
+cdef extern from "echo_copy.h" namespace "echo" nogil:
+    void copy_sample(void* to, const void* source, size_t size)
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -209,7 +209,7 @@ cdef class Gatherer:
         cdef Py_ssize_t i, size
         for i in range(self.flattener.count):
             size = self.flattener.leaf[i].nbytes
-            copy_past_cache(chunk.data + self.starts[i] + row * size, out[i], size)
+            copy_sample(chunk.data + self.starts[i] + row * size, out[i], size)
 
     cdef Chunk new_chunk(self):
         cdef Chunk chunk = Chunk.__new__(Chunk)

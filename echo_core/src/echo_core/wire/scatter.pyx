@@ -11,8 +11,8 @@ from libcpp.vector cimport vector
 
 from echo_core.store.door.capi cimport ECHO_CAPI_VERSION, ECHO_CLOSED, ECHO_OK, echo_capi, echo_run, echo_store, echo_store_of, echo_table
 
-cdef extern from "base/memory/streaming_copy.hpp" namespace "echo" nogil:
-    void copy_past_cache(void* to, const void* source, size_t size)
+cdef extern from "echo_copy.h" namespace "echo" nogil:
+    void copy_sample(void* to, const void* source, size_t size)
 
 from echo_core.base.errors import ClosedError
 
@@ -84,7 +84,7 @@ cdef class Inserter:
             rows = data
             for leaf in range(<uint32_t>self.sizes.size()):
                 size = self.sizes[leaf]
-                copy_past_cache(self.api.leaf(self.store, &run, leaf), rows + (first + done) * size, run.count * size)
+                copy_sample(self.api.leaf(self.store, &run, leaf), rows + (first + done) * size, run.count * size)
                 rows += count * size
             self.api.commit(self.store, &run)
             done += run.count
