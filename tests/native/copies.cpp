@@ -15,8 +15,8 @@ void sample(char *to, const char *from, uint64_t count) { echo::copy_sample(to, 
 void racing(char *to, const char *from, uint64_t count) { echo::copy_racing(to, from, count, true); }
 #if defined(__x86_64__)
 // The processor that runs this test would only ever use one of the two.
-void by_16(char *to, const char *from, uint64_t count) { echo::stream_by_16(to, from, count); }
-void by_32(char *to, const char *from, uint64_t count) { echo::stream_by_32(to, from, count); }
+void by_16(char *to, const char *from, uint64_t count) { echo::stream_by_16<false>(to, from, count); }
+void by_32(char *to, const char *from, uint64_t count) { echo::stream_by_32<true>(to, from, count); }
 #endif
 
 constexpr size_t kMargin = 128;  // the source ends right behind its last byte, so that AddressSanitizer sees a read beyond it

@@ -4,6 +4,7 @@
 //   ipc_rows_stress [seconds per scenario]
 //
 // Forbidden: a row that mixes two; a row that is not the one with its number.
+#define ECHO_IPC_LARGE_TABLE 1000000  // the smaller table is written with normal stores, the larger one past the caches
 #include "../../src/echo_ipc/_native/rows.hpp"
 #include "ipc_stress.hpp"
 
@@ -11,7 +12,7 @@ constexpr uint64_t kWords = 55;  // of a row: 440 bytes, in three columns
 constexpr uint64_t kSplit[3] = {1, 30, 24};
 
 // One adder at a time, which therefore knows the numbers of its rows: every word of a row is its number.
-static void add_until(Rows rows, const std::function<bool()> &over) {
+static void add_until(Rows &rows, const std::function<bool()> &over) {
     std::mt19937 random{unsigned(getpid())};
     std::vector<uint64_t> columns[3];
     while (!over()) {
@@ -36,7 +37,7 @@ struct Read {
     std::atomic<uint64_t> whole{0}, stale{0};
 };
 
-static void sample_until(Rows rows, uint64_t seed, const std::function<bool()> &over, Read &read) {
+static void sample_until(const Rows &rows, uint64_t seed, const std::function<bool()> &over, Read &read) {
     constexpr uint64_t kBatch = 64;
     std::mt19937_64 random(seed);
     std::vector<uint64_t> columns[3], numbers(kBatch), stale(kBatch);

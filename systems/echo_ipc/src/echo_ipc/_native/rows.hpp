@@ -6,11 +6,16 @@
 // writes over them.
 #pragma once
 
+#include "rows_past_caches.hpp"
 #include "segment.hpp"
 
 // The test suite also builds this file without the second look, to prove that it would notice torn rows.
 #ifndef ECHO_IPC_MARKS
 #define ECHO_IPC_MARKS 1
+#endif
+// Larger tables, in bytes, are written past the caches. The stress program sets less, because the adder must go round its table quickly.
+#ifndef ECHO_IPC_LARGE_TABLE
+#define ECHO_IPC_LARGE_TABLE echo::shared_cache()
 #endif
 
 namespace echo_ipc {
@@ -52,18 +57,16 @@ public:
         segment_.header->turnstile.pass();
         if (!take()) return kLater;
         const uint64_t most = capacity_ / 4 ? capacity_ / 4 : 1;
-        // A table is larger than the caches, and the processor's own prefetching is late for stores to short rows. Past the end it is harmless: it is no access.
-        const uint64_t ahead = row_ < kAhead / 2 ? row_ : 0;
         *number = control_->committed.load(std::memory_order_relaxed);
         for (uint64_t done = 0; done < rows;) {
             const uint64_t some = rows - done < most ? rows - done : most, from = *number + done;
             // Never lowered: an adder that was killed may have written over the rows up to there.
             if (control_->reserved.load(std::memory_order_relaxed) < from + some) control_->reserved.store(from + some, std::memory_order_relaxed);
             std::atomic_thread_fence(std::memory_order_seq_cst);  // SYNC reserved: before every byte
-            for (uint64_t i = 0; i < some; ++i) {
-                char *to = data_ + (from + i) % capacity_ * row_;
-                for (uint64_t at = 0; at < ahead; at += 64) __builtin_prefetch(to + kAhead + at, 1);
-                for (int c = 0; c < count; ++c) copy_piece(to + columns[c].offset, columns[c].memory + (done + i) * columns[c].bytes, columns[c].bytes);
+            for (uint64_t i = 0; i < some;) {
+                const uint64_t place = (from + i) % capacity_, run = some - i < capacity_ - place ? some - i : capacity_ - place;
+                write(data_ + place * row_, columns, count, done + i, run);
+                i += run;
             }
             done += some;
             control_->committed.store(from + some, std::memory_order_release);  // SYNC committed
@@ -102,6 +105,20 @@ public:
     void unlock() { segment_.header->lock.give(); }
 
 private:
+    // Writes `rows` rows, from row `first` of the columns on, to places that follow one another.
+    void write(char *to, const Part *columns, int count, uint64_t first, uint64_t rows) {
+        if (capacity_ * row_ > ECHO_IPC_LARGE_TABLE && rows_fit_past_caches(row_, rows)) {
+            write_past_caches(to, columns, count, first, rows, row_, buffer_);
+            return;
+        }
+        // The processor's own prefetching is late for stores to short rows. Past the end it is harmless: it is no access.
+        const uint64_t ahead = row_ < kAhead / 2 ? row_ : 0;
+        for (uint64_t i = first; i < first + rows; ++i, to += row_) {
+            for (uint64_t at = 0; at < ahead; at += 64) __builtin_prefetch(to + kAhead + at, 1);
+            for (int c = 0; c < count; ++c) copy_piece(to + columns[c].offset, columns[c].memory + i * columns[c].bytes, columns[c].bytes);
+        }
+    }
+
     bool take() {
         return segment_.header->lock.take(kSlice, [this] { control_->broken.fetch_add(1, std::memory_order_relaxed); });
     }
@@ -110,6 +127,7 @@ private:
     RowsControl *const control_;
     char *const data_;
     const uint64_t capacity_, row_;
+    RowBuffer buffer_;  // belongs to whoever holds the lock
 };
 
 }  // namespace echo_ipc
