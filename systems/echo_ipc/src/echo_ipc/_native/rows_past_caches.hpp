@@ -2,7 +2,7 @@
 // read what lies there.
 //
 // Stores past the caches are fast only if each fills a whole cache line, and the pieces of a row do not. So a few rows are put together in a buffer,
-// and its whole lines are stored. Measured with rows of 444 bytes in six pieces: 256 rows take three quarters of the time, 4096 rows a twentieth less.
+// and its whole lines are stored. Measured with rows of 444 bytes in six pieces: 256 rows take four fifths of the time, 4096 rows nine tenths.
 #pragma once
 
 #include <algorithm>
