@@ -140,6 +140,6 @@ def test_update_items_takes_only_what_the_leaf_holds() -> None:
 
 
 def test_a_client_does_not_import_numpy_ma() -> None:
-    """Looking for masked arrays must not import their module: that would take a worker 20 ms at its start."""
+    """Looking for masked arrays must not import their module: that takes about 50 ms, which each worker would spend at its start."""
     code = "import sys, numpy; before = 'numpy.ma' in sys.modules; from echo_core import Client; sys.exit('numpy.ma' in sys.modules and not before)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

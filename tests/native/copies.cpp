@@ -14,20 +14,21 @@ void past_caches(char *to, const char *from, uint64_t count) { echo::copy_past_c
 void sample(char *to, const char *from, uint64_t count) { echo::copy_sample(to, from, count); }
 void racing(char *to, const char *from, uint64_t count) { echo::copy_racing(to, from, count, true); }
 #if defined(__x86_64__)
-// The processor that runs this test would only ever use one of the two.
+// `stream` would use only one of the two on the processor that runs this test.
 void by_16(char *to, const char *from, uint64_t count) { echo::stream_by_16<false>(to, from, count); }
 void by_32(char *to, const char *from, uint64_t count) { echo::stream_by_32<true>(to, from, count); }
 #endif
 
-constexpr size_t kMargin = 128;  // the source ends right behind its last byte, so that AddressSanitizer sees a read beyond it
+constexpr size_t kMargin = 128;
 std::mt19937_64 random_bytes(1);
 
+// The source's memory ends with its last byte, so that AddressSanitizer sees a read beyond it.
 bool holds(const char *name, Copy copy, size_t size, size_t to_offset, size_t from_offset) {
-    std::vector<char> source(std::max<size_t>(from_offset + size, 1)), target(size + 2 * kMargin + 64, 'x');
+    std::vector<char> source(std::max<size_t>(from_offset + size, 1)), target(size + 2 * kMargin + 128, 'x');
     for (char &byte : source) byte = char(random_bytes());
     char *line = target.data() + kMargin;
     line += -reinterpret_cast<uintptr_t>(line) % 64;
-    char *to = line + to_offset - 64 * (to_offset != 0);  // still behind half of the margin
+    char *to = line + to_offset;
     copy(to, source.data() + from_offset, size);
     bool same = size == 0 || std::memcmp(to, source.data() + from_offset, size) == 0;
     for (char *p = target.data(); p < to; ++p) same = same && *p == 'x';
