@@ -20,7 +20,7 @@ extensions = [
         f"echo_shm.{name}",
         [str(package / f"{name}.pyx")],
         language="c++",
-        depends=[str(package / "lane.hpp"), str(package / "board.hpp"), str(package / "_direct.pxd"), str(capi / "echo_capi.h"), str(capi / "echo_copy.h")],
+        depends=[str(package / "lane.hpp"), str(package / "board.hpp"), str(package / "_direct.pxd"), *[str(path) for path in sorted(capi.glob("*.h"))]],
         # capi.pxd names the header relative to the package it lies in.
         include_dirs=[str(package), str(capi), str(capi.parent), numpy.get_include()],
         # CXXFLAGS come after these: a sanitizer build only adds to them.

@@ -15,7 +15,7 @@ import echo_core
 
 package = Path("src/echo_ipc/_native")
 capi = Path(echo_core.get_include())
-headers = [str(path) for path in [*sorted(package.glob("*.hpp")), *sorted(package.glob("*.pxd")), capi / "echo_copy.h"]]
+headers = [str(path) for path in [*sorted(package.glob("*.hpp")), *sorted(package.glob("*.pxd")), *sorted(capi.glob("*.h"))]]
 extensions = [
     Extension(
         f"echo_ipc._native.{source.stem}",

@@ -14,9 +14,9 @@ void past_caches(char *to, const char *from, uint64_t count) { echo::copy_past_c
 void sample(char *to, const char *from, uint64_t count) { echo::copy_sample(to, from, count); }
 void racing(char *to, const char *from, uint64_t count) { echo::copy_racing(to, from, count, true); }
 #if defined(__x86_64__)
-// `stream` would use only one of the two on the processor that runs this test.
-void by_16(char *to, const char *from, uint64_t count) { echo::stream_by_16<false>(to, from, count); }
-void by_32(char *to, const char *from, uint64_t count) { echo::stream_by_32<true>(to, from, count); }
+// `copy_past_caches` uses only one of the two on the processor that runs this test.
+void by_16(char *to, const char *from, uint64_t count) { echo::stream_by_16(to, from, count); }
+void by_32(char *to, const char *from, uint64_t count) { echo::stream_by_32(to, from, count); }
 #endif
 
 constexpr size_t kMargin = 128;

@@ -81,6 +81,7 @@ def test_core_brings_what_native_plugins_compile_against(wheels: Path) -> None:
         "echo_core/store/shared/shared_store.pxd",
         "echo_core/include/echo_capi.h",
         "echo_core/include/echo_copy.h",
+        "echo_core/include/echo_huge_pages.h",
         "echo_core/include/echo_pages.h",
         "echo_core/include/echo_sampler.h",
     }

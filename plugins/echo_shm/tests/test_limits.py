@@ -184,6 +184,27 @@ def test_a_store_in_huge_pages() -> None:
             assert client.stats()["mode"] == "direct"
 
 
+@pytest.mark.parametrize("mode", ["direct", "private"])
+def test_the_kernel_gives_huge_pages_where_it_can(mode: str) -> None:
+    """Both ends have them, and without them everything is as before."""
+    for forbid in ("", "forbid_huge_pages()"):
+        said = child(f"""
+            from echo_core.testing.huge_pages import *
+            {forbid}
+            name = "memfd:echo-store" if {mode!r} == "direct" else "memfd:echo-lane"
+            expected = are_huge_pages_given()
+            with Server(example(1 << 16), 64, ShmTransport(mode={mode!r})) as server:
+                with Client(server.address, example(1 << 16), timeout=20) as client:
+                    client.send_batch(stacked(1, 0, 64, 1 << 16))
+                    batch = server.sample(timeout=10).batch
+                    assert batch["number"].tolist() == list(range(64))
+                    print(expected, mapped_in_huge_pages(name))
+        """)
+        expected, mapped = said.split()
+        assert int(mapped) >= 4 << 20 if expected == "True" else mapped == "0"
+        assert expected == "False" or not forbid
+
+
 # ---- what is forbidden -----------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from echo_core.testing.huge_pages import forbid_huge_pages, mapped_in_huge_pages
 from echo_ipc import Cell, Ring, Rows
 
 WIDTH = 1000
@@ -44,6 +45,24 @@ def new_rows(capacity: int = 1000) -> Rows:
 def batch(first: int, count: int) -> dict[str, Any]:
     numbers = np.arange(first, first + count)
     return {"obs": np.repeat(numbers[:, None], 7, 1).astype(np.float64), "number": numbers, "flag": numbers % 2 == 0}
+
+
+def large_rows() -> Rows:
+    """6 MB, all of it the number of the row."""
+    rows = Rows({"x": ((1000,), "float32")}, 1500)
+    rows.add({"x": np.repeat(np.arange(1500, dtype=np.float32)[:, None], 1000, 1)})
+    return rows
+
+
+def look_at_large_rows(rows: Rows | None, answers: Any) -> None:
+    """Answer how many bytes are mapped in huge pages; None: of rows that are made here, without such pages."""
+    if rows is None:
+        forbid_huge_pages()
+        rows = large_rows()
+    numbers = np.arange(1500)
+    found, _ = rows.read(numbers)
+    assert (found["x"] == numbers[:, None]).all()
+    answers.put(mapped_in_huge_pages("memfd:echo-ipc"))
 
 
 def use_all(cell: Cell, ring: Ring, rows: Rows, answers: Any = None) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from actors import check_value, new_cell, new_ring, new_rows, use_all, value
+from actors import check_value, large_rows, look_at_large_rows, new_cell, new_ring, new_rows, use_all, value
 from held_memory import held
 
 from echo_core.base.errors import ClosedError, SecurityError, SpecError
+from echo_core.testing.huge_pages import are_huge_pages_given, mapped_in_huge_pages
 from echo_ipc import Cell, Ring, Rows, SegmentGoneError, _native
 from echo_ipc.segments.memory import Memory
 
@@ -260,3 +261,45 @@ print(cell.read()[0]["w"].tolist(), [name for name in dir(echo_ipc) if name in e
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.stdout == "[1.0, 2.0, 3.0] True\n", done.stderr
+
+
+def test_large_memory_lies_in_huge_pages_where_the_kernel_gives_them() -> None:
+    """In each process that has it. Without them, everything is as before."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    least = 4 << 20 if are_huge_pages_given() else 0
+    with large_rows() as rows:
+        assert mapped_in_huge_pages("memfd:echo-ipc") >= least
+        process = context.Process(target=look_at_large_rows, args=(rows, answers))
+        process.start()
+        assert answers.get(timeout=60) >= least
+        process.join()
+    process = context.Process(target=look_at_large_rows, args=(None, answers))  # it makes its own, and has no huge pages
+    process.start()
+    assert answers.get(timeout=60) == 0
+    process.join()
+
+
+def test_without_room_to_align_it_memory_is_mapped_all_the_same() -> None:
+    """To begin at the border of a huge page takes more of the address space for a moment."""
+    size = 4 << 20
+    code = f"""
+import os, resource
+from echo_ipc import _native
+fd = os.memfd_create("echo-test")
+os.ftruncate(fd, {size})
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+for room in ({size} + (1 << 20), {size} - (1 << 20)):
+    resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
+    try:
+        mapping = _native.Mapping(fd, {size}, True)
+    except OSError as error:
+        print(error)
+    else:
+        memoryview(mapping)[-1] = 7
+        print(os.pread(fd, 1, {size} - 1)[0])
+        del mapping
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[0] == "7" and "cannot map 4,194,304 bytes" in done.stdout, done.stdout

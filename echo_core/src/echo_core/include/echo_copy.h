@@ -31,30 +31,26 @@ inline uint64_t shared_cache() {
 
 #if defined(__x86_64__)
 
-// With `kFar`, the source is expected in main memory, and prefetched: the processor's own prefetching stops at the end of a page. A prefetch past the
-// end is harmless, because it is not an access.
-template <bool kFar>
+// The source of a copy past the caches often comes from main memory, because whoever wrote it went past the caches too. It is prefetched, because
+// the processor's own prefetching stops at the end of a page. A prefetch past the end is harmless, because it is not an access.
 inline void prefetch_source(const char *from) {
-    if (kFar) {
-        _mm_prefetch(from + 4096, _MM_HINT_T1);
-        _mm_prefetch(from + 512, _MM_HINT_T0);
-    }
+    _mm_prefetch(from + 4096, _MM_HINT_T1);
+    _mm_prefetch(from + 512, _MM_HINT_T0);
 }
 
-template <bool kFar>
+// Both copy `count` bytes, a multiple of 64, to the start of a cache line.
 inline void stream_by_16(char *to, const char *from, uint64_t count) {
     for (const char *end = from + count; from != end; from += 64, to += 64) {
-        prefetch_source<kFar>(from);
+        prefetch_source(from);
         for (int i = 0; i < 64; i += 16)
             _mm_stream_si128(reinterpret_cast<__m128i *>(to + i), _mm_loadu_si128(reinterpret_cast<const __m128i *>(from + i)));
     }
 }
 
 // Half as many stores make it 5 to 20 % faster.
-template <bool kFar>
 __attribute__((target("avx"))) inline void stream_by_32(char *to, const char *from, uint64_t count) {
     for (const char *end = from + count; from != end; from += 64, to += 64) {
-        prefetch_source<kFar>(from);
+        prefetch_source(from);
         const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
         const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + 32));
         _mm256_stream_si256(reinterpret_cast<__m256i *>(to), low);
@@ -64,36 +60,20 @@ __attribute__((target("avx"))) inline void stream_by_32(char *to, const char *fr
 
 #endif
 
-// Copies `count` bytes, a multiple of 64, to the start of a cache line, past the caches. Call `end_stream` before another process may see a mark that says
-// that the bytes are there.
-template <bool kFar>
-inline void stream(char *to, const char *from, uint64_t count) {
-#if defined(__x86_64__)
-    __builtin_cpu_supports("avx") ? stream_by_32<kFar>(to, from, count) : stream_by_16<kFar>(to, from, count);
-#else
-    std::memcpy(to, from, count);
-#endif
-}
-
-// Stores past the caches are not ordered with others: without this fence a reader could see a mark that follows before the bytes.
-inline void end_stream() {
-#if defined(__x86_64__)
-    _mm_sfence();
-#endif
-}
-
 // A memcpy that goes past the caches. A normal copy first reads the old contents of the target, and evicts what lies in the caches: for a value that
-// does not fit there, both cost time and help nobody. The source often comes from main memory, because whoever wrote it went past the caches too.
+// does not fit there, both cost time and help nobody.
 inline void copy_past_caches(char *to, const char *from, uint64_t count) {
+#if defined(__x86_64__)
     if (count >= 1024) {
         const uint64_t odd = -reinterpret_cast<uintptr_t>(to) % 64;
         std::memcpy(to, from, odd);
         to += odd, from += odd, count -= odd;
         const uint64_t whole = count / 64 * 64;
-        stream<true>(to, from, whole);
-        end_stream();
+        __builtin_cpu_supports("avx") ? stream_by_32(to, from, whole) : stream_by_16(to, from, whole);
+        _mm_sfence();  // such stores are not ordered with others: without the fence a reader could see a mark that follows before the value
         to += whole, from += whole, count -= whole;
     }
+#endif
     std::memcpy(to, from, count);
 }
 

@@ -11,6 +11,8 @@
 #include <limits>
 #include <new>
 
+#include "echo_huge_pages.h"
+
 namespace echo {
 
 // Entries begin as zeros; T must need neither constructor nor destructor. The kernel provides a page when it is first written, so a large table
@@ -20,21 +22,13 @@ template <class T>
 class PageArray {
 public:
     explicit PageArray(size_t size) : size_(size), bytes_(pages(size)) {
-        const size_t room = bytes_ < kHuge ? bytes_ : bytes_ + kHuge;
-        void *memory = mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        // An array of two huge pages that began anywhere but at the border of one would get only one.
+        void *memory = map_aligned(bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
         if (memory == MAP_FAILED) throw std::bad_alloc();
-        char *begin = static_cast<char *>(memory);
-        if (room > bytes_) {
-            // Begin at the border of a huge page: an array of two huge pages that began anywhere else would get only one.
-            const size_t skipped = (kHuge - reinterpret_cast<uintptr_t>(begin) % kHuge) % kHuge;
-            if (skipped) munmap(begin, skipped);
-            begin += skipped;
-            if (skipped < kHuge) munmap(begin + bytes_, kHuge - skipped);
 #ifdef MADV_HUGEPAGE
-            madvise(begin, bytes_, MADV_HUGEPAGE);
+        if (bytes_ >= kHugePage) madvise(memory, bytes_, MADV_HUGEPAGE);
 #endif
-        }
-        data_ = reinterpret_cast<T *>(begin);
+        data_ = static_cast<T *>(memory);
     }
     ~PageArray() { munmap(static_cast<void *>(data_), bytes_); }
     PageArray(const PageArray &) = delete;
@@ -49,13 +43,12 @@ public:
 
 private:
     static constexpr size_t kPage = 4096;
-    static constexpr size_t kHuge = 2u << 20;
 
     // Rounds up to whole pages, at least one, and to whole huge pages where that costs at most an eighth more.
     static size_t pages(size_t size) {
-        if (size > (std::numeric_limits<size_t>::max() - 2 * kHuge) / sizeof(T)) throw std::bad_alloc();
-        const size_t bytes = size ? size * sizeof(T) : 1, huge = (bytes + kHuge - 1) / kHuge * kHuge;
-        return bytes >= kHuge && huge - bytes <= bytes / 8 ? huge : (bytes + kPage - 1) / kPage * kPage;
+        if (size > (std::numeric_limits<size_t>::max() - 2 * kHugePage) / sizeof(T)) throw std::bad_alloc();
+        const size_t bytes = size ? size * sizeof(T) : 1, huge = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+        return bytes >= kHugePage && huge - bytes <= bytes / 8 ? huge : (bytes + kPage - 1) / kPage * kPage;
     }
 
     const size_t size_;

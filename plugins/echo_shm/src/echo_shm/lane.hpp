@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "echo_capi.h"
+#include "echo_huge_pages.h"
 
 // The test suite also builds this file with a relaxed order here, to prove that ThreadSanitizer would see the mistake.
 #ifndef ECHO_WRITTEN_ORDER
@@ -74,7 +75,7 @@ protected:
         struct stat found;
         length_ = plan(leaf_bytes, rows, &offset_);
         if (length_ == 0 || fstat(fd, &found) != 0 || uint64_t(found.st_size) != length_) throw std::invalid_argument("its size is another");
-        void *memory = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        void *memory = echo::map_aligned(length_, PROT_READ | PROT_WRITE, MAP_SHARED, fd);
         if (memory == MAP_FAILED) throw std::bad_alloc();
         base_ = static_cast<char *>(memory);
         madvise(base_, length_, MADV_DONTFORK);  // a forked child must not see the lane

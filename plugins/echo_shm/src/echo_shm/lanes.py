@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from echo_core.base.memory.huge_pages import use_huge_pages
+
 from ._copier import BROKEN, CLOSED, Copier, lane_bytes
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Lane:
         try:
             size = lane_bytes(spec, self.rows)
             os.ftruncate(self.fd, size)
+            use_huge_pages(self.fd, size)
             os.posix_fallocate(self.fd, 0, size)  # so a lack of memory is an error here, and not a SIGBUS later
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self._copier = Copier(self.fd, spec, self.rows, sink.native)

@@ -21,6 +21,8 @@
 #include <thread>
 #include <vector>
 
+#include "../../../../echo_core/src/echo_core/include/echo_huge_pages.h"
+
 namespace {
 
 [[noreturn]] void forbidden(const char *claim) {
@@ -33,15 +35,6 @@ struct Mapping {
 };
 std::mutex mappings_lock;
 std::map<void *, Mapping> mappings;
-
-void *map_once(void *, size_t length, int protection, int flags, int fd, off_t offset) {
-    std::lock_guard<std::mutex> lock(mappings_lock);
-    for (auto &[address, mapping] : mappings)
-        if (mapping.fd == fd) return ++mapping.ends, address;
-    void *address = ::mmap(nullptr, length, protection, flags, fd, offset);
-    if (address != MAP_FAILED) mappings[address] = {fd, 1};
-    return address;
-}
 
 int unmap_last(void *address, size_t length) {
     std::lock_guard<std::mutex> lock(mappings_lock);
@@ -61,14 +54,27 @@ long sleep_till_woken(long number, uint32_t *word, int what, uint32_t value, con
 
 }  // namespace
 
+namespace echo {
+
+static void *map_once(size_t length, int protection, int flags, int fd) {
+    std::lock_guard<std::mutex> lock(mappings_lock);
+    for (auto &[address, mapping] : mappings)
+        if (mapping.fd == fd) return ++mapping.ends, address;
+    void *address = map_aligned(length, protection, flags, fd);
+    if (address != MAP_FAILED) mappings[address] = {fd, 1};
+    return address;
+}
+
+}  // namespace echo
+
 #include "../../../../echo_core/src/echo_core/store/door/capi_table.hpp"
 #include "../../../../echo_core/src/echo_core/store/stream/ring.hpp"
 
-#define mmap map_once
+#define map_aligned map_once
 #define munmap unmap_last
 #define syscall sleep_till_woken
 #include "../../src/echo_shm/lane.hpp"
-#undef mmap
+#undef map_aligned
 #undef munmap
 #undef syscall
 
@@ -291,7 +297,7 @@ void lie() {
         if (fd < 0 || ftruncate(fd, off_t(LaneReader::bytes(kLeaves, s.rows))) != 0) std::perror("memfd"), std::_Exit(2);
         {
             LaneReader reader(fd, kLeaves, s.rows, echo::capi_table(), reinterpret_cast<echo_store *>(door));
-            void *words = map_once(nullptr, LaneReader::bytes(kLeaves, s.rows), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+            void *words = echo::map_once(LaneReader::bytes(kLeaves, s.rows), PROT_READ | PROT_WRITE, MAP_SHARED, fd);
             std::thread vandal([&] {
                 static_cast<LaneWords *>(words)->written.store(lie);
                 static_cast<LaneWords *>(words)->wake_at.store(lie);

@@ -4,7 +4,6 @@
 //   ipc_rows_stress [seconds per scenario]
 //
 // Forbidden: a row that mixes two; a row that is not the one with its number.
-#define ECHO_IPC_LARGE_TABLE 1000000  // the smaller table is written with normal stores, the larger one past the caches
 #include "../../src/echo_ipc/_native/rows.hpp"
 #include "ipc_stress.hpp"
 

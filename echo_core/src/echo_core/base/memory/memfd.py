@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 
+from .huge_pages import use_huge_pages
+
 
 def _huge_pages_free() -> int:
     with open("/proc/meminfo") as lines:
@@ -13,7 +15,10 @@ def _huge_pages_free() -> int:
 
 
 def make(size: int, huge_pages: bool) -> int:
-    """A memfd of `size` bytes. All of them are reserved now, and nobody can change its size later."""
+    """A memfd of `size` bytes. All of them are reserved now, and nobody can change its size later.
+
+    With `huge_pages`, all its pages have 2 MiB, and come from those that the system has put aside; without, as many as the machine can give.
+    """
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | (os.MFD_HUGETLB if huge_pages else 0)
     try:
         fd = os.memfd_create("echo-store", flags)
@@ -21,12 +26,14 @@ def make(size: int, huge_pages: bool) -> int:
         raise OSError(error.errno, f"cannot make shared memory (memfd_create): {error.strerror}; if a seccomp filter forbids it, relax the filter") from None
     try:
         os.ftruncate(fd, size)
+        if not huge_pages:
+            use_huge_pages(fd, size)
         # Without this, a machine without memory would kill the process that first touches a page with SIGBUS, perhaps hours later.
         os.posix_fallocate(fd, 0, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    except OSError as error:
+    except BaseException as error:
         os.close(fd)
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EPERM, errno.EFBIG):
+        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EPERM, errno.EFBIG):
             raise
         what = "lower batch_size or num_buffers, or raise the container's memory limit"
         if huge_pages:

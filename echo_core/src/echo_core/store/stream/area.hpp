@@ -18,6 +18,7 @@
 
 #include "../wait/event_count.hpp"
 #include "../../include/echo_capi.h"
+#include "../../include/echo_huge_pages.h"
 #include "../../base/memory/page_lock.hpp"
 
 namespace echo {
@@ -112,7 +113,7 @@ public:
         if (stride == UINT64_MAX || __builtin_mul_overflow(stride, buffers + spares, &total) ||
             __builtin_add_overflow(total, words(batch, buffers + spares, shared), &total) || total > UINT64_MAX / 2)
             return UINT64_MAX;
-        return (total + kHuge - 1) / kHuge * kHuge;
+        return (total + kHugePage - 1) / kHugePage * kHugePage;
     }
 
     uint64_t batch_size() const { return batch_; }
@@ -138,7 +139,6 @@ protected:
         uint64_t bytes;   // of one sample
         uint64_t offset;  // of the leaf's array inside a batch buffer
     };
-    static constexpr uint64_t kHuge = 2 << 20;
 
     // Makes a new store, in private memory (fd < 0) or in a memfd of bytes() length.
     Area(const std::vector<uint64_t> &leaf_bytes, uint64_t batch, uint64_t buffers, uint64_t spares, int fd);
@@ -213,7 +213,7 @@ inline uint64_t Area::plan(const std::vector<uint64_t> &leaf_bytes, uint64_t bat
 
 inline void Area::map(int fd) {
     const int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
-    void *memory = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, flags, fd, 0);
+    void *memory = map_aligned(mapped_, PROT_READ | PROT_WRITE, flags, fd);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     base_ = static_cast<char *>(memory);
     madvise(base_, mapped_, MADV_HUGEPAGE);

@@ -6,21 +6,16 @@
 // writes over them.
 #pragma once
 
-#include "rows_past_caches.hpp"
 #include "segment.hpp"
 
 // The test suite also builds this file without the second look, to prove that it would notice torn rows.
 #ifndef ECHO_IPC_MARKS
 #define ECHO_IPC_MARKS 1
 #endif
-// Larger tables, in bytes, are written past the caches. The stress program sets less, because the adder must go round its table quickly.
-#ifndef ECHO_IPC_LARGE_TABLE
-#define ECHO_IPC_LARGE_TABLE echo::shared_cache()
-#endif
 
 namespace echo_ipc {
 
-constexpr uint64_t kAhead = 8192;  // bytes; measured: with less, a batch of 4096 rows of 444 bytes takes longer
+constexpr uint64_t kAhead = 4096;  // bytes; measured: with a quarter or four times as much, 4096 rows of 444 bytes take an eighth longer
 
 struct RowsControl {
     std::atomic<uint64_t> committed;
@@ -107,10 +102,18 @@ public:
 private:
     // Writes `rows` rows, from row `first` of the columns on, to places that follow one another.
     void write(char *to, const Part *columns, int count, uint64_t first, uint64_t rows) {
-        if (capacity_ * row_ > ECHO_IPC_LARGE_TABLE && rows_fit_past_caches(row_, rows)) {
-            write_past_caches(to, columns, count, first, rows, row_, buffer_);
-            return;
-        }
+#if defined(__x86_64__)
+        if (__builtin_cpu_supports("avx")) return write_with_avx(to, columns, count, first, rows);
+#endif
+        write_each(to, columns, count, first, rows);
+    }
+#if defined(__x86_64__)
+    // Here the compiler moves 32 bytes at a time, which makes it a seventh faster.
+    __attribute__((target("avx"))) void write_with_avx(char *to, const Part *columns, int count, uint64_t first, uint64_t rows) {
+        write_each(to, columns, count, first, rows);
+    }
+#endif
+    [[gnu::always_inline]] void write_each(char *to, const Part *columns, int count, uint64_t first, uint64_t rows) {
         // The processor's own prefetching is late for stores to short rows. Past the end it is harmless: it is no access.
         const uint64_t ahead = row_ < kAhead / 2 ? row_ : 0;
         for (uint64_t i = first; i < first + rows; ++i, to += row_) {
@@ -127,7 +130,6 @@ private:
     RowsControl *const control_;
     char *const data_;
     const uint64_t capacity_, row_;
-    RowBuffer buffer_;  // belongs to whoever holds the lock
 };
 
 }  // namespace echo_ipc

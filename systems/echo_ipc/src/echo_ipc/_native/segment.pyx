@@ -21,10 +21,12 @@ from echo_core.base.errors import ClosedError
 np.import_array()
 
 cdef extern from "<sys/mman.h>" nogil:
-    void* mmap(void*, size_t, int, int, int, int64_t)
     int munmap(void*, size_t)
     int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_POPULATE
     void* MAP_FAILED
+
+cdef extern from "echo_huge_pages.h" namespace "echo" nogil:
+    void* map_aligned(size_t, int, int, int)
 
 cdef extern from *:
     """
@@ -73,7 +75,7 @@ cdef class Mapping:
     def __cinit__(self, int fd, uint64_t size, bint writable):
         # All pages are there already. Entering them now saves a fault at the first use of each; for very large memory, that would take long.
         cdef int how = MAP_SHARED | (MAP_POPULATE if size <= kPopulated else 0)
-        cdef void* memory = mmap(NULL, size, PROT_READ | (PROT_WRITE if writable else 0), how, fd, 0)
+        cdef void* memory = map_aligned(size, PROT_READ | (PROT_WRITE if writable else 0), how, fd)
         if memory == MAP_FAILED:
             raise OSError(errno, f"cannot map {size:,} bytes of shared memory: {strerror(errno)}")
         self.memory, self.size, self.writable = <char*>memory, size, writable

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_core.base.errors import EchoError, SecurityError, SpecError
+from echo_core.base.memory.huge_pages import use_huge_pages
 
 from .. import _native
 from ..memory_budget import get_reservable_memory_bytes
@@ -175,6 +176,7 @@ def _reserve(size: int, label: str, what: str) -> int:
             fix = "make it smaller, or raise the container's memory limit"
             raise MemoryError(f"{what} needs {size:,} bytes of shared memory, and {available:,} are available here; {fix}")
         os.ftruncate(fd, size)
+        use_huge_pages(fd, size)
         os.posix_fallocate(fd, 0, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
     except BaseException as error:

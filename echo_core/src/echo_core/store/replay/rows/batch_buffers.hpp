@@ -97,12 +97,12 @@ private:
         Batch *batch = new Batch{};
         batch->n = n;
         batch->mapped = (bytes + 4095) & ~uint64_t(4095);
-        void *memory = mmap(nullptr, batch->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void *memory = map_aligned(batch->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
         if (memory == MAP_FAILED) {
             delete batch;
             throw std::bad_alloc();
         }
-        if (batch->mapped >= Rows::kHuge) madvise(memory, batch->mapped, MADV_HUGEPAGE);
+        if (batch->mapped >= kHugePage) madvise(memory, batch->mapped, MADV_HUGEPAGE);
         batch->memory = static_cast<char *>(memory);
         batch->locked = lock_ && lock_.apply(memory, batch->mapped) == 0;
         std::vector<uint64_t> offsets;

@@ -17,6 +17,8 @@
 #include <system_error>
 #include <vector>
 
+#include "../../../include/echo_huge_pages.h"
+
 namespace echo::replay {
 
 // Copies rows that a writer may be overwriting. The bytes may be torn; the caller finds that out by the row's generation. ThreadSanitizer
@@ -42,8 +44,6 @@ constexpr size_t kRecordLeaves = 64;  // rows with more leaves are not packed in
 
 class Rows {
 public:
-    static constexpr uint64_t kHuge = 2u << 20;
-
     static uint64_t plan(const std::vector<uint64_t> &leaf_bytes, uint64_t rows, std::vector<uint64_t> *offsets) {
         // Arrays that all began at the same offset of a page would compete for the same cache sets, so each is staggered by three lines.
         uint64_t end = 0, index = 0;
@@ -71,7 +71,7 @@ public:
             const int failed = posix_fallocate(fd, 0, off_t(mapped_));
             if (failed) throw std::system_error(failed, std::generic_category(), "posix_fallocate");
         }
-        void *memory = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
+        void *memory = map_aligned(mapped_, PROT_READ | PROT_WRITE, fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd);
         if (memory == MAP_FAILED) throw std::bad_alloc();
         base_ = static_cast<char *>(memory);
         if (fd >= 0) {  // the file may be larger than the memory of this machine
