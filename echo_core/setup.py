@@ -31,5 +31,6 @@ extensions = [
 # Many modules, so that they are translated side by side as they are compiled; from 3.14 on a pool's children do not come from a fork,
 # and would run this file again.
 threads = len(os.sched_getaffinity(0)) if sys.version_info < (3, 14) else 0
-modules = cythonize(extensions, nthreads=threads, include_path=["src"], build_dir="build/cython")
-setup(ext_modules=modules, options={"build_ext": {"parallel": True}})
+if not {"egg_info", "dist_info", "sdist"} & set(sys.argv):  # these need no translation, which takes longer than they do
+    extensions = cythonize(extensions, nthreads=threads, include_path=["src"], build_dir="build/cython")
+setup(ext_modules=extensions, options={"build_ext": {"parallel": True}})

@@ -26,4 +26,7 @@ extension = Extension(
     extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-psabi", "-ffp-contract=off", "-fno-math-errno"],
     define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
 )
-setup(ext_modules=cythonize([extension], include_path=["src", str(capi.parent.parent)], build_dir="build/cython"))
+extensions = [extension]
+if not {"egg_info", "dist_info", "sdist"} & set(sys.argv):  # these need no translation
+    extensions = cythonize(extensions, include_path=["src", str(capi.parent.parent)], build_dir="build/cython")
+setup(ext_modules=extensions)

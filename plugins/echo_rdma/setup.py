@@ -28,4 +28,7 @@ extension = Extension(
     define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
 )
 # The folder above the package echo_core is where its .pxd files are found, installed or not.
-setup(ext_modules=cythonize([extension], include_path=["src", str(capi.parent.parent)], build_dir="build/cython"))
+extensions = [extension]
+if not {"egg_info", "dist_info", "sdist"} & set(sys.argv):  # these need no translation
+    extensions = cythonize(extensions, include_path=["src", str(capi.parent.parent)], build_dir="build/cython")
+setup(ext_modules=extensions)

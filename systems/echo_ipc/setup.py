@@ -29,4 +29,6 @@ extensions = [
     )
     for source in sorted(package.glob("*.pyx"))
 ]
-setup(ext_modules=cythonize(extensions, include_path=["src"], build_dir="build/cython"), options={"build_ext": {"parallel": True}})
+if not {"egg_info", "dist_info", "sdist"} & set(sys.argv):  # these need no translation
+    extensions = cythonize(extensions, include_path=["src"], build_dir="build/cython")
+setup(ext_modules=extensions, options={"build_ext": {"parallel": True}})

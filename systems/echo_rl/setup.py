@@ -20,4 +20,7 @@ extension = Extension(
     # Sums may be reordered, so that the compiler vectorises them. NaN and infinity keep their meaning, which -ffast-math would not promise.
     extra_compile_args=["-std=c++20", "-O3", "-Wall", "-fno-math-errno", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"],
 )
-setup(ext_modules=cythonize([extension], include_path=["src"], build_dir="build/cython"))
+extensions = [extension]
+if not {"egg_info", "dist_info", "sdist"} & set(sys.argv):  # these need no translation
+    extensions = cythonize(extensions, include_path=["src"], build_dir="build/cython")
+setup(ext_modules=extensions)
