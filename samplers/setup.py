@@ -15,18 +15,19 @@ import echo_core
 
 package = Path("src/echo_samplers")
 capi = Path(echo_core.get_include())
-extension = Extension(
-    "echo_samplers._native",
-    [str(package / "_native.pyx")],
-    language="c++",
-    depends=[str(path) for path in sorted(package.glob("*.hpp"))] + [str(path) for path in sorted(capi.glob("*.h"))],
-    include_dirs=[str(package), str(capi), numpy.get_include()],
-    # Contraction is off so that a seed draws the same keys whether or not the machine has fused multiply-add. errno is off because
-    # setting it would keep the square root of a weight from being one instruction. CXXFLAGS follow these, so a sanitizer build only adds.
-    extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-psabi", "-ffp-contract=off", "-fno-math-errno"],
-    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
-)
-extensions = [extension]
+extensions = [
+    Extension(
+        "echo_samplers._native",
+        [str(package / "_native.pyx")],
+        language="c++",
+        depends=[str(path) for path in sorted(package.glob("*.hpp"))] + [str(path) for path in sorted(capi.glob("*.h"))],
+        include_dirs=[str(package), str(capi), numpy.get_include()],
+        # Contraction is off so that a seed draws the same keys whether or not the machine has fused multiply-add. errno is off because
+        # setting it would keep the square root of a weight from being one instruction. CXXFLAGS follow these, so a sanitizer build only adds.
+        extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-psabi", "-ffp-contract=off", "-fno-math-errno"],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
+    )
+]
 if not {"egg_info", "dist_info", "sdist"} & set(sys.argv):  # these need no translation
     extensions = cythonize(extensions, include_path=["src", str(capi.parent.parent)], build_dir="build/cython")
 setup(ext_modules=extensions)

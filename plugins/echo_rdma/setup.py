@@ -15,20 +15,21 @@ import echo_core
 
 package = Path("src/echo_rdma")
 capi = Path(echo_core.get_include())
-extension = Extension(
-    "echo_rdma._ucx",
-    [str(package / "_ucx.pyx")],
-    language="c++",
-    depends=[str(path) for path in sorted(package.glob("ucx/*.hpp"))] + [str(capi / "echo_capi.h")],
-    # capi.pxd names the header relative to the package it lies in.
-    include_dirs=[str(package), str(capi), str(capi.parent), numpy.get_include()],
-    # CXXFLAGS come after these: a sanitizer build only adds to them.
-    extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-pthread"],
-    extra_link_args=["-pthread", "-ldl"],
-    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
-)
+extensions = [
+    Extension(
+        "echo_rdma._ucx",
+        [str(package / "_ucx.pyx")],
+        language="c++",
+        depends=[str(path) for path in sorted(package.glob("ucx/*.hpp"))] + [str(capi / "echo_capi.h")],
+        # capi.pxd names the header relative to the package it lies in.
+        include_dirs=[str(package), str(capi), str(capi.parent), numpy.get_include()],
+        # CXXFLAGS come after these: a sanitizer build only adds to them.
+        extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-pthread"],
+        extra_link_args=["-pthread", "-ldl"],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
+    )
+]
 # The folder above the package echo_core is where its .pxd files are found, installed or not.
-extensions = [extension]
 if not {"egg_info", "dist_info", "sdist"} & set(sys.argv):  # these need no translation
     extensions = cythonize(extensions, include_path=["src", str(capi.parent.parent)], build_dir="build/cython")
 setup(ext_modules=extensions)

@@ -11,16 +11,17 @@ import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-extension = Extension(
-    "echo_rl.kernels._native",
-    [str(Path("src/echo_rl/kernels/_native.pyx"))],
-    language="c++",
-    include_dirs=[numpy.get_include()],
-    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
-    # Sums may be reordered, so that the compiler vectorises them. NaN and infinity keep their meaning, which -ffast-math would not promise.
-    extra_compile_args=["-std=c++20", "-O3", "-Wall", "-fno-math-errno", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"],
-)
-extensions = [extension]
+extensions = [
+    Extension(
+        "echo_rl.kernels._native",
+        [str(Path("src/echo_rl/kernels/_native.pyx"))],
+        language="c++",
+        include_dirs=[numpy.get_include()],
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
+        # Sums may be reordered, so that the compiler vectorises them. NaN and infinity keep their meaning, which -ffast-math would not promise.
+        extra_compile_args=["-std=c++20", "-O3", "-Wall", "-fno-math-errno", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"],
+    )
+]
 if not {"egg_info", "dist_info", "sdist"} & set(sys.argv):  # these need no translation
     extensions = cythonize(extensions, include_path=["src"], build_dir="build/cython")
 setup(ext_modules=extensions)

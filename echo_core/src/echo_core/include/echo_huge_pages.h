@@ -49,7 +49,10 @@ inline bool use_huge_pages(int fd, off_t offset, size_t bytes) {
     if (memory == MAP_FAILED) return false;
     bool more = true;
     for (size_t at = 0; more && at + kHugePage <= bytes; at += kHugePage) {
-        if (posix_fallocate(fd, offset + off_t(at), 1) != 0) more = false;
+        int failed;
+        do failed = posix_fallocate(fd, offset + off_t(at), 1);
+        while (failed == EINTR);  // a signal came; the pages after this one can still be huge
+        more = failed == 0;
         for (int tries = 2; more && tries > 0 && madvise(static_cast<char *>(memory) + at, kHugePage, kCollapse) != 0; --tries)
             more = errno == EAGAIN;  // the small page was in use
     }
