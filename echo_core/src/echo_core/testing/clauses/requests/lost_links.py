@@ -16,7 +16,7 @@ from ....store.replay.rate_limiters import Queue
 from ...processes import until
 from ...rig import PATIENCE, Rig
 from ...samples import example, stacked
-from .waiting_at_tables import Call
+from .waiting_at_tables import Call, waiting
 
 Needs = Callable[[str], None]
 
@@ -65,8 +65,10 @@ class LostLinkClauses:
             until(lambda: len(done) >= ITEMS or not all(learner.waits for learner in learners), "all are learned from", PATIENCE)
         assert sorted(done) == list(range(ITEMS)), [learner.outcome() for learner in learners if not learner.waits]
         assert server.table().counters()["acknowledged"] == ITEMS
+        waiting(server, draws=len(learners))  # a draw that began after the server has closed would wait for another server
         server.close()
-        assert all(isinstance(learner.outcome(), ClosedError) for learner in learners)
+        outcomes = [learner.outcome() for learner in learners]
+        assert all(isinstance(outcome, ClosedError) for outcome in outcomes), outcomes
 
     def test_requests_by_key_and_batches_ahead_survive_links_that_are_cut(self, rig: Rig, needs: Needs) -> None:
         needs("severable")
