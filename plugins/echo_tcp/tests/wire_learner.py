@@ -125,7 +125,8 @@ class WireLearner:
         self._sockets[-1].sendall(data)
 
     def hang_up(self) -> None:
-        for sock in self._sockets:
+        """End the present links. A worker may connect again before this returns; its new link stays."""
+        for sock in list(self._sockets):
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
@@ -137,7 +138,8 @@ class WireLearner:
     def close(self) -> None:
         self._over = True
         self.stop_listening()
-        self.hang_up()  # comes first, so that nothing is acknowledged at the last moment
+        self._threads[0].join(10)  # it accepts connections: from now on there are no new ones
+        self.hang_up()  # comes before the events, so that nothing is acknowledged at the last moment
         self.may_read.set()
         self.may_ack.set()
         with self.changed:

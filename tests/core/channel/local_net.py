@@ -77,8 +77,8 @@ class Net:
         return mine
 
     def cut(self) -> None:
-        """Every connection of this moment is lost."""
-        for channel in self.channels:
+        """Every connection of this moment is lost. A worker may dial again meanwhile; its new connection stays."""
+        for channel in list(self.channels):
             channel.shutdown()
 
 

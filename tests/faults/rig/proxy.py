@@ -65,7 +65,7 @@ class Proxy:
 
     def cut(self, how: How = "close") -> None:
         """End every link there is, now."""
-        self._orders += [(link, how) for link in self.links]
+        self._orders += [(link, how) for link in list(self.links)]
         self._bell.send(b"!")
 
     def close(self) -> None:
