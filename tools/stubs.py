@@ -20,7 +20,7 @@ ALLOWED = ROOT / "tools" / "stubs.txt"
 
 def compiled() -> dict[str, Path]:
     """Every compiled module of this repository, by its name, with its source. Files that others include are parts of these."""
-    sources = [path for pattern in ("*/src/*/*.pyx", "*/*/src/*/*.pyx", "*/*/src/*/*/*.pyx") for path in ROOT.glob(pattern)]
+    sources = [path for place in ("*/src", "*/*/src") for path in ROOT.glob(f"{place}/**/*.pyx")]
     included = {path.parent / name for path in sources for name in re.findall(r'^include "(.+)"', path.read_text(), re.M)}
     return {".".join(path.with_suffix("").parts[path.parts.index("src") + 1 :]): path for path in sorted({*sources} - included)}
 
