@@ -5,6 +5,7 @@ import sys
 if sys.platform != "linux":
     raise SystemExit(f"Echo runs on Linux only: it needs futexes, memfds and epoll. This is {sys.platform}.")
 
+import os
 from pathlib import Path
 
 import numpy
@@ -15,6 +16,7 @@ import echo_core
 
 package = Path("src/echo_samplers")
 capi = Path(echo_core.get_include())
+flags = os.environ.get("CXXFLAGS", "").split()  # they come last, so that a build for a debugger can choose another -O
 extensions = [
     Extension(
         "echo_samplers._native",
@@ -23,8 +25,8 @@ extensions = [
         depends=[str(path) for path in sorted(package.glob("*.hpp"))] + [str(path) for path in sorted(capi.glob("*.h"))],
         include_dirs=[str(package), str(capi), numpy.get_include()],
         # Contraction is off so that a seed draws the same keys whether or not the machine has fused multiply-add. errno is off because
-        # setting it would keep the square root of a weight from being one instruction. CXXFLAGS follow these, so a sanitizer build only adds.
-        extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-psabi", "-ffp-contract=off", "-fno-math-errno"],
+        # setting it would keep the square root of a weight from being one instruction.
+        extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-psabi", "-ffp-contract=off", "-fno-math-errno", *flags],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
     )
 ]

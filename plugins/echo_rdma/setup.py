@@ -5,6 +5,7 @@ import sys
 if sys.platform != "linux":
     raise SystemExit(f"Echo runs on Linux only: it needs futexes, memfds and epoll. This is {sys.platform}.")
 
+import os
 from pathlib import Path
 
 import numpy
@@ -15,6 +16,7 @@ import echo_core
 
 package = Path("src/echo_rdma")
 capi = Path(echo_core.get_include())
+flags = os.environ.get("CXXFLAGS", "").split()  # they come last, so that a build for a debugger can choose another -O
 extensions = [
     Extension(
         "echo_rdma._ucx",
@@ -23,8 +25,7 @@ extensions = [
         depends=[str(path) for path in sorted(package.glob("ucx/*.hpp"))] + [str(capi / "echo_capi.h")],
         # capi.pxd names the header relative to the package it lies in.
         include_dirs=[str(package), str(capi), str(capi.parent), numpy.get_include()],
-        # CXXFLAGS come after these: a sanitizer build only adds to them.
-        extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-pthread"],
+        extra_compile_args=["-std=c++20", "-O2", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-pthread", *flags],
         extra_link_args=["-pthread", "-ldl"],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
     )

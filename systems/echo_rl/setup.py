@@ -5,12 +5,14 @@ import sys
 if sys.platform != "linux":
     raise SystemExit(f"Echo runs on Linux only: it needs futexes, memfds and epoll. This is {sys.platform}.")
 
+import os
 from pathlib import Path
 
 import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
+flags = os.environ.get("CXXFLAGS", "").split()  # they come last, so that a build for a debugger can choose another -O
 extensions = [
     Extension(
         "echo_rl.kernels._native",
@@ -19,7 +21,7 @@ extensions = [
         include_dirs=[numpy.get_include()],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
         # Sums may be reordered, so that the compiler vectorises them. NaN and infinity keep their meaning, which -ffast-math would not promise.
-        extra_compile_args=["-std=c++20", "-O3", "-Wall", "-fno-math-errno", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"],
+        extra_compile_args=["-std=c++20", "-O3", "-Wall", "-fno-math-errno", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", *flags],
     )
 ]
 if not {"egg_info", "dist_info", "sdist"} & set(sys.argv):  # these need no translation
