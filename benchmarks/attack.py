@@ -11,22 +11,22 @@ the workers begin.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import secrets
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from benchmarks import adapters, decoys
+from benchmarks import adapters, decoys, strangers
 from benchmarks.modes.receive import check, receive
 from benchmarks.payloads import PAYLOADS
-from benchmarks.processes import Crew, cpu_seconds, die_with, environment
+from benchmarks.processes import Crew, cpu_seconds
 from benchmarks.report import factor, number
 from benchmarks.strangers import ATTACKS, CERTIFIED_ATTACKS, READER, UNHEARING
 
@@ -83,20 +83,30 @@ class Figures(NamedTuple):
     alone: dict[str, tuple[float, float]]  # a learner without workers: its CPU time a second, turned away a second
 
 
+#: Starts the processes of attacks and controls: one process imports what they need, and each of them is a fork of it.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["benchmarks.strangers", "benchmarks.decoys", "echo_tcp.transport", "echo_grpc.transport"])
+
+
 @contextmanager
-def playing(*arguments: str) -> Iterator[tuple[int, str]]:
-    """A process of this module, once it has begun: its id, and the line that it printed."""
-    command = [sys.executable, "-m", "benchmarks.attack", *arguments, "--parent", str(os.getpid())]
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+def playing(part: Callable[..., NoReturn], *arguments: Any) -> Iterator[tuple[int, Any]]:
+    """A process that runs `part(says, *arguments)`, once it has said through the pipe that it begins: its id, and what it said."""
+    hears, says = FORKS.Pipe(duplex=False)
+    process = FORKS.Process(target=part, args=(says, *arguments), daemon=True)
+    process.start()
+    says.close()
     try:
-        if not (line := process.stdout.readline()):
-            raise RuntimeError(f"{' '.join(arguments)} ended by itself (exit status {process.wait()})")
-        yield process.pid, line
+        try:
+            said = hears.recv()
+        except EOFError:
+            process.join()
+            raise RuntimeError(f"{part.__name__}{arguments} ended by itself (exit status {process.exitcode})") from None
+        assert process.pid is not None
+        yield process.pid, said
     finally:
         process.kill()
-        process.wait()
-        process.stdout.close()
+        process.join()
+        hears.close()
 
 
 def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: int, settle: float, folder: Path) -> Figures:
@@ -109,11 +119,10 @@ def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: 
         print(f"error: {name}: {reason}", file=sys.stderr, flush=True)
         os._exit(1)
 
-    def against(attack: str) -> tuple[str, ...]:
-        return "--play", attack, "--address", expired if attack == "expired-certificates" else address
+    def against(attack: str) -> tuple[str, str]:
+        return attack, expired if attack == "expired-certificates" else address
 
-    with Crew([job] * workers, fail) as crew, playing("--decoys") as (_, ports):
-        brief, patient = ports.split()
+    with Crew([job] * workers, fail) as crew, playing(decoys.listen) as (_, (brief, patient)):
 
         def looked_at(other: int = 0) -> Round:
             time.sleep(settle)
@@ -129,7 +138,7 @@ def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: 
             )
 
         for attack in aim.attacks:
-            with playing(*against(attack)):
+            with playing(strangers.attack, *against(attack)):
                 time.sleep(settle)
                 own, away, start = cpu_seconds(os.getpid()), _turned_away(learner), time.monotonic()
                 time.sleep(seconds)
@@ -140,14 +149,14 @@ def measure(name: str, payload_name: str, workers: int, seconds: float, rounds: 
         for _ in range(rounds):
             figures.peace.append(looked_at())
             for attack, done in figures.attacks.items():
-                with playing(*against(attack)) as (pid, _):
+                with playing(strangers.attack, *against(attack)) as (pid, _):
                     under = looked_at(pid)
-                with playing("--burn", str(under.attacker)) as (pid, _):
+                with playing(decoys.burn, under.attacker, PORTIONS) as (pid, _):
                     beside = looked_at(pid)
                 bare = None
                 if attack in UNHEARING:
                     where = f"{SYSTEMS[name]}://127.0.0.1:{patient if attack in ('half-open', 'slow-loris') else brief}"
-                    with playing("--play", attack, "--address", where) as (pid, _):
+                    with playing(strangers.attack, attack, where) as (pid, _):
                         bare = looked_at(pid)
                 done.append((under, beside, bare))
     learner._server.close(timeout=2)
@@ -207,27 +216,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=1.0, help="measured each time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--settle", type=float, default=SETTLE_SECONDS, help="seconds for an attack to get under way")
-    parser.add_argument("--play", choices=list(CERTIFIED_ATTACKS), help=argparse.SUPPRESS)
-    parser.add_argument("--decoys", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--burn", type=float, help=argparse.SUPPRESS)
-    parser.add_argument("--address", help=argparse.SUPPRESS)
-    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.parent:
-        die_with(args.parent)
-    if args.decoys:
-        decoys.listen()
-    if args.burn is not None:
-        print("begins", flush=True)
-        decoys.burn(args.burn, PORTIONS)
-    if args.play:
-        from echo_core.base.address import Address
-        from echo_core.plugins import discovery
-
-        address = Address.parse(args.address)
-        discovery.transport_class(address.scheme)  # what takes long comes first
-        print("begins", flush=True)
-        CERTIFIED_ATTACKS[args.play](address)
     os.environ["ECHO_TOKEN"] = f"{secrets.token_hex(32)}\n{READER}{secrets.token_hex(32)}"
     for name in args.systems:
         with tempfile.TemporaryDirectory() as folder:

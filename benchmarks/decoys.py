@@ -7,18 +7,20 @@ import socket
 import time
 from collections import deque
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from benchmarks.processes import allow_open_files
+from benchmarks.processes import allow_open_files, die_with_reader
 
 HELD = 1000  # connections that a listener leaves open
 
 
-def listen() -> NoReturn:
-    """Two bare listeners, whose ports are printed: one hangs up at once, the other never reads and keeps the last `HELD` connections."""
+def listen(says: Connection) -> NoReturn:
+    """Two bare listeners, which say their ports: one hangs up at once, the other never reads and keeps the last `HELD` connections."""
+    die_with_reader(says)
     allow_open_files(2 * HELD)
     brief, patient = (socket.create_server(("127.0.0.1", 0), backlog=1024) for _ in range(2))
-    print(brief.getsockname()[1], patient.getsockname()[1], flush=True)
+    says.send((brief.getsockname()[1], patient.getsockname()[1]))
     held: deque[socket.socket] = deque()
     while True:
         for listener in select.select([brief, patient], [], [])[0]:
@@ -31,8 +33,10 @@ def listen() -> NoReturn:
                     sock.close()
 
 
-def burn(share: float, portions: float) -> NoReturn:
+def burn(says: Connection, share: float, portions: float) -> NoReturn:
     """Take `share` seconds of CPU time in each second, in `portions` portions; nobody is bothered."""
+    die_with_reader(says)
+    says.send("begins")
     start, begun = time.monotonic(), time.process_time()
     for number in range(1 << 62):
         pause = start + number / portions - time.monotonic()

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -41,6 +42,18 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before we could ask
         os._exit(1)
+
+
+def die_with_reader(pipe: Connection) -> None:
+    """End this process as soon as nobody can read ``pipe`` any more: its reader is not our parent, but has ended."""
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(pipe, 0)  # POLLERR is reported in any case
+        poll.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def allow_open_files(count: int) -> None:

@@ -8,10 +8,11 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from benchmarks.payloads import PAYLOADS
-from benchmarks.processes import allow_open_files
+from benchmarks.processes import allow_open_files, die_with_reader
 
 PARALLEL = 200  # connections of an attack that holds them open
 GARBAGE = (b"\0" * 64, b"ECHO\3\1\0\0\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n\r\n", secrets.token_bytes(512))
@@ -137,6 +138,19 @@ CERTIFIED_ATTACKS = {**ATTACKS, "expired-certificates": expired_certificates}
 
 #: Those that wait for no answer: a bare listener will do.
 UNHEARING = ("garbage", "attempts", "half-open", "slow-loris")
+
+
+def attack(says: Connection, name: str, address: str) -> NoReturn:
+    """Say that it begins, and carry out an attack of `CERTIFIED_ATTACKS`."""
+    from echo_core.base.address import Address
+    from echo_core.plugins import discovery
+
+    die_with_reader(says)
+    aim = Address.parse(address)
+    discovery.transport_class(aim.scheme)  # what takes long comes first
+    says.send("begins")
+    CERTIFIED_ATTACKS[name](aim)
+    raise AssertionError("an attack does not end")
 
 
 class _Door:
