@@ -145,20 +145,27 @@ def listen() -> Iterator[Listen]:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listening = socket.create_server((host, 0), family=family, backlog=1024, dualstack_ipv6=host == "::")
             accepted: list[socket.socket] = []
+            over = threading.Event()
 
             def accept() -> None:
-                with suppress(OSError):
-                    while True:
+                while not over.is_set():
+                    try:
                         sock = listening.accept()[0]
-                        let_in(sock)
-                        sock.settimeout(0.5)  # one that was made while the door closed may hear nothing
-                        with suppress(TimeoutError):
-                            if sock.recv(1) == b"s":  # "stay"
-                                accepted.append(sock)
-                                continue
+                    except OSError:  # the end, or a test that leaves no descriptors for a moment
+                        over.wait(0.01)
+                        continue
+                    let_in(sock)
+                    sock.settimeout(0.5)  # one that was made while the door closed may hear nothing
+                    said = b""
+                    with suppress(OSError):
+                        said = sock.recv(1)
+                    if said == b"s":  # "stay"
+                        accepted.append(sock)
+                    else:
                         sock.close()
 
             def end() -> None:
+                over.set()
                 with suppress(OSError):
                     listening.shutdown(socket.SHUT_RDWR)
                 listening.close()
