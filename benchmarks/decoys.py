@@ -16,7 +16,7 @@ HELD = 1000  # connections that a listener leaves open
 
 
 def listen(says: Connection) -> NoReturn:
-    """Two bare listeners, which say their ports: one hangs up at once, the other never reads and keeps the last `HELD` connections."""
+    """Two bare listeners. It says their ports. One hangs up at once, the other never reads and keeps the last `HELD` connections."""
     die_with_reader(says)
     allow_open_files(2 * HELD)
     brief, patient = (socket.create_server(("127.0.0.1", 0), backlog=1024) for _ in range(2))

@@ -88,9 +88,10 @@ def progress(project: str, copy: Path) -> Iterator[None]:
 
     def count() -> None:
         while not over.wait(SAY_SECONDS):
-            translated, compiled = (len(list((copy / "build").rglob(pattern))) for pattern in ("*.cpp", "*.o"))
+            # Cython may add a module of its own, which is not counted.
+            translated, compiled = (min(len(list((copy / "build").rglob(pattern))), modules) for pattern in ("*.cpp", "*.o"))
             took = time.monotonic() - start
-            say(f"  {project}: {min(translated, modules)} of {modules} modules translated, {min(compiled, modules)} compiled, after {took // 60:.0f}:{took % 60:02.0f} min")
+            say(f"  {project}: {translated} of {modules} modules translated, {compiled} compiled, after {took // 60:.0f}:{took % 60:02.0f} min")
 
     say(f"building {project}" + (f": {modules} module{'s' * (modules > 1)} to compile" if modules else ""))
     thread = threading.Thread(target=count, daemon=True)
