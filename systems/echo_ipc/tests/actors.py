@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from echo_core.testing.huge_pages import forbid_huge_pages, mapped_in_huge_pages
 from echo_ipc import Cell, Ring, Rows
+from echo_testing.huge_pages import forbid_huge_pages, mapped_in_huge_pages
 
 WIDTH = 1000
 

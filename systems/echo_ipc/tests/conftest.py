@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_core.testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
+from echo_testing.fixtures import config_home, no_settings_of_the_user, nothing_left_behind  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).parent))  # processes that are spawned import `actors` from here
 
@@ -23,7 +23,7 @@ def no_memory_left() -> Iterator[None]:
     """A test leaves nothing in /dev/shm, and its objects give back what they have."""
     before = set(os.listdir("/dev/shm"))
     yield
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while held() and time.monotonic() < until:
         gc.collect()  # a traceback in a cycle may hold an object
         time.sleep(0.01)

@@ -6,12 +6,16 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from echo_ipc import AsyncRunner, RolloutRingBuffer
+import numpy as np
+
+from echo_ipc import AsyncRunner, Cell, Ring, RolloutRingBuffer, Rows
+from echo_ipc._native import start_of
 from echo_ipc.async_runner import _SPAWN_CTX
 
 
@@ -57,6 +61,44 @@ def fail_once(stop_event: Any, marker: str) -> None:
     stop_event.wait(60)
 
 
+def first_fails(stop_event: Any, collector_index: int) -> None:
+    sys.stderr = io.StringIO()
+    if collector_index:
+        stop_event.wait(60)  # it ends first, without an error
+    else:
+        raise ValueError("the first one fails")
+
+
+def fail_once_then_put(stop_event: Any, ring: Ring, marker: str) -> None:
+    sys.stderr = io.StringIO()
+    if not os.path.exists(marker):
+        Path(marker).touch()
+        raise ValueError("the first one fails")
+    ring.put({"x": np.int64(7)})
+    stop_event.wait(60)
+
+
+def wait_for(stop_event: Any, what: str, ring: Ring, cell: Cell, rows: Rows, ready: Any) -> None:
+    """Wait without a timeout for what the learner never does."""
+    while ready.set() or not stop_event.is_set():
+        if what == "claim":
+            ring.put({"x": np.int64(1)})
+        elif what == "take":
+            ring.take().release()
+        else:
+            cell.wait() if what == "version" else rows.wait()
+
+
+def start_another(stop_event: Any, answers: Any, crash: bool) -> None:
+    other = subprocess.Popen(["sleep", "600"])
+    answers.put((other.pid, start_of(other.pid)))
+    answers.close()
+    answers.join_thread()
+    if crash:
+        os.kill(os.getpid(), signal.SIGKILL)
+    stop_event.wait(60)
+
+
 def write_rollouts_and_die(ring: RolloutRingBuffer, count: int) -> None:
     for _ in range(count):
         ring.signal_write_done()
@@ -82,17 +124,18 @@ def _missing() -> None:
 
 
 def learner_that_is_killed() -> None:
-    """Start two collectors that end by themselves for nothing, tell their numbers, and wait to be killed."""
+    """Start two collectors that end by themselves for nothing and have a child each, tell the numbers of all four, and wait to be killed."""
     owner = runner(num_collectors=2)
-    ready = _SPAWN_CTX.Event()
-    owner._start_collector(be_deaf_of, {"stop_event": owner._stop_event, "ready": ready})
-    ready.wait(60)
-    print(json.dumps([collector.process.pid for collector in owner._collectors]), flush=True)
+    children = _SPAWN_CTX.Queue()
+    owner._start_collector(be_deaf_of, {"stop_event": owner._stop_event, "children": children})
+    started = [children.get(timeout=60) for _ in range(2)]
+    print(json.dumps([collector.process.pid for collector in owner._collectors] + started), flush=True)
     time.sleep(600)
 
 
-def be_deaf_of(stop_event: Any, ready: Any, collector_index: int) -> None:
-    be_deaf(stop_event, ready)
+def be_deaf_of(stop_event: Any, children: Any, collector_index: int) -> None:
+    children.put(subprocess.Popen(["sleep", "600"]).pid)
+    be_deaf(stop_event, _SPAWN_CTX.Event())
 
 
 if __name__ == "__main__":

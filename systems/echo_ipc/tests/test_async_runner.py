@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 import runners
 
 from echo_core.base.errors import ClosedError, ConfigError
-from echo_ipc import AsyncRunner, CollectorDiedError, RolloutRingBuffer, _native
+from echo_ipc import AsyncRunner, Cell, CollectorDiedError, Ring, RolloutRingBuffer, Rows, SharedWeightSync, _native
 from echo_ipc.async_runner import _SPAWN_CTX
 
 
@@ -147,11 +149,97 @@ def test_a_wait_for_rollouts_ends_with_the_collectors() -> None:
     runner._shared_resources.append(ring)
     runner._start_collector(runners.write_rollouts_and_die, {"ring": ring, "count": 2})
     found = 0
-    while ring.wait_for_data(timeout=600):
-        ring.advance_read()
-        found += 1
-    assert found == 2 and "SIGKILL" in runner._read_collector_error()
+    with pytest.raises(CollectorDiedError, match="SIGKILL"):
+        while ring.wait_for_data(timeout=600):
+            ring.advance_read()
+            found += 1
+    assert found == 2
     runner.close()
+
+
+def test_every_wait_of_the_learner_ends_with_the_cause() -> None:
+    """The collectors fail before they have touched anything."""
+    ring, cell, rows = Ring({"x": ((), "int64")}, 2), Cell({"x": ((), "int64")}), Rows({"x": ((), "int64")}, 9)
+    sync = SharedWeightSync({"w": (2,)})
+    runner = runners.runner(num_collectors=2)
+    runner._shared_resources += [ring, cell, rows, sync]
+    runner._start_collector(runners.first_fails, {"stop_event": runner._stop_event})
+    for wait in (ring.take, ring.wait, cell.read, cell.wait, rows.wait, sync.wait_for_version):
+        arguments = {"newer_than": 0} if wait == cell.read else {"version": 1} if wait == sync.wait_for_version else {}
+        with pytest.raises(CollectorDiedError, match="ValueError: the first one fails"):
+            wait(timeout=600, **arguments)  # type: ignore[operator]
+    runner.close()
+
+
+def test_a_wait_starts_a_collector_again(tmp_path: Path) -> None:
+    ring = Ring({"x": ((), "int64")}, 2)
+    runner = runners.runner(restart="on_crash")
+    runner._shared_resources.append(ring)
+    runner._start_collector(runners.fail_once_then_put, {"stop_event": runner._stop_event, "ring": ring, "marker": str(tmp_path / "marker")})
+    with ring.take(timeout=600) as slot:
+        assert slot.arrays["x"] == 7
+    assert runner.restarts == 1
+    runner.close()
+
+
+@pytest.mark.parametrize("what", ["claim", "take", "version", "rows"])
+def test_a_collector_that_waits_ends_quietly_when_the_learner_closes(what: str, capfd: pytest.CaptureFixture[str]) -> None:
+    ring, cell, rows = Ring({"x": ((), "int64")}, 1, policy="block"), Cell({"x": ((), "int64")}), Rows({"x": ((), "int64")}, 9)
+    runner, ready = runners.runner(stop_timeout=600), _SPAWN_CTX.Event()
+    runner._shared_resources += [ring, cell, rows]
+    runner._start_collector(runners.wait_for, {"stop_event": runner._stop_event, "what": what, "ring": ring, "cell": cell, "rows": rows, "ready": ready})
+    assert ready.wait(60)
+    runner.close()
+    assert runner._collector_process.exitcode == 0 and "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+def test_one_that_is_stopped_or_killed_while_it_waits_for_the_end_does_not_hold_up_close(how: signal.Signals) -> None:
+    runner, answers = runners.runner(stop_timeout=600), _SPAWN_CTX.Queue()
+    runner._start_collector(runners.obey, {"stop_event": runner._stop_event, "answers": answers})
+    answers.get(timeout=60)
+    time.sleep(0.2)  # it is most likely waiting by now
+    os.kill(runner._collector_process.pid, how)
+    runner.close()
+    assert runner._collector_process.exitcode == (0 if how == signal.SIGSTOP else -how)
+    answers.close()
+    answers.join_thread()
+
+
+def a_function_of_a_test(stop_event: Any) -> None:
+    stop_event.wait(60)
+
+
+def test_what_cannot_be_spawned_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = runners.runner()
+    with pytest.raises(ConfigError, match=r"the collector .*<lambda> cannot be handed .* at the top level of a module"):
+        runner._start_collector(lambda stop_event: None, {"stop_event": runner._stop_event})
+    with pytest.raises(ConfigError, match="the argument 'env' of the collector cannot be handed"):
+        runner._start_collector(runners.obey, {"stop_event": runner._stop_event, "env": lambda: None})
+    notebook = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    monkeypatch.setattr(a_function_of_a_test, "__module__", "__main__")
+    with pytest.raises(ConfigError, match="the collector a_function_of_a_test is defined in a notebook"):
+        runner._start_collector(a_function_of_a_test, {"stop_event": runner._stop_event})
+    monkeypatch.undo()
+    runner.close()
+
+
+@pytest.mark.parametrize("end", ["crash", "close"])
+def test_what_a_collector_has_started_ends_with_it(end: str) -> None:
+    runner, answers = runners.runner(), _SPAWN_CTX.Queue()
+    runner._start_collector(runners.start_another, {"stop_event": runner._stop_event, "answers": answers, "crash": end == "crash"})
+    pid, started = answers.get(timeout=60)
+    if end == "crash":
+        until_dead(runner)
+        assert not runner._check_collector_alive()
+    else:
+        assert _native.is_alive(pid, started)
+        runner.close()
+    until_gone({pid: started})
+    runner.close()
+    answers.close()
+    answers.join_thread()
 
 
 def test_iterations_are_logged_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,16 +259,23 @@ def test_iterations_are_logged_and_saved(tmp_path: Path, capsys: pytest.CaptureF
         assert runner._iterate(2, 1, None, lambda number: None, lambda folder, number: saved.append(number), progress=False) == 2 and saved[4:] == []
 
 
-def test_collectors_do_not_outlive_their_learner() -> None:
+def until_gone(started: dict[int, int]) -> None:
+    until = time.monotonic() + 60
+    while any(_native.is_alive(pid, started[pid]) for pid in started) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not any(_native.is_alive(pid, started[pid]) for pid in started)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_collectors_and_what_they_have_started_do_not_outlive_their_learner(stopped: bool) -> None:
     learner = subprocess.Popen([sys.executable, runners.__file__], stdout=subprocess.PIPE, text=True)
     assert learner.stdout is not None
     pids = json.loads(learner.stdout.readline())
     started = {pid: _native.start_of(pid) for pid in pids}
-    assert all(_native.is_alive(pid, started[pid]) for pid in pids)
+    assert len(pids) == 4 and all(_native.is_alive(pid, started[pid]) for pid in pids)
+    for pid in pids[:2] if stopped else []:
+        os.kill(pid, signal.SIGSTOP)
     learner.kill()
     learner.wait()
     learner.stdout.close()
-    until = time.monotonic() + 60
-    while any(_native.is_alive(pid, started[pid]) for pid in pids) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not any(_native.is_alive(pid, started[pid]) for pid in pids)
+    until_gone(started)

@@ -20,9 +20,9 @@ from actors import add_for_ever, batch, check_value, new_cell, new_ring, new_row
 from held_memory import held
 
 from echo_core.base.errors import EchoTimeoutError
-from echo_core.testing import stress
-from echo_core.testing.processes import stop
 from echo_ipc import Cell, SegmentGoneError
+from echo_testing import stress
+from echo_testing.processes import stop
 
 context = multiprocessing.get_context("fork")
 WIDE = 300_000  # numbers: 2.4 MB, so a kill is likely to come in the middle

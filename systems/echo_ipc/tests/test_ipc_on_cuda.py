@@ -22,9 +22,7 @@ COUNT = 1024
 
 def pipeline_of(replay: ReplayBuffer, count: int, requests: Any, packed: Any, slots: SharedSlots, **more: Any) -> CPUPinnedDoubleBufferReplayPipeline:
     queues = {"collector_pack_request_queue": requests, "collector_pack_ready_queue": packed}
-    return CPUPinnedDoubleBufferReplayPipeline(
-        replay, device="cuda", sample_count=count, base_seed=100, collector_pack_shared_slots=slots, **queues, **more
-    )
+    return CPUPinnedDoubleBufferReplayPipeline(replay, device="cuda", sample_count=count, base_seed=100, collector_pack_shared_slots=slots, **queues, **more)
 
 
 def test_weights_from_the_device_and_into_it() -> None:

@@ -67,8 +67,23 @@ def test_drop_oldest_never_drops_what_is_being_read() -> None:
 def test_drop_newest() -> None:
     with new_ring(slots=2, policy="drop_newest") as ring:
         assert [ring.put(rollout(0, number)) for number in range(4)] == [0, 1, None, None]
-        assert ring.stats()["lost"] == 2
+        assert ring.stats()["lost"] == 2 and ring.written == 4
         assert [number_in(ring), number_in(ring)] == [0, 1]
+
+
+@pytest.mark.parametrize("policy", ["drop_oldest", "drop_newest"])
+def test_every_rollout_that_was_committed_is_counted_once(policy: str) -> None:
+    with new_ring(slots=2, policy=policy) as ring:
+        for number in range(5):
+            ring.put(rollout(0, number))
+        numbers = []
+        for _ in range(2):
+            with ring.take(timeout=0) as slot:
+                numbers.append(slot.number)
+        figures = ring.stats()
+        assert (figures["written"], figures["taken"], figures["lost"]) == (5, 2, 3)
+        assert numbers == ([3, 4] if policy == "drop_oldest" else [0, 1])
+        assert ring.put(rollout(0, 5)) == 5, "consumers see the gap"
 
 
 def test_error() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from echo_core.base.errors import ClosedError, ConfigError, EchoTimeoutError, SpecError
-from echo_ipc import RingFullError, RolloutRingBuffer
+from echo_ipc import CollectorDiedError, RingFullError, RolloutRingBuffer
 
 SIZES = {"num_envs": 4, "num_steps": 3, "obs_dim": 5, "action_dim": 2}
 FIELDS = {"obs", "actions", "log_probs", "rewards", "dones", "truncated", "last_obs"}
@@ -120,7 +120,8 @@ def test_nothing_to_read() -> None:
 def test_a_wait_ends_when_the_producers_are_dead_but_not_before_what_they_wrote_is_found() -> None:
     ring = RolloutRingBuffer(**SIZES)
     ring.watch_producers(lambda: False)
-    assert not ring.wait_for_data(timeout=600)
+    with pytest.raises(CollectorDiedError, match="the producers of .* are dead"):
+        ring.wait_for_data(timeout=600)
     fill(ring, 1)
     assert ring.wait_for_data(timeout=600) and take(ring) == 1
     ring.watch_producers(None)

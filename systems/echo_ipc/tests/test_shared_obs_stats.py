@@ -51,7 +51,7 @@ def test_what_cannot_be_shared_is_refused_and_the_value_before_stays() -> None:
     stats.put(1)
     with pytest.raises(SpecError, match=r"stats\[1\] is of the type object"):
         stats.put((1, object()))
-    with pytest.raises(ValueError, match="do not fit in 1,000"):
+    with pytest.raises(ValueError, match="do not fit in 1,000; use capacity="):
         stats.put(np.zeros(1000))
     assert stats.get() == 1
     stats.put(2)

@@ -16,9 +16,9 @@ from actors import check_value, large_rows, look_at_large_rows, new_cell, new_ri
 from held_memory import held
 
 from echo_core.base.errors import ClosedError, SecurityError, SpecError
-from echo_core.testing.huge_pages import are_huge_pages_given, mapped_in_huge_pages
 from echo_ipc import Cell, Ring, Rows, SegmentGoneError, _native
 from echo_ipc.segments.memory import Memory
+from echo_testing.huge_pages import are_huge_pages_given, mapped_in_huge_pages
 
 pytestmark = pytest.mark.every_python
 METHODS = ["spawn", "forkserver", "fork"]

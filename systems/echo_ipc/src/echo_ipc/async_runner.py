@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from echo_core.base.errors import ClosedError, ConfigError, EchoError
+from echo_core.base.errors import ClosedError, ConfigError, EchoTimeoutError
 
-from .collector_process import _SPAWN_CTX, EXPECTED, CollectorProcess, death_of, end_all
-from .rollout_ring_buffer import RolloutRingBuffer
+from .collector_error import CollectorDiedError
+from .collector_process import _SPAWN_CTX as _SPAWN_CTX
+from .collector_process import EXPECTED, CollectorProcess, death_of, end_all, end_group
+from .segments.handle import handles_of
+from .segments.ring import Ring
+from .stop_event import StopEvent
 
 __all__ = ["AsyncRunner", "CollectorDiedError"]
 
 RESTARTS = ("never", "on_crash")
 MOST_RESTARTS = 10  # of one collector, without as many minutes between them
 PROGRESS_SECONDS = 1.0
-
-
-class CollectorDiedError(EchoError, RuntimeError):
-    """A collector has ended although the learner goes on. The message has its traceback, or what its exit code tells."""
+LEAVING_SECONDS = 1.0  # until close() gives up shared memory, which ends the waits of collectors
 
 
 class AsyncRunner(ABC):
     """Base of a learner: it starts collectors, watches them, ends them, and gives back what they share.
 
     A collector that fails sets the stop event, and its whole traceback reaches the learner. Collectors end within seconds of their learner's death, whatever
-    they are doing.
+    they are doing, and the processes that they have started end with them.
 
     Args:
         env_name, env_cfg_overrides, rl_cfg, sim_backend, num_envs: are kept under these names, for subclasses.
@@ -38,7 +40,7 @@ class AsyncRunner(ABC):
         collector_device: where collectors do; None: as the learner.
         num_collectors: how many processes `_start_collector` starts. Several also get `collector_index`, from 0 on.
         restart: "on_crash": `_check_collector_alive` starts a collector again that failed, at most ten times in ten minutes; "never".
-        stop_timeout: seconds that `close` gives collectors to end after the stop event is set.
+        stop_timeout: seconds that `close` gives collectors to end after the stop event is set. Those that wait for shared memory end after a second.
         term_timeout: seconds until it kills them after SIGTERM, which follows.
 
     Raises ConfigError if `num_collectors` is below one or `restart` is another word.
@@ -74,12 +76,13 @@ class AsyncRunner(ABC):
         self.trace_recorder: Any = None
         self.trace_thread_time = False
         self.restarts = 0  # how often collectors were started again
-        self._stop_event = _SPAWN_CTX.Event()
+        self._stop_event = StopEvent()
         self._shared_resources: list[Any] = []
         self._collector_process: Any = None  # the first one
         self._collectors: list[CollectorProcess] = []
         self._restarted: dict[CollectorProcess, list[float]] = {}
         self._close_complete = False
+        self._checking = threading.RLock()
 
     @abstractmethod
     def _get_default_device(self) -> str:
@@ -98,7 +101,9 @@ class AsyncRunner(ABC):
     def _start_collector(self, target_fn: Callable[..., Any], kwargs: dict[str, Any]) -> None:
         """Start `num_collectors` processes that run `target_fn(**kwargs)`. The function must be one of a module, because they are spawned.
 
-        Rings in `_shared_resources` stop waiting for data when all of them are dead. Raises ClosedError after close().
+        Waits of this process for what is in `_shared_resources` end with CollectorDiedError when all of them are dead.
+
+        Raises ClosedError after close(), and ConfigError for a function that a new process cannot import, such as a lambda.
         """
         if self._close_complete:
             raise ClosedError("this runner was closed; make another one")
@@ -107,8 +112,8 @@ class AsyncRunner(ABC):
             self._collectors.append(CollectorProcess(target_fn, own, alone=self.restart == "on_crash"))
         self._collector_process = self._collectors[0].process
         for resource in self._shared_resources:
-            if hasattr(resource, "watch_producers"):
-                resource.watch_producers(self._is_any_alive)
+            for handle in handles_of(resource):
+                handle.watch(self._why_ended)
 
     def _processes(self) -> list[Any]:
         found = [collector.process for collector in self._collectors]
@@ -116,17 +121,27 @@ class AsyncRunner(ABC):
             found.append(self._collector_process)  # a subclass started it
         return found
 
-    def _is_any_alive(self) -> bool:
-        return self.restart == "on_crash" or any(process.is_alive() for process in self._processes())
+    def _why_ended(self) -> CollectorDiedError | None:
+        """The error with which waits for collectors end; None while one lives, or was started again."""
+        if self.restart == "on_crash":
+            alive = self._check_collector_alive()
+        else:
+            alive = any(process.is_alive() for process in self._processes())
+        return None if alive else CollectorDiedError(self._read_collector_error())
 
     def _check_collector_alive(self) -> bool:
         """Whether all collectors live, or were just started again. Says on stderr, once, what happened to one that does not."""
+        with self._checking:  # waits of other threads ask, too, and must not start one twice
+            return self._check_each()
+
+    def _check_each(self) -> bool:
         alive = True
         for collector in self._collectors:
             if collector.process.is_alive():
                 continue
             if not collector.told:
                 collector.told = True
+                end_group(collector.process)
                 print(f"\n{collector.death()}\n", file=sys.stderr, flush=True)
             alive = self._start_again(collector) and alive
         others = [process for process in self._processes() if all(process is not collector.process for collector in self._collectors)]
@@ -156,10 +171,10 @@ class AsyncRunner(ABC):
         return True
 
     def _read_collector_error(self) -> str:
-        """Describes how the first dead collector ended: its traceback, or the meaning of its exit code."""
-        for collector in self._collectors:
-            if not collector.process.is_alive():
-                return collector.death()
+        """Describes how a collector ended: its traceback, or the meaning of its exit code. One that failed comes before those that it has told to stop."""
+        dead = [collector for collector in self._collectors if collector.failed() or not collector.process.is_alive()]
+        if dead:
+            return max(dead, key=CollectorProcess.failed).death()
         return death_of(self._collector_process, None)
 
     # ---- learning
@@ -222,12 +237,13 @@ class AsyncRunner(ABC):
     def close(self) -> None:
         """End all collectors and give back what is in `_shared_resources`. By default this takes at most 17 seconds. A second call does nothing.
 
-        A collector that ignores the stop event gets SIGTERM, and then SIGKILL. An error while resources are given back is raised after all of them were.
+        A collector that waits for room in a ring gets it, and one that waits for something else gets an error. One that goes on nevertheless gets SIGTERM, and
+        then SIGKILL. An error while resources are given back is raised after all of them were.
         """
         if self._close_complete:
             return
         self._stop_event.set()
-        end_all(self._processes(), self.stop_timeout, self.term_timeout, self._make_room)
+        end_all(self._processes(), self.stop_timeout, self.term_timeout, self._let_go)
         for collector in self._collectors:
             if collector.process.exitcode not in EXPECTED and not collector.told:
                 collector.told = True
@@ -247,12 +263,17 @@ class AsyncRunner(ABC):
         if failure is not None:
             raise failure
 
-    def _make_room(self) -> None:
-        """Drop what is in the rings: a collector may be waiting for room, and looks at the stop event only afterwards."""
-        for resource in self._shared_resources:
-            if isinstance(resource, RolloutRingBuffer) and not resource.closed:
-                while resource.available():
-                    resource.advance_read()
+    def _let_go(self, seconds: float) -> None:
+        """End the waits of collectors, which look at the stop event only afterwards: first make room in the rings, then give the memory up."""
+        for handle in (handle for resource in self._shared_resources for handle in handles_of(resource)):
+            if seconds > LEAVING_SECONDS:
+                handle.cleanup()
+            elif isinstance(handle, Ring):
+                while handle.available():
+                    try:
+                        handle.take(timeout=0).release()
+                    except EchoTimeoutError:
+                        break  # a collector has taken it
 
     def __enter__(self) -> Self:
         return self

@@ -17,12 +17,17 @@ from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
-from echo_core.base.errors import ClosedError
+from echo_core.base.errors import ClosedError, EchoError
+from echo_core.base.memory import memfd
 
-__all__ = ["ErrorReader", "ErrorWriter", "ExceptionWrapper", "collector_error_guard", "create_error_pipe", "format_collector_death"]
+__all__ = ["CollectorDiedError", "ErrorReader", "ErrorWriter", "ExceptionWrapper", "collector_error_guard", "create_error_pipe", "format_collector_death"]
 
 WHOLE = b"echo-ipc error 1\n"  # written in front when the rest is there
 POLL_SECONDS = 0.01
+
+
+class CollectorDiedError(EchoError, RuntimeError):
+    """A collector has ended although the learner goes on. The message has its traceback, or what its exit code tells."""
 
 
 class ExceptionWrapper:
@@ -143,8 +148,8 @@ class ErrorReader(_End):
 
 def create_error_pipe() -> tuple[ErrorReader, ErrorWriter]:
     """(the parent's end, the collector's end), for one collector. Hand the second one to its process as an argument."""
-    fd = os.memfd_create("echo-ipc-error", os.MFD_CLOEXEC)
-    return ErrorReader(fd), ErrorWriter(os.dup(fd))
+    reader = ErrorReader(memfd.create("echo-ipc-error"))
+    return reader, ErrorWriter(os.dup(reader.fileno()))
 
 
 @contextmanager

@@ -6,11 +6,16 @@ import io
 import multiprocessing
 import os
 import pickle
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import reduction
 from typing import Any
+
+from echo_core.base.errors import ClosedError, ConfigError, ConnectionClosedError
 
 from . import _native
 from .collector_error import ErrorReader, collector_error_guard, create_error_pipe, format_collector_death
@@ -27,13 +32,15 @@ EXPECTED = (0, -15)  # exit codes of collectors that were told to end
 
 
 class CollectorProcess:
-    """A spawned process, in which `target(**kwargs)` runs.
+    """A spawned process, in which `target(**kwargs)` runs. It has a process group of its own, and what it has started ends with it.
 
     Args:
         target: a function of a module.
         kwargs: its arguments. "stop_event" is set, and "metrics_queue" gets {"error": traceback}, when it fails, if they are there. "_error_label", which is
             not handed over, is what the collector is called.
         alone: a failure of this one does not tell the others: the stop event and the queue are left as they are.
+
+    Raises ConfigError that names what cannot be handed to another process.
 
     Attributes:
         process: a `multiprocessing.Process`.
@@ -52,13 +59,16 @@ class CollectorProcess:
         label = kwargs.pop("_error_label", "collector")
         self.errors, writer = create_error_pipe()
         own = os.getpid()
+        _check_main(self.target)
         work = _Work((kwargs.get("metrics_queue"), kwargs.get("stop_event")), (self.target, kwargs))
         arguments = (work, writer, self.alone, label, own, _native.start_of(own))
         self.process = _SPAWN_CTX.Process(target=_run, args=arguments, daemon=True)
         try:
             self.process.start()
-        except BaseException:
+        except BaseException as error:
             self.errors.close()
+            if isinstance(error, pickle.PicklingError | AttributeError | TypeError):
+                _explain(self.target, kwargs)
             raise
         finally:
             writer.close()
@@ -68,6 +78,35 @@ class CollectorProcess:
     def death(self) -> str:
         """What happened to it, in words."""
         return death_of(self.process, self.errors)
+
+    def failed(self) -> bool:
+        """Whether it is dead, and not because it came to its end or was told to."""
+        return bool(self.process.exitcode) or (not self.errors.closed and self.errors.poll(0))
+
+
+def _check_main(target: Any) -> None:
+    """Raise ConfigError for a function of a notebook or an interactive Python: a new process cannot import their `__main__`."""
+    main = sys.modules["__main__"]
+    if getattr(target, "__module__", None) == "__main__" and getattr(main, "__spec__", None) is None and not hasattr(main, "__file__"):
+        raise ConfigError(f"the collector {_name_of(target)} is defined in a notebook or an interactive Python, which a new process cannot import; {_REMEDY}")
+
+
+def _explain(target: Any, kwargs: dict[str, Any]) -> None:
+    """Raise ConfigError that names what cannot be pickled, if that can be found out."""
+    for what, value in [(f"the collector {_name_of(target)}", target), *((f"the argument {name!r} of the collector", value) for name, value in kwargs.items())]:
+        try:
+            reduction.ForkingPickler.dumps(value)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{what} cannot be handed to a new process ({error}); {_REMEDY}") from None
+        except Exception:
+            continue  # locks and queues refuse to be pickled now, but can be handed to a process that is being started
+
+
+def _name_of(target: Any) -> str:
+    return str(getattr(target, "__qualname__", repr(target)))
+
+
+_REMEDY = "collectors are spawned, so define functions and classes for them at the top level of a module (a .py file) and import them from there"
 
 
 class _Work:
@@ -92,12 +131,19 @@ def _unpickler(data: bytes) -> pickle.Unpickler:
 
 
 def _run(work: pickle.Unpickler, writer: Any, alone: bool, label: str, parent: int, started: int) -> None:
+    with suppress(OSError):
+        os.setpgid(0, 0)
     metrics, stop = work.load()
     guard = _native.Guard(parent, started, grace=GRACE_SECONDS, code=ORPHANED)
     threading.Thread(target=_stop_when_orphaned, args=(guard, stop), daemon=True).start()
     with collector_error_guard(writer, None if alone else metrics, None if alone else stop, label):
         target, kwargs = work.load()
-        target(**kwargs)
+        try:
+            target(**kwargs)
+        except (ClosedError, ConnectionClosedError):
+            if stop is None or not stop.is_set():
+                raise
+            # It waited for a learner that is closing.
 
 
 def _stop_when_orphaned(guard: _native.Guard, stop: Any) -> None:
@@ -115,20 +161,36 @@ def death_of(process: Any, errors: ErrorReader | None) -> str:
     return format_collector_death(getattr(process, "exitcode", None), text)
 
 
-def end_all(processes: list[Any], stop_timeout: float, term_timeout: float, meanwhile: Callable[[], None]) -> None:
+def end_all(processes: list[Any], stop_timeout: float, term_timeout: float, meanwhile: Callable[[float], None]) -> None:
     """Wait for processes that were told to stop; send SIGTERM to those that still run after `stop_timeout` seconds, and SIGKILL after `term_timeout` more.
 
-    `meanwhile()` is called now and then while they are given time to stop.
+    `meanwhile(seconds)` is called now and then while they are given time to stop, with the time that has passed.
+    In the end, the processes that they have started are killed.
     """
-    until = time.monotonic() + stop_timeout
+    for process in processes:  # one that is stopped (SIGSTOP) would notice nothing
+        if process.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGCONT)
+    begun = time.monotonic()
+    until = begun + stop_timeout
     while any(process.is_alive() for process in processes) and time.monotonic() < until:
-        meanwhile()
+        meanwhile(time.monotonic() - begun)
         _join(processes, min(STOPPING_SECONDS, max(0.0, until - time.monotonic())))
     for send, seconds in (("terminate", term_timeout), ("kill", KILLED_SECONDS)):
         left = [process for process in processes if process.is_alive()]
         for process in left:
             getattr(process, send)()
         _join(left, seconds)
+    for process in processes:
+        end_group(process)
+
+
+def end_group(process: Any) -> None:
+    """Kill what a dead collector has started and left behind."""
+    # While anybody is in the group, the system gives its number to no new process. So the group is still the collector's if no process has its number.
+    if process.pid is not None and not _native.start_of(process.pid):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _join(processes: list[Any], seconds: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,11 +11,10 @@ import numpy as np
 from echo_core.base.errors import ConfigError, EchoTimeoutError, SpecError
 
 from .arrays import tensors
+from .collector_error import CollectorDiedError
 from .segments.ring import ReadSlot, Ring, WriteSlot
 
 __all__ = ["RolloutRingBuffer"]
-
-ALIVE_SECONDS = 0.05  # how often a wait looks whether there still is a producer
 
 #: The fields of a rollout, and the shape of each from (environments, steps, width of observations, of actions, of the critic's observations).
 _FIELD_SHAPES: dict[str, Callable[[int, int, int, int, int], tuple[int, ...]]] = {
@@ -90,7 +88,6 @@ class RolloutRingBuffer:
     def _begin(self) -> None:
         self._writing: WriteSlot | None = None
         self._reading: ReadSlot | None = None
-        self._producers_live: Callable[[], bool] | None = None
         self._write_ptr, self._read_ptr = _Pointer(self._ring, "write"), _Pointer(self._ring, "read")
 
     @property
@@ -155,27 +152,20 @@ class RolloutRingBuffer:
     # ---- the learner's side
 
     def watch_producers(self, alive: Callable[[], bool] | None) -> None:
-        """From now on wait_for_data() stops waiting when `alive()` is False. `AsyncRunner` uses this for rings among its resources."""
-        self._producers_live = alive
+        """From now on wait_for_data() raises CollectorDiedError when `alive()` is False and nothing is left to read."""
+        error = CollectorDiedError(f"the producers of {self._ring.name} are dead")
+        self._ring.watch(None if alive is None else lambda: None if alive() else error)
 
     def available(self) -> int:
         """How many rollouts can be read, with the one that is being read."""
         return min(self._ring.available() + (self._reading is not None), self.num_slots)
 
     def wait_for_data(self, timeout: float = 60.0) -> bool:
-        """Sleep until there is a rollout to read. False if there was none for `timeout` seconds, or if the producers that are watched are dead."""
-        if self._reading is not None:
-            return True
-        alive = self._producers_live
-        if alive is None:
-            return self._ring.wait(timeout)
-        end = time.monotonic() + timeout
-        while True:
-            lived = alive()  # asked first: what a producer committed before it died is still found
-            if self._ring.wait(min(ALIVE_SECONDS if lived else 0.0, max(0.0, end - time.monotonic()))):
-                return True
-            if not lived or time.monotonic() >= end:
-                return False
+        """Sleep until there is a rollout to read. False if there was none for `timeout` seconds.
+
+        Raises CollectorDiedError or ConnectionClosedError if nobody is left who could write one.
+        """
+        return self._reading is not None or self._ring.wait(timeout)
 
     def _taken(self) -> ReadSlot:
         if self._reading is None:

@@ -1,10 +1,10 @@
 """The compiled part: shared structures in C++ (`*.hpp`), and for each of them a module that makes it usable from Python."""
 
-from .cell import Cell
+from .cell import NativeCell
 from .guard import Guard, is_alive, start_of
-from .ring import MOST_SLOTS, Hold, Ring
-from .rows import Rows
-from .segment import CELL, DONE, FULL, HELD, LATER, NOTHING, PAGE, RING, ROWS, Layout, Mapping
+from .ring import MOST_SLOTS, Hold, NativeRing
+from .rows import NativeRows
+from .segment import CELL, DONE, FULL, HELD, LATER, NOTHING, PAGE, RING, ROWS, FieldLayout, Mapping
 
 __all__ = [
     "CELL",
@@ -17,13 +17,13 @@ __all__ = [
     "PAGE",
     "RING",
     "ROWS",
-    "Cell",
+    "FieldLayout",
     "Guard",
     "Hold",
-    "Layout",
     "Mapping",
-    "Ring",
-    "Rows",
+    "NativeCell",
+    "NativeRing",
+    "NativeRows",
     "is_alive",
     "start_of",
 ]

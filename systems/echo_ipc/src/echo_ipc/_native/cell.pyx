@@ -4,7 +4,9 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp.vector cimport vector
 
-from .segment cimport Header, Layout, Mapping, Part, Segment, _Closing, damaged, deadline_of, kDamaged, kDone, kLater, kNothing, now_ns, sleep, slice_until
+from .segment cimport (
+    Header, FieldLayout, Mapping, Part, Segment, _Closing, damaged, deadline_of, kDamaged, kDone, kGives, kLater, kNothing, kTakes, now_ns, sleep, slice_until,
+)
 
 
 cdef extern from "cell.hpp" namespace "echo_ipc" nogil:
@@ -21,7 +23,7 @@ cdef extern from "cell.hpp" namespace "echo_ipc" nogil:
         uint64_t size_of "bytes"(uint64_t, uint64_t)
 
 
-cdef class Cell(_Closing):
+cdef class NativeCell(_Closing):
     """cell.hpp over a mapping that was checked."""
 
     cdef CCell* cell
@@ -50,7 +52,7 @@ cdef class Cell(_Closing):
         self.check()
         return {"version": self.cell.version(), "broken": self.cell.broken(), "locked": self.cell.locked(), "repairs": self.cell.header().lock.repairs()}
 
-    def write(self, Layout layout not None, list arrays, timeout=None) -> int:
+    def write(self, FieldLayout layout not None, list arrays, timeout=None) -> int:
         """Write a value. Returns its version; 0 if the timeout passed while others wrote; -1 - i if array i does not fit."""
         cdef vector[Part] parts = vector[Part](layout.count)
         cdef int64_t none = -1
@@ -73,6 +75,7 @@ cdef class Cell(_Closing):
         cdef int outcome
         if not self.mapping.writable:
             raise PermissionError("this was opened with mode='r'; open it with mode='rw' to write")
+        self.mapping.did(kGives)
         while True:
             self.check()
             with nogil:
@@ -83,7 +86,7 @@ cdef class Cell(_Closing):
             if slice_until(deadline) == 0:
                 return 0
 
-    def read(self, Layout layout not None, list arrays, int64_t newer_than=-1, timeout=0) -> int:
+    def read(self, FieldLayout layout not None, list arrays, int64_t newer_than=-1, timeout=0) -> int:
         """Copy the newest value into arrays once its version is above `newer_than`. Returns the version; 0 if there was none in time; -1 - i if
         array i does not fit."""
         cdef vector[Part] parts = vector[Part](layout.count)
@@ -115,9 +118,12 @@ cdef class Cell(_Closing):
 
     cdef object get(self, const Part* parts, int count, int64_t newer_than, int64_t deadline, uint64_t* used):
         cdef uint64_t version = 0
-        cdef int64_t most
+        cdef int64_t most, looked = 0
         cdef int outcome
         cdef uint32_t seen
+        cdef object error = None
+        cdef bint last = False
+        self.mapping.did(kTakes)
         while True:
             self.check()
             with nogil:
@@ -128,12 +134,14 @@ cdef class Cell(_Closing):
                     outcome = self.cell.read(parts, count, &version, used)
                 if outcome == kNothing:
                     most = slice_until(deadline)
-                    if most > 0:
+                    if most > 0 and not last:
                         sleep(self.mapping, &self.cell.header().changed, seen, most)
             if outcome == kDone:
                 return version
             if outcome == kDamaged:
                 damaged()
+            if error is not None and outcome == kNothing:
+                raise error
             PyErr_CheckSignals()
             if slice_until(deadline) == 0:
                 if outcome == kLater:
@@ -141,20 +149,30 @@ cdef class Cell(_Closing):
                     if deadline >= 0 and now_ns() - deadline < 1_000_000_000:
                         continue  # a value is there, and the next try will most likely get it
                 return 0
+            if outcome == kNothing:
+                error = self.ended(kGives, &looked)
+                last = error is not None  # what came before the end is still found
 
     def wait(self, int64_t newer_than, timeout=None) -> bool:
         """Sleep until the version is above `newer_than`; False if the timeout passed first."""
-        cdef int64_t deadline = deadline_of(timeout), most
+        cdef int64_t deadline = deadline_of(timeout), looked = 0, most
         cdef uint32_t seen
+        cdef object error = None
+        cdef bint last = False
+        self.mapping.did(kTakes)
         while True:
             self.check()
             with nogil:
                 seen = self.cell.header().changed.look()
-                most = 0 if <int64_t>self.cell.version() > newer_than else slice_until(deadline)
+                most = 0 if <int64_t>self.cell.version() > newer_than or last else slice_until(deadline)
                 if most > 0:
                     sleep(self.mapping, &self.cell.header().changed, seen, most)
             if <int64_t>self.cell.version() > newer_than:
                 return True
+            if error is not None:
+                raise error
             PyErr_CheckSignals()
             if slice_until(deadline) == 0:
                 return False
+            error = self.ended(kGives, &looked)
+            last = error is not None

@@ -1,11 +1,14 @@
 // A guard: a thread that ends this process when another one, usually the learner that started it, is gone. It is a thread of C++, because a
 // process whose Python code never gives the interpreter's lock away must end as well.
 //
-// PR_SET_PDEATHSIG is no replacement: it fires when the *thread* ends that started this process.
+// PR_SET_PDEATHSIG is no replacement: it fires when the *thread* ends that started this process. But a process that is stopped (SIGSTOP) runs no thread at
+// all, so the death of its parent has to wake it. SIGCONT does that, and does nothing to a process that runs.
 #pragma once
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -24,6 +27,7 @@ public:
     // grace: ns from the other process' death to the end of this one; negative: never. code: the exit code then.
     Guard(int64_t pid, int64_t started, int64_t grace, int code) : pid_(pid), started_(started), grace_(grace), code_(code) {
         fired_.init();
+        if (pid == getppid()) prctl(PR_SET_PDEATHSIG, SIGCONT);
         stop_ = eventfd(0, EFD_CLOEXEC);
 #ifdef SYS_pidfd_open
         process_ = int(syscall(SYS_pidfd_open, pid_t(pid), 0));
@@ -71,6 +75,7 @@ private:
         const int64_t end = now_ns() + grace_;
         for (int64_t left = grace_; left > 0; left = end - now_ns())
             if (poll(&what, 1, int(left / 1'000'000 + 1)) > 0) return;
+        if (getpgrp() == getpid()) kill(0, SIGKILL);  // with what it has started, if it has a process group of its own
         _exit(code_);
     }
 

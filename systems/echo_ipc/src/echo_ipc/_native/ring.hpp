@@ -27,7 +27,7 @@ struct Slot {
 };
 
 struct RingControl {
-    std::atomic<uint64_t> written;    // how many were committed: the number of the next
+    std::atomic<uint64_t> written;    // how many were committed, dropped ones included: the number of the next
     std::atomic<uint64_t> ready;      // slots that can be taken
     std::atomic<uint64_t> tickets;
     std::atomic<uint64_t> lost;       // dropped by the policy
@@ -87,17 +87,18 @@ public:
         if (slot) {
             held->number = kNoNumber;
             const bool full = count(kReady) >= slots_;
-            if (full && policy_ == kDropNewest) {
+            const uint64_t number = control_->written.load(std::memory_order_relaxed);
+            if (full && policy_ == kDropNewest) {  // it has a number, too, so that consumers see the gap
                 slot->state.store(kFree, std::memory_order_release);
                 control_->lost.fetch_add(1, std::memory_order_relaxed);
             } else {
                 if (full && policy_ == kDropOldest) drop_oldest();
-                held->number = control_->written.load(std::memory_order_relaxed);
-                slot->number.store(held->number, std::memory_order_relaxed);
+                held->number = number;
+                slot->number.store(number, std::memory_order_relaxed);
                 slot->state.store(kReady, std::memory_order_release);
-                control_->written.store(held->number + 1, std::memory_order_release);
                 tell();
             }
+            control_->written.store(number + 1, std::memory_order_release);
         }
         unlock();
         if (!slot) return kGone;

@@ -6,7 +6,8 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from .segment cimport (
-    Event, Header, Layout, Mapping, Part, Segment, _Closing, copy_in, deadline_of, getpid, kDone, kFull, kGone, kLater, kNothing, now_ns, slice_until,
+    Event, Header, FieldLayout, Mapping, Part, Segment, _Closing, copy_in, deadline_of, getpid, kDone, kFull, kGives, kGone, kLater, kNothing, kTakes, now_ns,
+    slice_until,
 )
 
 
@@ -53,7 +54,7 @@ cdef extern from "spin.hpp" namespace "echo_ipc" nogil:
 MOST_SLOTS = kMostSlots
 
 
-cdef class Ring(_Closing):
+cdef class NativeRing(_Closing):
     """ring.hpp over a mapping that was checked.
 
     `claim` and `take` return an outcome, which is DONE, NOTHING, FULL or HELD (LATER: the lock was not free), and a Hold if it is DONE.
@@ -130,13 +131,16 @@ cdef class Ring(_Closing):
         cdef int64_t deadline = deadline_of(timeout), fixed = fixed_of(spin), began = 0, until = 0, most
         cdef int outcome
         cdef uint32_t seen
-        cdef bint spinning = True
+        cdef int64_t looked = 0
+        cdef object error = None
+        cdef bint spinning = True, last = False
         cdef Spin* adapting = &self.claims if writing else &self.takes
         cdef Event* event = &self.ring.header().freed if writing else &self.ring.header().changed
         # Made beforehand, so that nothing can go wrong between getting a slot and having an object that gives it back.
         cdef Hold hold = Hold.__new__(Hold)
         hold.ring, hold.writing = self, writing
         self.myself()
+        self.mapping.did(kGives if writing else kTakes)
         while True:
             self.check()
             with nogil:
@@ -159,7 +163,7 @@ cdef class Ring(_Closing):
                     sched_yield()  # the other side may be waiting for this very core
                 if outcome != kDone and not (outcome == kFull and self.ring.policy() == kErrorPolicy):
                     most = slice_until(deadline)
-                    if most > 0 and outcome != kLater:
+                    if most > 0 and outcome != kLater and not last:
                         event.sleep(seen, most)
             if outcome == kDone:
                 hold.live = True
@@ -168,15 +172,23 @@ cdef class Ring(_Closing):
                 return kDone, hold
             if outcome == kFull and self.ring.policy() == kErrorPolicy:
                 return kFull, None
+            if error is not None and outcome != kLater:
+                raise error
             PyErr_CheckSignals()
             if slice_until(deadline) == 0:
                 adapting.waited(now_ns() - began, False)
                 return outcome, None
+            if outcome == (kFull if writing else kNothing):  # otherwise somebody who lives holds what this waits for
+                error = self.ended(kTakes if writing else kGives, &looked)
+                last = error is not None  # what came before the end is still found
 
     def wait(self, timeout=None, spin=None) -> bool:
         """Sleep until a slot can be taken; False if the timeout passed first."""
-        cdef int64_t deadline = deadline_of(timeout), fixed = fixed_of(spin), began = 0, until = 0, most
+        cdef int64_t deadline = deadline_of(timeout), fixed = fixed_of(spin), began = 0, until = 0, looked = 0, most
         cdef uint32_t seen
+        cdef object error = None
+        cdef bint last = False
+        self.mapping.did(kTakes)
         while True:
             self.check()
             with nogil:
@@ -188,17 +200,21 @@ cdef class Ring(_Closing):
                 seen = self.ring.header().changed.look()
                 if self.ring.available() == 0:
                     self.ring.look()
-                most = 0 if self.ring.available() > 0 else slice_until(deadline)
+                most = 0 if self.ring.available() > 0 or last else slice_until(deadline)
                 if most > 0:
                     self.ring.header().changed.sleep(seen, most)
             if self.ring.available() > 0:
                 if began != 0:
                     self.takes.waited(now_ns() - began, True)
                 return True
+            if error is not None:
+                raise error
             PyErr_CheckSignals()
             if slice_until(deadline) == 0:
                 self.takes.waited(now_ns() - began, False)
                 return False
+            error = self.ended(kGives, &looked)
+            last = error is not None
 
 
 cdef int64_t fixed_of(spin) except? -2:
@@ -222,7 +238,7 @@ cdef class Hold:
         number: of the rollout in it; only for slots that were taken.
     """
 
-    cdef Ring ring
+    cdef NativeRing ring
     cdef Held held
     cdef bint live, writing
 
@@ -242,7 +258,7 @@ cdef class Hold:
     def number(self) -> int:
         return self.held.number
 
-    def write(self, Layout layout not None, list arrays) -> int:
+    def write(self, FieldLayout layout not None, list arrays) -> int:
         """Copy arrays into the slot. Returns 0; -1 - i if array i does not fit, and then nothing was copied."""
         cdef vector[Part] parts = vector[Part](layout.count)
         cdef int64_t none = -1

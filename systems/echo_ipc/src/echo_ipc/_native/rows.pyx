@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from .segment cimport Header, Layout, Mapping, Part, Segment, _Closing, deadline_of, kDone, sleep, slice_until
+from .segment cimport Header, FieldLayout, Mapping, Part, Segment, _Closing, deadline_of, kDone, kGives, kTakes, sleep, slice_until
 
 
 cdef extern from "rows.hpp" namespace "echo_ipc" nogil:
@@ -27,7 +27,7 @@ cdef extern from "rows.hpp" namespace "echo_ipc" nogil:
         uint64_t size_of "bytes"(uint64_t, uint64_t, uint64_t)
 
 
-cdef class Rows(_Closing):
+cdef class NativeRows(_Closing):
     """rows.hpp over a mapping that was checked."""
 
     cdef CRows* rows
@@ -78,7 +78,7 @@ cdef class Rows(_Closing):
             "broken": self.rows.broken(), "repairs": self.rows.header().lock.repairs(),
         }
 
-    def add(self, Layout layout not None, list arrays, timeout=None) -> int:
+    def add(self, FieldLayout layout not None, list arrays, timeout=None) -> int:
         """Add rows. Returns the number of the first; -1 - i if array i does not fit, and -1 - the number of columns if the timeout passed."""
         cdef vector[Part] parts = vector[Part](layout.count)
         cdef int64_t count = -1, deadline = deadline_of(timeout)
@@ -92,6 +92,7 @@ cdef class Rows(_Closing):
             raise ValueError(
                 f"{count:,} rows do not fit in a table that keeps {self.rows.capacity():,}; add fewer at once, or make it larger"
             )
+        self.mapping.did(kGives)
         while True:
             self.check()
             with nogil:
@@ -102,7 +103,7 @@ cdef class Rows(_Closing):
             if slice_until(deadline) == 0:
                 return -1 - layout.count
 
-    def gather(self, const uint64_t[::1] numbers, Layout layout not None, list arrays, uint64_t[::1] stale) -> int:
+    def gather(self, const uint64_t[::1] numbers, FieldLayout layout not None, list arrays, uint64_t[::1] stale) -> int:
         """Copy the rows with these numbers into arrays. Returns how many were written over; `stale` begins with their indices, and these rows are
         undefined. -1 - i if array i does not fit."""
         cdef vector[Part] parts = vector[Part](layout.count)
@@ -116,6 +117,7 @@ cdef class Rows(_Closing):
             raise ValueError("stale is too small")
         if count == 0:
             return 0
+        self.mapping.did(kTakes)
         with nogil:
             bad = self.rows.gather(&numbers[0], count, parts.data(), layout.count, &stale[0])
         return bad
@@ -136,17 +138,24 @@ cdef class Rows(_Closing):
 
     def wait(self, uint64_t more_than, timeout=None) -> bool:
         """Sleep until more than this many rows were committed; False if the timeout passed first."""
-        cdef int64_t deadline = deadline_of(timeout), most
+        cdef int64_t deadline = deadline_of(timeout), looked = 0, most
         cdef uint32_t seen
+        cdef object error = None
+        cdef bint last = False
+        self.mapping.did(kTakes)
         while True:
             self.check()
             with nogil:
                 seen = self.rows.header().changed.look()
-                most = 0 if self.rows.committed() > more_than else slice_until(deadline)
+                most = 0 if self.rows.committed() > more_than or last else slice_until(deadline)
                 if most > 0:
                     sleep(self.mapping, &self.rows.header().changed, seen, most)
             if self.rows.committed() > more_than:
                 return True
+            if error is not None:
+                raise error
             PyErr_CheckSignals()
             if slice_until(deadline) == 0:
                 return False
+            error = self.ended(kGives, &looked)
+            last = error is not None

@@ -21,12 +21,13 @@
 #include <new>
 
 #include "echo_copy.h"
+#include "parties.hpp"
 
 namespace echo_ipc {
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kMagic = 0x314350494F484345;  // "ECHOIPC1"
-constexpr uint32_t kLayout = 1;                  // of all structures in these headers; raised when one of them changes
+constexpr uint32_t kLayout = 2;                  // of all structures in these headers; raised when one of them changes
 constexpr int64_t kSlice = 50'000'000;           // ns: a sleeper looks again after this time, because who should wake it may have been killed
 
 enum Kind : uint32_t { kCell = 1, kRing = 2, kRows = 3 };
@@ -137,6 +138,7 @@ struct Header {
     alignas(64) Event changed;  // a cell has a newer value, a ring has something to take, a table has more rows
     alignas(64) Event freed;    // a ring has room
     Turnstile turnstile;
+    Parties parties;
 };
 static_assert(sizeof(Header) <= kPage && std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
 
@@ -163,6 +165,7 @@ inline void make(char *base, uint64_t size, Kind kind, uint64_t nonce, const cha
     header->lock.init();
     header->changed.init();
     header->freed.init();
+    header->parties.init();
     std::atomic_ref<uint64_t>(header->magic).store(kMagic, std::memory_order_release);
 }
 

@@ -2,11 +2,23 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
 
 
 cdef extern from "<unistd.h>" nogil:
     int getpid()
     int usleep(unsigned int)
+
+cdef extern from "parties.hpp" namespace "echo_ipc" nogil:
+    ctypedef enum Role:
+        kGives, kTakes, kParty
+    cdef cppclass Parties:
+        void expect(int64_t)
+        void arrived()
+        int enter(uint64_t, int64_t, uint64_t)
+        void did(int, Role)
+        void leave(int, cbool)
+        cbool are_gone(Role, uint64_t, int64_t, vector[uint64_t]*)
 
 cdef extern from "segment.hpp" namespace "echo_ipc" nogil:
     cdef cppclass Lock:
@@ -19,6 +31,7 @@ cdef extern from "segment.hpp" namespace "echo_ipc" nogil:
         uint64_t[8] words
         Lock lock
         Event changed, freed
+        Parties parties
     cdef cppclass Segment:
         Segment(char*, cbool)
     cdef cppclass Part:
@@ -34,9 +47,13 @@ cdef class Mapping:
     cdef char* memory
     cdef readonly uint64_t size
     cdef readonly bint writable
+    cdef int place, roles
+
+    cdef Parties* parties(self) noexcept
+    cdef void did(self, Role role) noexcept
 
 
-cdef class Layout:
+cdef class FieldLayout:
     cdef list dtypes
     cdef list of_torch, codes, widths
     cdef tuple shapes
@@ -52,9 +69,12 @@ cdef class Layout:
 
 cdef class _Closing:
     cdef readonly Mapping mapping
+    cdef public object watch
+    cdef public str name
     cdef bint closed
 
     cdef int check(self) except -1
+    cdef object ended(self, Role role, int64_t* looked)
 
 
 cdef int64_t deadline_of(timeout) except? -2

@@ -10,6 +10,7 @@ from cpython.exc cimport PyErr_Clear
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from libc.errno cimport errno
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libcpp.vector cimport vector
 
 import sys
 from os import strerror
@@ -24,6 +25,9 @@ cdef extern from "<sys/mman.h>" nogil:
     int munmap(void*, size_t)
     int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_POPULATE
     void* MAP_FAILED
+
+cdef extern from "process.hpp" namespace "echo_ipc" nogil:
+    int64_t start_of "echo_ipc::start_of"(int64_t)
 
 cdef extern from "echo_huge_pages.h" namespace "echo" nogil:
     void* map_aligned(size_t, int, int, int)
@@ -78,7 +82,7 @@ cdef class Mapping:
         cdef void* memory = map_aligned(size, PROT_READ | (PROT_WRITE if writable else 0), how, fd)
         if memory == MAP_FAILED:
             raise OSError(errno, f"cannot map {size:,} bytes of shared memory: {strerror(errno)}")
-        self.memory, self.size, self.writable = <char*>memory, size, writable
+        self.memory, self.size, self.writable, self.place = <char*>memory, size, writable, -1
 
     def __dealloc__(self):
         if self.memory != NULL:
@@ -94,6 +98,36 @@ cdef class Mapping:
         for i in range(8):
             sizes[i] = words[i] if i < len(words) else 0
         new_segment(self.memory, self.size, kind, nonce, schema, len(schema), sizes)
+
+    cdef Parties* parties(self) noexcept:
+        return &(<Header*>self.memory).parties
+
+    cdef void did(self, Role role) noexcept:
+        if not self.roles & role and self.place >= 0:
+            self.roles |= role
+            self.parties().did(self.place, role)
+
+    def expect(self) -> None:
+        """A process is being started that gets this memory; its first `enter` is awaited."""
+        if self.writable:
+            self.parties().expect(now_ns())
+
+    def enter(self, bint party=False, bint expected=False) -> None:
+        """This process uses the memory from now on, so that waits of others know it. In a forked child, call it again.
+
+        `party`: it made the memory, or was started with it. `expected`: `expect` was called for it.
+        """
+        cdef int pid = getpid()
+        if self.writable:
+            self.place, self.roles = self.parties().enter(pid, start_of(pid), kParty if party else 0), 0
+            if expected:
+                self.parties().arrived()
+
+    def leave(self, bint last) -> None:
+        """No handle of this process uses it any more; `last`: nobody can attach through this process either."""
+        if self.place >= 0:
+            self.parties().leave(self.place, last)
+            self.place = -1
 
     def wrong(self, uint32_t kind):
         """What is wrong with this memory, in words; None if it is a segment of this kind."""
@@ -146,7 +180,7 @@ cdef object dtype_with_the_bits_of(of_torch):
     return _of_numpy[of_torch]
 
 
-cdef class Layout:
+cdef class FieldLayout:
     """Where the arrays of a value lie: for each its dtype, shape and offset in bytes.
 
     `rows`: the arrays have one more dimension in front, the rows of a batch.
@@ -260,7 +294,12 @@ cdef class Layout:
 
 
 cdef class _Closing:
-    """What has a `close()` that makes every later call, and every wait that is going on, raise ClosedError."""
+    """What has a `close()` that makes every later call, and every wait that is going on, raise ClosedError.
+
+    Attributes:
+        name: of the memory, for errors.
+        watch: returns the error with which waits shall end, or None; it is asked in place of the list of processes in the memory.
+    """
 
     def close(self) -> None:
         """Make every call raise ClosedError, those too that wait in another thread."""
@@ -270,6 +309,29 @@ cdef class _Closing:
         if self.closed:
             raise ClosedError("this was closed; open it again with its name, or keep it open as long as it is used")
         return 0
+
+    def gone(self):
+        """As `ended` says for those that give, at once."""
+        cdef int64_t looked = 1  # long ago
+        return self.ended(kGives, &looked)
+
+    cdef object ended(self, Role role, int64_t* looked):
+        """The error that a wait for somebody of this role has to raise if nothing has come until now, as nobody is left who could end it; or None.
+
+        It looks once in a slice of the wait at most, and not at its beginning, because it asks the system about every process.
+        """
+        cdef vector[uint64_t] dead
+        cdef int64_t now = now_ns()
+        if looked[0] == 0 or now - looked[0] < kSlice:
+            looked[0] = looked[0] or now
+            return None
+        looked[0] = now
+        if self.watch is not None:
+            return self.watch()
+        if not self.mapping.parties().are_gone(role, getpid(), now, &dead):
+            return None
+        from echo_ipc.segments.gone import gone_error
+        return gone_error(self.name, role == kGives, [pid for pid in dead])
 
 
 cdef int64_t deadline_of(timeout) except? -2:

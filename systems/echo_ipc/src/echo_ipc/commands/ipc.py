@@ -10,7 +10,7 @@ import time
 import click
 
 from ..memory_budget import estimate_appo_bytes, estimate_offpolicy_bytes, get_available_memory_bytes, get_shared_memory_available_bytes
-from .listing import Segment, segments
+from .listing import FoundSegment, segments
 
 __all__ = ["command"]
 
@@ -111,15 +111,15 @@ def budget(
     return 0
 
 
-def _start(segment: Segment) -> list[str]:
+def _start(segment: FoundSegment) -> list[str]:
     return [segment.name, segment.kind, _mib(segment.nbytes), " ".join(map(str, segment.pids))]
 
 
-def _written(segment: Segment) -> int:
+def _written(segment: FoundSegment) -> int:
     return segment.figures[{"cell": "version", "ring": "written", "rows": "committed"}[segment.kind]]
 
 
-def _figures(segment: Segment) -> str:
+def _figures(segment: FoundSegment) -> str:
     return "  ".join(f"{name} {value:,}" for name, value in segment.figures.items())
 
 

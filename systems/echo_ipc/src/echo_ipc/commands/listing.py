@@ -10,18 +10,18 @@ from .. import _native
 from ..arrays.schema import Schema
 from ..segments.memory import _KINDS, _is_sealed
 
-__all__ = ["Segment", "segments"]
+__all__ = ["FoundSegment", "segments"]
 
 LABEL = "/memfd:echo-ipc-"
-_CLASSES: dict[int, type[_native.Cell] | type[_native.Ring] | type[_native.Rows]] = {
-    _native.CELL: _native.Cell,
-    _native.RING: _native.Ring,
-    _native.ROWS: _native.Rows,
+_CLASSES: dict[int, type[_native.NativeCell] | type[_native.NativeRing] | type[_native.NativeRows]] = {
+    _native.CELL: _native.NativeCell,
+    _native.RING: _native.NativeRing,
+    _native.ROWS: _native.NativeRows,
 }
 
 
 @dataclass(frozen=True)
-class Segment:
+class FoundSegment:
     """One piece of shared memory.
 
     Attributes:
@@ -41,7 +41,7 @@ class Segment:
     figures: dict[str, int]
 
 
-def segments() -> list[Segment]:
+def segments() -> list[FoundSegment]:
     """All that this user's processes have open here, the largest first."""
     places: dict[int, list[tuple[int, int]]] = {}
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -68,7 +68,7 @@ def _open_in(pid: int) -> list[tuple[int, int]]:
     return found
 
 
-def _look(inode: int, where: list[tuple[int, int]]) -> Segment | None:
+def _look(inode: int, where: list[tuple[int, int]]) -> FoundSegment | None:
     pid, number = where[0]
     path = f"/proc/{pid}/fd/{number}"
     mapping = _map(path, inode, False)
@@ -79,7 +79,7 @@ def _look(inode: int, where: list[tuple[int, int]]) -> Segment | None:
         return None  # it was closed, is not ready yet, or is of another version
     fields = tuple(f"{field.name} {field.text()}" for field in Schema.from_json(mapping.schema).fields)
     pids = tuple(sorted({pid for pid, _ in where}))
-    return Segment(f"{pid}.{number}.{inode}.{mapping.nonce:x}", _KINDS[kind], mapping.size, pids, fields, _CLASSES[kind](mapping).figures())
+    return FoundSegment(f"{pid}.{number}.{inode}.{mapping.nonce:x}", _KINDS[kind], mapping.size, pids, fields, _CLASSES[kind](mapping).figures())
 
 
 def _map(path: str, inode: int, writable: bool) -> _native.Mapping | None:

@@ -20,12 +20,12 @@ __all__ = ["Bytes", "Cell"]
 class _Latest(Handle):
     """What both kinds of cells have."""
 
-    _live: _native.Cell | None
+    _live: _native.NativeCell | None
 
     def _adopt(self, memory: Memory, state: dict[str, Any]) -> None:
-        super().__init__(memory, _native.Cell(memory.mapping))
+        super().__init__(memory, _native.NativeCell(memory.mapping))
 
-    def _use(self) -> _native.Cell:
+    def _use(self) -> _native.NativeCell:
         native = self._live
         if native is None:
             raise closed(self)
@@ -88,7 +88,7 @@ class Cell(_Latest):
             raise ConfigError("a new cell needs a schema and mode='rw'; to attach to one, give its name")
         else:
             text = wanted.to_json()
-            memory = Memory.create(_native.CELL, text, (wanted.nbytes,), _native.Cell.size(len(text), wanted.nbytes), "this cell, three times its value,")
+            memory = Memory.create(_native.CELL, text, (wanted.nbytes,), _native.NativeCell.size(len(text), wanted.nbytes), "this cell, three times its value,")
         self._adopt(memory, {})
         if wanted is not None and name is not None:
             wanted.check_same(self.schema, name)
@@ -99,7 +99,7 @@ class Cell(_Latest):
             raise ConfigError(f"{memory.name} is a cell of bytes; attach to it with Bytes(name=...)")
         super()._adopt(memory, state)
         fields = self.schema.fields
-        self._layout = _native.Layout([f.dtype for f in fields], [f.shape for f in fields], [f.offset for f in fields])
+        self._layout = _native.FieldLayout([f.dtype for f in fields], [f.shape for f in fields], [f.offset for f in fields])
 
     def write(self, tree: Any, timeout: float | None = None) -> int:
         """Write a whole value and wake whoever waits for it. Returns its version.
@@ -198,7 +198,7 @@ class Bytes(_Latest):
             raise ConfigError("new shared bytes need a capacity of at least 1 and mode='rw'; to attach to some, give their name")
         else:
             text = Schema([]).to_json()
-            memory = Memory.create(_native.CELL, text, (capacity,), _native.Cell.size(len(text), capacity), "this, three times its capacity,")
+            memory = Memory.create(_native.CELL, text, (capacity,), _native.NativeCell.size(len(text), capacity), "this, three times its capacity,")
         self._adopt(memory, {})
 
     def _adopt(self, memory: Memory, state: dict[str, Any]) -> None:
@@ -209,6 +209,9 @@ class Bytes(_Latest):
 
     def write(self, data: bytes | bytearray | memoryview, timeout: float | None = None) -> int:
         """Write a value and wake whoever waits for it. Returns its version. ValueError if it is longer than `capacity`."""
+        size = memoryview(data).nbytes
+        if size > self.capacity:
+            raise ValueError(f"{size:,} bytes do not fit in {self.capacity:,}; use capacity={size:,} or more where this is made")
         version = self._use().write_bytes(np.frombuffer(data, np.uint8), timeout)
         if version == 0:
             raise EchoTimeoutError(f"{self.name} was being written by another process for {timeout} s; is that process stopped?")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_core.base.errors import EchoError, SecurityError, SpecError
-from echo_core.base.memory.huge_pages import use_huge_pages
+from echo_core.base.memory import memfd
 
 from .. import _native
 from ..memory_budget import get_reservable_memory_bytes
@@ -44,11 +44,14 @@ class Memory:
     Attributes:
         name: by which other processes attach.
         mapping: the mapped bytes; arrays over it keep them mapped.
+        handed: whether this process was started with it.
     """
+
+    handed = False
 
     def __init__(self, fd: int, name: str, mapping: _native.Mapping, owner: bool) -> None:
         """Use create() or attach()."""
-        self._fd, self.name, self.mapping, self._owner = fd, name, mapping, owner
+        self._fd, self.name, self.mapping, self.owner = fd, name, mapping, owner
 
     @classmethod
     def create(cls, kind: int, schema: bytes, words: tuple[int, ...], size: int, what: str) -> Memory:
@@ -114,7 +117,7 @@ class Memory:
 
     def close(self) -> None:
         """Give the descriptor back, unless this process made the memory: then others can still attach, until release()."""
-        if not self._owner:
+        if not self.owner:
             self.release()
 
     def release(self) -> None:
@@ -135,6 +138,7 @@ class Memory:
         handed = None
         if get_spawning_popen() is not None and self._fd >= 0:
             handed = reduction.DupFd(self._fd)
+            self.mapping.expect()
         return _unpickled, (self.name, kind, mode, handed)
 
 
@@ -145,7 +149,9 @@ def _unpickled(name: str, kind: int, mode: str, handed: Any) -> Memory:
     assert match is not None
     fd = handed.detach()
     os.set_inheritable(fd, False)
-    return Memory.adopt(fd, name, kind, mode, int(match[3]), int(match[4], 16))
+    memory = Memory.adopt(fd, name, kind, mode, int(match[3]), int(match[4], 16))
+    memory.handed = True
+    return memory
 
 
 def _is_sealed(fd: int) -> bool:
@@ -165,26 +171,9 @@ def _gone(name: str, pid: int, why: str) -> SegmentGoneError:
 
 def _reserve(size: int, label: str, what: str) -> int:
     """A memfd of `size` bytes that are all reserved now."""
-    try:
-        fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError as error:
-        raise OSError(error.errno, f"cannot make shared memory (memfd_create): {error.strerror}; if a seccomp filter forbids it, relax the filter") from None
-    try:
-        # The kernel gives memory to a memfd until the machine or the container has none, and then kills a process; so look first.
-        available = get_reservable_memory_bytes()
-        if available is not None and size > available:
-            fix = "make it smaller, or raise the container's memory limit"
-            raise MemoryError(f"{what} needs {size:,} bytes of shared memory, and {available:,} are available here; {fix}")
-        os.ftruncate(fd, size)
-        use_huge_pages(fd, size)
-        os.posix_fallocate(fd, 0, size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
-    except BaseException as error:
-        os.close(fd)
-        if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EPERM, errno.EFBIG):
-            raise
+    # The kernel gives memory to a memfd until the machine or the container has none, and then kills a process; so look first.
+    available = get_reservable_memory_bytes()
+    if available is not None and size > available:
         fix = "make it smaller, or raise the container's memory limit"
-        if error.errno == errno.EFBIG:
-            fix = "make it smaller, or raise this process's limit of file sizes (ulimit -f), which also applies to shared memory"
-        raise MemoryError(f"{what} needs {size:,} bytes of shared memory and cannot get them: {error.strerror}; {fix}") from None
-    return fd
+        raise MemoryError(f"{what} needs {size:,} bytes of shared memory, and {available:,} are available here; {fix}")
+    return memfd.reserve(size, label, what, "make it smaller")

@@ -127,7 +127,7 @@ class Ring(Handle):
         SpecError, SegmentGoneError, SecurityError, MemoryError: as with `Cell`.
     """
 
-    _live: _native.Ring | None
+    _live: _native.NativeRing | None
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Ring(Handle):
             if physical > _native.MOST_SLOTS:
                 raise ConfigError(f"slots, producers and consumers are {physical} together; at most {_native.MOST_SLOTS} are possible")
             text = wanted.to_json()
-            size = _native.Ring.size(len(text), physical, wanted.nbytes)
+            size = _native.NativeRing.size(len(text), physical, wanted.nbytes)
             words = (slots, physical, wanted.nbytes, POLICIES.index(policy), producers, consumers)
             memory = Memory.create(_native.RING, text, words, size, f"this ring of {physical} slots")
         self._adopt(memory, {"spin": spin})
@@ -167,13 +167,13 @@ class Ring(Handle):
         self.slots, self._physical, nbytes, policy, self.producers, self.consumers = memory.mapping.words[:6]
         if self.schema.nbytes != nbytes or self.slots + self.producers + self.consumers != self._physical:
             raise ConfigError(f"the description of {memory.name} does not fit its slots; install the same echo-ipc for all processes")
-        native = _native.Ring(memory.mapping)
+        native = _native.NativeRing(memory.mapping)
         super().__init__(memory, native)
         self.policy = POLICIES[policy]
         self.spin: float | None = state["spin"]
         self._arrays: list[dict[str, Any] | None] = [None] * self._physical
         fields = self.schema.fields
-        self._layout = _native.Layout([f.dtype for f in fields], [f.shape for f in fields], [f.offset for f in fields])
+        self._layout = _native.FieldLayout([f.dtype for f in fields], [f.shape for f in fields], [f.offset for f in fields])
 
     def _state(self) -> dict[str, Any]:
         return {"spin": self.spin}
@@ -182,7 +182,7 @@ class Ring(Handle):
         self._arrays = [None] * self._physical
         super()._forget()
 
-    def _use(self) -> _native.Ring:
+    def _use(self) -> _native.NativeRing:
         native = self._live
         if native is None:
             raise closed(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -23,10 +23,11 @@ __all__ = ["Rows"]
 TRIES = 20  # of drawing rows again that were written over meanwhile, before additions are held up
 MAGIC = b"echo-ipc rows 1\n"
 PART = 1 << 24  # bytes that are saved or loaded at a time
+Draw = Callable[[int, int, int], np.ndarray]  # (first, end, n): the numbers of n rows of those from `first` to before `end`
 
 
 @contextmanager
-def _alone(native: _native.Rows) -> Iterator[None]:
+def _alone(native: _native.NativeRows) -> Iterator[None]:
     """Nobody adds meanwhile."""
     while not native.lock():
         pass
@@ -51,7 +52,7 @@ class Rows(Handle):
     Raises what `Cell` raises, and ConfigError if the capacity is below one.
     """
 
-    _live: _native.Rows | None
+    _live: _native.NativeRows | None
 
     def __init__(self, columns: Any, capacity: int | None = None, *, name: str | None = None, mode: str = "rw") -> None:
         if mode not in ("rw", "r"):
@@ -63,7 +64,7 @@ class Rows(Handle):
             raise ConfigError("a new table of rows needs columns, a capacity of at least 1 and mode='rw'; to attach to one, give its name")
         else:
             text = wanted.to_json()
-            size = _native.Rows.size(len(text), capacity, wanted.nbytes)
+            size = _native.NativeRows.size(len(text), capacity, wanted.nbytes)
             memory = Memory.create(_native.ROWS, text, (capacity, wanted.nbytes), size, f"this table of {capacity:,} rows")
         self._adopt(memory, {})
         if wanted is not None and name is not None:
@@ -74,13 +75,13 @@ class Rows(Handle):
         self.capacity, nbytes = memory.mapping.words[:2]
         if self.schema.nbytes != nbytes:
             raise ConfigError(f"the description of {memory.name} does not fit its rows; install the same echo-ipc for all processes")
-        super().__init__(memory, _native.Rows(memory.mapping))
+        super().__init__(memory, _native.NativeRows(memory.mapping))
         fields = self.schema.fields
-        self._layout = _native.Layout([f.dtype for f in fields], [f.shape for f in fields], [f.offset for f in fields], True)
-        self._whole = _native.Layout([np.dtype(np.uint8)], [(nbytes,)], [0], True)
+        self._layout = _native.FieldLayout([f.dtype for f in fields], [f.shape for f in fields], [f.offset for f in fields], True)
+        self._whole = _native.FieldLayout([np.dtype(np.uint8)], [(nbytes,)], [0], True)
         self._generator = np.random.default_rng()
 
-    def _use(self) -> _native.Rows:
+    def _use(self) -> _native.NativeRows:
         native = self._live
         if native is None:
             raise closed(self)
@@ -176,8 +177,8 @@ class Rows(Handle):
             SpecError: an array of `out` does not fit.
             ClosedError: the table was closed.
         """
-        arrays = self._targets(n, out)
-        numbers = self._gather(self._layout, arrays, n, self._which(seed, generator))
+        arrays, draw = self._targets(n, out), self._draw(seed, generator)
+        numbers, _ = self._gather(self._layout, arrays, draw(*self._readable(), n), draw)
         return (self.schema.tree(arrays) if out is None else out), numbers
 
     def sample_packed(
@@ -187,7 +188,8 @@ class Rows(Handle):
         packed = np.empty((n, self.row_bytes), np.uint8) if out is None else out
         if packed.shape != (n, self.row_bytes) or packed.dtype != np.uint8 or not packed.flags.c_contiguous:
             raise SpecError(f"out must be a contiguous uint8[{n}, {self.row_bytes}], not {packed.dtype.name}{list(packed.shape)}")
-        return packed, self._gather(self._whole, [packed], n, self._which(seed, generator))
+        draw = self._draw(seed, generator)
+        return packed, self._gather(self._whole, [packed], draw(*self._readable(), n), draw)[0]
 
     def read(self, numbers: Any, *, out: Any = None) -> tuple[dict[str, Any], np.ndarray]:
         """The rows with these numbers. Returns the batch, and which of its rows are valid (bool [n]): others are not in the table, or were written
@@ -199,10 +201,11 @@ class Rows(Handle):
         valid[stale[:bad].astype(np.intp)] = False
         return (self.schema.tree(arrays) if out is None else out), valid
 
-    def _which(self, seed: int | None, generator: np.random.Generator | None) -> np.random.Generator:
+    def _draw(self, seed: int | None, generator: np.random.Generator | None) -> Draw:
         if seed is not None and generator is not None:
             raise ConfigError("give a seed or a generator, not both")
-        return np.random.default_rng(seed) if seed is not None else generator or self._generator
+        draws = np.random.default_rng(seed) if seed is not None else generator or self._generator
+        return lambda first, end, n: draws.integers(first, end, n, np.uint64)
 
     def _targets(self, n: int, out: Any) -> list[np.ndarray]:
         if out is None:
@@ -220,7 +223,8 @@ class Rows(Handle):
                 raise error
         return arrays
 
-    def _draw(self, n: int, generator: np.random.Generator) -> np.ndarray:
+    def _readable(self) -> tuple[int, int]:
+        """`window()`. Raises ValueError if there are no rows."""
         native = self._use()
         first, end = native.window()
         if first == end and end and native.mapping.writable:  # an addition is just writing over all there is
@@ -228,28 +232,26 @@ class Rows(Handle):
                 first, end = native.window()
         if first == end:
             raise ValueError(f"{self.name} has no rows to sample; add some first, or wait() for them")
-        return generator.integers(first, end, n, np.uint64)
+        return first, end
 
-    def _gather(self, layout: _native.Layout, arrays: list[np.ndarray], n: int, generator: np.random.Generator) -> np.ndarray:
-        native = self._use()
-        numbers = self._draw(n, generator)
-        stale = np.empty(n, np.uint64)
+    def _gather(self, layout: _native.FieldLayout, arrays: list[np.ndarray], numbers: np.ndarray, draw: Draw) -> tuple[np.ndarray, int]:
+        """Copy the rows with these numbers; those that were written over are drawn again. Returns the numbers, and how many were drawn again."""
+        native, stale = self._use(), np.empty(len(numbers), np.uint64)
         bad = native.gather(numbers, layout, arrays, stale)
-        tries = 0
+        tries = redrawn = 0
         while bad:
-            tries += 1
+            tries, redrawn = tries + 1, redrawn + bad
             places = stale[:bad].astype(np.intp)
             few = [np.empty((len(places), *array.shape[1:]), array.dtype) for array in arrays]
-            again = self._draw(len(places), generator)
+            window = self._readable()
             with _alone(native) if tries > TRIES and native.mapping.writable else nullcontext():
-                if tries > TRIES:
-                    again = generator.integers(*native.window(), len(places), np.uint64)
+                again = draw(*(native.window() if tries > TRIES else window), len(places))
                 bad = native.gather(again, layout, few, stale)
             for array, new in zip(arrays, few):
                 array[places] = new
             numbers[places] = again
             stale[:bad] = places[stale[:bad].astype(np.intp)]
-        return numbers
+        return numbers, redrawn
 
     def stats(self) -> dict[str, int]:
         """Figures of all processes together: `committed`, rows so far; `readable`, rows that can be sampled; `reserved`, the upper mark of rows
